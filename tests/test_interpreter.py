@@ -40,7 +40,7 @@ def nursery(tmp_path: Path) -> Iterator[Nursery]:
 
 
 @pytest.mark.parametrize(
-    ("first", "told"),
+    ("first", "expected"),
     [
         ("", [0.001, interpreter.GC_THRESHOLD, True, False]),
         ("gc.set_threshold(800); sys.setswitchinterval(0.25)", [0.25, 800, True, False]),
@@ -50,14 +50,14 @@ def nursery(tmp_path: Path) -> Iterator[Nursery]:
 )
 @one_database
 def test_the_daemon_sets_it_up_unless_the_tasks_do(
-    database: Database, nursery: Nursery, first: str, told: list[Any]
+    database: Database, nursery: Nursery, first: str, expected: list[Any]
 ) -> None:
     nursery.write("jobs.py", TOLD.format(first=first))
     jobs = Scheduler(database.url)
     jobs.register(tell)
     task_id = jobs.task(tell).schedule()
     nursery.start("-m", "scheduler.daemon", SCHEDD_STORE__URL=database.url)
-    assert jobs.result(task_id, timeout=60) == told
+    assert jobs.result(task_id, timeout=60) == expected
     jobs.close()
 
 
@@ -68,5 +68,5 @@ def test_a_collector_that_looks_less_often_stays_so(before: int, after: int) -> 
         f"gc.set_threshold({before}, 7, 8); interpreter.tune(); interpreter.freeze()\n"
         "print(*gc.get_threshold()[:2], gc.get_freeze_count() > 1000, sys.getswitchinterval())"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert told == f"{after} 7 True 0.001\n"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed == f"{after} 7 True 0.001\n"

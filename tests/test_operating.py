@@ -122,9 +122,9 @@ def test_each_question_is_answered_by_what_its_command_prints(night: Ctl) -> Non
     wrong: list[Any] = []
     for block in BLOCK.findall(found[0]):
         made = _run(night, block)
-        said, printed = _plain(block), _plain(made)
-        if said != printed:
-            wrong += [(a, b) for a, b in zip(said, printed, strict=False) if a != b] or [(said, printed)]
+        documented, printed = _plain(block), _plain(made)
+        if documented != printed:
+            wrong += [(a, b) for a, b in zip(documented, printed, strict=False) if a != b] or [(documented, printed)]
         section = section.replace(block, made, 1)
     if os.environ.get("SCHEDD_WRITE_GUIDE"):
         section = re.sub(rf"\b{re.escape(socket.gethostname())}:", "vm:", section)

@@ -30,7 +30,7 @@ BLOCK = re.compile(r"<!-- (output: )?(\S+) -->\n```\w+\n(.*?)```\n", re.DOTALL)
 
 def shown(what: str, *, output: bool = False) -> str:
     """The block that shows this file, or what it prints: the same one on every page."""
-    found = {text for told, name, text in BLOCK.findall(README) if name == what and bool(told) == output}
+    found = {text for is_output, name, text in BLOCK.findall(README) if name == what and bool(is_output) == output}
     assert len(found) == 1, f"{what} is shown {len(found)} ways"
     return str(found.pop())
 
@@ -61,7 +61,7 @@ def test_blocks_are_the_files(name: str) -> None:
 
 
 def test_no_other_program_is_shown() -> None:
-    shown_here = {name for told, name, _ in BLOCK.findall(README) if not told}
+    shown_here = {name for is_output, name, _ in BLOCK.findall(README) if not is_output}
     assert set(FILES) <= shown_here
     others = {"demo", "durable", "night", "orders"}  # the demo, durable.md's programs, and operating.md's tasks
     there = {str(path) for one in EXAMPLES.rglob("*.py") if not others & set((path := one.relative_to(ROOT)).parts)}
@@ -71,8 +71,8 @@ def test_no_other_program_is_shown() -> None:
 @pytest.mark.parametrize(("name", "times"), [("quickstart", 2), ("transaction", 2), ("handlers", 1)])
 def test_programs_print_what_it_says(name: str, times: int, tmp_path: Path) -> None:
     """Those that can be run again print the same then."""
-    told = [run(tmp_path, sys.executable, EXAMPLES / f"{name}.py") for _ in range(times)]
-    assert told == [shown(f"examples/{name}.py", output=True)] * times
+    printed = [run(tmp_path, sys.executable, EXAMPLES / f"{name}.py") for _ in range(times)]
+    assert printed == [shown(f"examples/{name}.py", output=True)] * times
 
 
 def test_a_program_can_be_run_again(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_the_shop_runs_on_a_daemon(tmp_path: Path) -> None:
         subprocess.Popen([BIN / "schedd"], cwd=shop, env=environ, stderr=log) as daemon,
     ):
         try:
-            told = [run(shop, sys.executable, "order.py", "1001", "me@example.com") for _ in range(2)]
+            printed = [run(shop, sys.executable, "order.py", "1001", "me@example.com") for _ in range(2)]
             listed = run(shop, BIN / "schedctl", "list", "--columns", "id,kind,state,key")
             command = run(shop, BIN / "schedctl", "run", "--", "cat", "invoice-1001.txt").strip()
             run(shop, BIN / "schedctl", "wait", command, "--timeout", PATIENCE)
@@ -105,7 +105,7 @@ def test_the_shop_runs_on_a_daemon(tmp_path: Path) -> None:
             daemon.terminate()
     assert daemon.returncode == 0, (tmp_path / "log").read_text()
     expected = "{'sent_to': 'me@example.com', 'file': 'invoice-1001.txt'}\n"
-    assert told == [expected, expected]
+    assert printed == [expected, expected]
     assert expected in README
     assert [line.split() for line in listed.splitlines()[1:]] == [
         ["2", "SendInvoice", "success", "send-1001"],

@@ -57,8 +57,8 @@ def test_schedctl_imports_no_task_module(tmp_path: Path) -> None:
         f'[store]\nurl = "sqlite:///{tmp_path}/jobs.db"\n[tasks]\nmodules = ["shop"]\npath = ["{tmp_path}"]\n'
     )
     for command in (["db", "upgrade"], ["config", "check"], ["status"], ["doctor"], ["submit", "shop"], ["list"]):
-        told = Runner().invoke(root, ["--config", str(tmp_path / "config.toml"), *command])
-        assert told.output, command
+        result = Runner().invoke(root, ["--config", str(tmp_path / "config.toml"), *command])
+        assert result.output, command
     assert (tmp_path / "jobs.db").exists()
     assert not (tmp_path / "imported").exists()
 

@@ -30,14 +30,14 @@ class History:
         self.now = start
         self.alerts: dict[Key, Alert] = {}
         self.memory = Memory()
-        self.said: list[tuple[int, Notice]] = []
+        self.sent: list[tuple[int, Notice]] = []
         self.silences: list[Silence] = []
 
     def look(self, found: Iterable[Observation] = (), complete: bool = True) -> list[Notice]:
         look = Look(tuple(found), frozenset(self.rules) if complete else frozenset())
         done = advance(self.rules, self.alerts, look, self.silences, self.memory, self.limits, self.now)
         self.alerts, self.memory = done.alerts, done.memory
-        self.said += [(self.now, notice) for notice in done.notices]
+        self.sent += [(self.now, notice) for notice in done.notices]
         self.now += EVERY
         return done.notices
 
@@ -46,7 +46,7 @@ class History:
             self.look([] if level is None else [seen(level, number)])
 
     def events(self) -> list[tuple[int, str]]:
-        return [(at // SECOND, notice.event.value) for at, notice in self.said]
+        return [(at // SECOND, notice.event.value) for at, notice in self.sent]
 
 
 def seen(level: Level, number: int = 1, key: Key = KEY) -> Observation:
@@ -57,7 +57,7 @@ def test_it_fires_once_it_has_held_and_is_over_once_it_has_been_clear() -> None:
     history = History(RULE)
     history.run([FIRES] * 10 + [None] * 20)
     assert history.events() == [(60, "fired"), (270, "recovered")]
-    (_, over) = history.said[-1]
+    (_, over) = history.sent[-1]
     assert over.alerts[0].began == 0
     assert over.alerts[0].since == 150 * SECOND, "it was clear from then on"
     assert history.alerts == {}
@@ -94,7 +94,7 @@ def test_a_rule_that_was_not_looked_at_leaves_its_alerts_as_they_are() -> None:
     for _ in range(50):
         history.look(complete=False)
     assert history.alerts == before
-    assert len(history.said) == 1
+    assert len(history.sent) == 1
 
 
 def test_a_rule_that_was_switched_off_is_forgotten() -> None:
@@ -110,8 +110,8 @@ def test_steps_are_said_once_each() -> None:
     history.run([FIRES] * 5, number=3)
     for number in (9, 10, 12, 99, 11, 500, 100, 1000, 5000):
         history.run([FIRES], number)
-    told = [(notice.event.value, notice.alerts[0].number) for _, notice in history.said]
-    assert told == [("fired", 3), ("grew", 10), ("grew", 500), ("grew", 1000)]
+    sent = [(notice.event.value, notice.alerts[0].number) for _, notice in history.sent]
+    assert sent == [("fired", 3), ("grew", 10), ("grew", 500), ("grew", 1000)]
 
 
 def test_one_message_for_all_alerts_of_a_rule_that_fire_at_once() -> None:
@@ -139,7 +139,7 @@ def test_a_silence_keeps_messages_back_until_it_ends() -> None:
     history.run([CLEAR])
     assert history.events()[1:] == [(180, "recovered")], "what was said to fire is said to be over"
     history.run([FIRES, FIRES, CLEAR, CLEAR])
-    assert len(history.said) == 2, "an alert that was never sent ends without a message"
+    assert len(history.sent) == 2, "an alert that was never sent ends without a message"
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_a_flood_is_held_back_and_said_once_an_hour() -> None:
         history.look([seen(FIRES, 1, Key("r", f"K{n}")) for n in range(number + 1)])
     events = [event for _, event in history.events()]
     assert events[:4] == ["fired", "fired", "fired", "flooded"]
-    later = [(at, notice) for at, notice in history.said if at > 60 * SECOND]
+    later = [(at, notice) for at, notice in history.sent if at > 60 * SECOND]
     assert [notice.event.value for _, notice in later] == ["fired", "fired", "fired", "flooded"]
     (at, first), *_ = later
     assert at == HOUR
@@ -195,9 +195,9 @@ def test_messages_alternate_and_come_for_a_reason(rule: Rule, levels: list[Any])
     history = History(rule, limits=Limits(0, 1000))
     history.run(levels)
     plain = runs_of(levels)
-    said = [(at // EVERY, notice.event) for at, notice in history.said]
-    assert all(len(notice.alerts) == 1 for _, notice in history.said)
-    for number, (look, event) in enumerate(said):
+    events = [(at // EVERY, notice.event) for at, notice in history.sent]
+    assert all(len(notice.alerts) == 1 for _, notice in history.sent)
+    for number, (look, event) in enumerate(events):
         assert event is (Event.RECOVERED if number % 2 else Event.FIRED), "no message twice, none without the other"
         wanted, after, looks = (
             (CLEAR, rule.clear_after, rule.clear_looks) if number % 2 else (FIRES, rule.after, rule.looks)
@@ -232,13 +232,13 @@ def test_an_hour_has_no_more_messages_than_are_allowed(
     for row in looks:
         number = data.draw(some.sampled_from([1, 10, 100]))
         history.look([seen(lv, number, Key("r", f"K{i}")) for i, lv in enumerate(row) if lv is not None])
-    times = [at for at, notice in history.said if notice.event is not Event.FLOODED]
-    floods = [at for at, notice in history.said if notice.event is Event.FLOODED]
+    times = [at for at, notice in history.sent if notice.event is not Event.FLOODED]
+    floods = [at for at, notice in history.sent if notice.event is Event.FLOODED]
     assert all(b - a >= HOUR for a, b in zip(times, times[per_hour:], strict=False))
     assert all(b - a >= HOUR for a, b in itertools.pairwise(floods))
     open_now: set[Key] = set()
     last: dict[Key, int] = {}
-    for at, notice in history.said:
+    for at, notice in history.sent:
         for alert in notice.alerts:
             key = alert.key
             assert (key in open_now) is (notice.event is not Event.FIRED), "each is opened once, and closed once"
@@ -260,5 +260,5 @@ def test_a_restart_in_between_changes_nothing(rule: Rule, levels: list[Any], at:
     other.alerts = {key: Alert(**alert._asdict()) for key, alert in again.alerts.items()}
     other.memory = Memory(again.memory.sent, again.memory.flooded_at)
     other.run(levels[at:])
-    assert through.said == again.said + other.said
+    assert through.sent == again.sent + other.sent
     assert through.alerts == other.alerts

@@ -55,7 +55,7 @@ class Watch:
             sql = "SELECT body FROM schedd_alert_messages t WHERE sink = :sink ORDER BY number"
             return [json.loads(row.body) for row in tx.run(sql, sink=sink)]
 
-    def told(self) -> list[tuple[str, str]]:
+    def sent(self) -> list[tuple[str, str]]:
         return [(m["event"], m["rule"]) for m in self.messages()]
 
 
@@ -111,7 +111,7 @@ def test_dead_letters_are_one_message_with_the_largest_causes(bench: Bench, watc
     for one in more:
         one.schedule()
     alive(bench, watch, 2)
-    assert watch.told() == [("fired", "dead_letters"), ("grew", "dead_letters")], "a hundred is a step"
+    assert watch.sent() == [("fired", "dead_letters"), ("grew", "dead_letters")], "a hundred is a step"
     bench.jobs.dead_letters.purge(0)
     alive(bench, watch, 12)
     over = watch.messages()[-1]
@@ -157,7 +157,7 @@ def test_a_kind_whose_attempts_are_retried_often(bench: Bench, watch: Watch) -> 
     bench.clock.advance(700)
     bench.drain()
     watch.look()
-    assert watch.told() == [("fired", "retry_rate"), ("recovered", "retry_rate")]
+    assert watch.sent() == [("fired", "retry_rate"), ("recovered", "retry_rate")]
 
 
 @one_database
@@ -185,7 +185,7 @@ def test_a_queue_whose_oldest_task_waits_long(bench: Bench, watch: Watch) -> Non
     watch.look(2)
     assert ("backlog_age", "mail") not in [(m["rule"], "") for m in watch.messages() if m["event"] == "recovered"]
     watch.look()
-    assert ("recovered", "backlog_age") in watch.told()
+    assert ("recovered", "backlog_age") in watch.sent()
 
 
 def test_a_paused_queue_is_no_backlog(bench: Bench, watch: Watch) -> None:
@@ -210,7 +210,7 @@ def test_a_backlog_that_grows_and_would_take_long(bench: Bench) -> None:
     assert "queue etl has grown from 1 to 16 ready tasks in 15 min, and none of them ended" in message["text"]
     bench.drain()
     alive(bench, watch, 12)
-    assert ("recovered", "backlog_growth") in watch.told()
+    assert ("recovered", "backlog_growth") in watch.sent()
 
 
 @one_database
@@ -277,7 +277,7 @@ def test_a_schedule_that_has_not_succeeded_in_time(bench: Bench, watch: Watch, g
     bench.script.failing.clear()
     bench.clock.advance(3600)
     alive(bench, watch, 6)
-    assert ("recovered", "silent_schedule") in watch.told()
+    assert ("recovered", "silent_schedule") in watch.sent()
 
 
 def test_a_schedule_whose_success_retention_has_removed(bench: Bench, watch: Watch) -> None:
@@ -392,7 +392,7 @@ def test_an_evaluator_that_was_overtaken_writes_nothing(
     monkeypatch.setattr(looker, "look", slow)
     before = watch.evaluator.look()
     assert not before.leading
-    assert watch.told().count(("fired", "dead_letters")) == 1, "said by the other one"
+    assert watch.sent().count(("fired", "dead_letters")) == 1, "said by the other one"
 
 
 @one_database
@@ -403,7 +403,7 @@ def test_a_restart_says_nothing_again(bench: Bench, watch: Watch) -> None:
         watch.evaluator.give_up()
         again = Watch(bench.jobs, bench.clock, f"after restart {number}")
         alive(bench, again, 4)
-    assert watch.told() == [("fired", "dead_letters")]
+    assert watch.sent() == [("fired", "dead_letters")]
 
 
 def test_a_silence_and_its_audit(bench: Bench, watch: Watch) -> None:
@@ -420,7 +420,7 @@ def test_a_silence_and_its_audit(bench: Bench, watch: Watch) -> None:
         assert (ended.actor, ended.reason) == ("alice", "known")
         assert bench.jobs.database.change(lambda tx: store.unsilence(tx, made.id)) is None
     alive(bench, watch)
-    assert watch.told() == [("fired", "dead_letters")]
+    assert watch.sent() == [("fired", "dead_letters")]
     assert [
         (e.action, e.subject, e.actor, e.reason) for e in bench.jobs.audit(subject="alerts of dead_letters, kind Step")
     ] == [

@@ -63,7 +63,7 @@ def jobs(database: Database) -> Iterator[Scheduler]:
     made.close()
 
 
-def told(server: Server) -> list[tuple[str, str]]:
+def received(server: Server) -> list[tuple[str, str]]:
     bodies = [json.loads(asked.body) for asked in list(server.asked)]
     return [(body["event"], body["rule"]) for body in bodies if body["rule"] == "dead_letters"]
 
@@ -95,7 +95,7 @@ def test_two_daemons_say_it_once_and_not_again_after_restarts(
         second = nursery.start("-m", "scheduler.daemon")
         second.expect('"ready"')
         jobs.task(bad, "one").schedule()
-        until(lambda: told(server) == [("fired", "dead_letters")], 60)
+        until(lambda: received(server) == [("fired", "dead_letters")], 60)
         first.kill(signal.SIGTERM)
         assert first.end() == 0
         second.expect("this daemon evaluates the alerts")
@@ -104,13 +104,13 @@ def test_two_daemons_say_it_once_and_not_again_after_restarts(
         second.kill(signal.SIGKILL)
         second.end()
         third.expect("this daemon evaluates the alerts")
-        assert told(server) == [("fired", "dead_letters")]
+        assert received(server) == [("fired", "dead_letters")]
         jobs.dead_letters.purge(0)
-        until(lambda: len(told(server)) > 1, 60)
+        until(lambda: len(received(server)) > 1, 60)
         jobs.close()
         third.kill(signal.SIGTERM)
         assert third.end() == 0
-        assert told(server) == [("fired", "dead_letters"), ("recovered", "dead_letters")]
+        assert received(server) == [("fired", "dead_letters"), ("recovered", "dead_letters")]
         if database.is_sqlite:
             assert not database.path.with_name(database.path.name + "-wal").exists(), "the file is the whole database"
     finally:
@@ -159,10 +159,10 @@ def test_a_sink_that_hangs_delays_no_other(database: Database, jobs: Scheduler, 
     made.start()
     try:
         assert hanging.wait(60)
-        until(lambda: told(server) == [("fired", "dead_letters")], 60)
+        until(lambda: received(server) == [("fired", "dead_letters")], 60)
         until_active(manager, "schedd_dead_letters")
         jobs.dead_letters.purge(0)
-        until(lambda: told(server) == [("fired", "dead_letters"), ("recovered", "dead_letters")], 60)
+        until(lambda: received(server) == [("fired", "dead_letters"), ("recovered", "dead_letters")], 60)
         until_active(manager)
         began = time.monotonic()
         made.stop()

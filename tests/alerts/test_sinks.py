@@ -67,8 +67,8 @@ def test_a_webhook_is_signed_json(server: Server) -> None:
     assert body["url"] == "https://console.example/dead?kind=Mail&fingerprint=5f0c"
     assert body["alerts"][0]["url"] == "https://console.example/tasks/7"
     # As https://www.standardwebhooks.com has receivers check it:
-    said = f"{asked.headers['webhook-id']}.{asked.headers['webhook-timestamp']}.".encode() + asked.body
-    wanted = base64.b64encode(hmac.new(b"the key", said, hashlib.sha256).digest()).decode()
+    signed = f"{asked.headers['webhook-id']}.{asked.headers['webhook-timestamp']}.".encode() + asked.body
+    wanted = base64.b64encode(hmac.new(b"the key", signed, hashlib.sha256).digest()).decode()
     assert asked.headers["webhook-signature"] == f"v1,{wanted}"
     assert asked.headers["webhook-id"] == body["id"] == "message-1"
     assert abs(int(asked.headers["webhook-timestamp"]) - time.time()) < 120

@@ -95,12 +95,12 @@ def terminal(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
 
     def call(line: str) -> str:
         ours, theirs = os.openpty()
-        heard = bytearray()
+        output = bytearray()
 
         def listen() -> None:
             with suppress(OSError):  # EIO: the other end is closed
                 while piece := os.read(ours, 65536):
-                    heard.extend(piece)
+                    output.extend(piece)
 
         listener = threading.Thread(target=listen)
         listener.start()
@@ -113,6 +113,6 @@ def terminal(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
                 root.main(line.split())
         listener.join()
         os.close(ours)
-        return heard.decode().replace("\r\n", "\n")
+        return output.decode().replace("\r\n", "\n")
 
     return call

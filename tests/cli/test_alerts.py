@@ -50,9 +50,9 @@ def test_what_fires_is_listed_and_silenced(ctl: Ctl, live: Bench) -> None:
     assert [e["action"] for e in ctl.json("audit", "--subject", "alerts")] == ["unsilence", "silence"]
     live.jobs.dead_letters.purge(0)
     evaluator.look()
-    told = ctl.json("alerts", "history")
-    assert [(one["sink"], one["event"]) for one in told] == [("ops", "recovered"), ("ops", "fired")]
-    assert told[0]["delivered_at"] is None
+    sent = ctl.json("alerts", "history")
+    assert [(one["sink"], one["event"]) for one in sent] == [("ops", "recovered"), ("ops", "fired")]
+    assert sent[0]["delivered_at"] is None
     assert ctl.json("alerts", "list") == []
 
 

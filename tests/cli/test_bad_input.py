@@ -18,7 +18,7 @@ one_database = pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
 
 @one_database
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         (["wrokers"], "No such command 'wrokers'; did you mean 'workers'? (see `schedctl --help`)"),
         (["trigger", "nightly"], "No such command 'trigger'; did you mean 'cron trigger'? (see `schedctl --help`)"),
@@ -32,15 +32,15 @@ one_database = pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
         (["graph", "1", "--format", "mermaid", "--columns", "nodes"], "--format mermaid goes with neither"),
     ],
 )
-def test_mistakes(ctl: Ctl, given: list[str], said: str) -> None:
-    assert said in ctl.fails(2, *given)
+def test_mistakes(ctl: Ctl, given: list[str], message: str) -> None:
+    assert message in ctl.fails(2, *given)
 
 
 @one_database
 def test_a_database_that_is_not_there_is_named_whole(ctl: Ctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    said = ctl.fails(5, "status", SCHEDD_STORE__URL="sqlite:///jobs.db")
-    assert f"there is no database {tmp_path / 'jobs.db'} yet" in said
+    message = ctl.fails(5, "status", SCHEDD_STORE__URL="sqlite:///jobs.db")
+    assert f"there is no database {tmp_path / 'jobs.db'} yet" in message
 
 
 @one_database
@@ -61,8 +61,8 @@ class Mail(Task):
 def test_a_field_that_is_not_there_gets_those_that_are(ctl: Ctl, live: Bench) -> None:
     live.jobs.register(Mail)
     live.drain()
-    said = ctl.fails(2, "submit", "Mail", "-P", "to=x", "-P", "cuont:=2")
-    assert said.endswith("('cuont' was unexpected); there are to, count\n")
+    message = ctl.fails(2, "submit", "Mail", "-P", "to=x", "-P", "cuont:=2")
+    assert message.endswith("('cuont' was unexpected); there are to, count\n")
 
 
 @one_database

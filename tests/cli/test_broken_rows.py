@@ -63,7 +63,7 @@ def test_every_look_answers(database: Database, live: Bench, ctl: Ctl, chunk: in
     jobs.task(fails).every(3600).key("nightly").schedule()
     live.drain()
     problems = []
-    for sql, said, sqlite_only in BREAKS[chunk::4]:
+    for sql, message, sqlite_only in BREAKS[chunk::4]:
         if sqlite_only and not database.is_sqlite:
             continue
         table = sql.split()[1]
@@ -71,13 +71,13 @@ def test_every_look_answers(database: Database, live: Bench, ctl: Ctl, chunk: in
         live.execute(sql)
         for look in LOOKS:
             result = ctl(*look.split())
-            of_the_row = look == "doctor" or look.endswith(f" {said[5:6]}")  # which may fail, and says why
+            of_the_row = look == "doctor" or look.endswith(f" {message[5:6]}")  # which may fail, and says why
             if "internal error" in result.output or (result.exit_code and not of_the_row):
                 problems.append((sql, look, result.output[-300:]))
-            named = said.startswith("task 2") and (look == "list" or (look == "status" and "99" in said))
-            if named and "is unknown" in said:
-                problems += [] if said in result.output else [(sql, f"{look} does not name it", result.output)]
-            if look == "doctor" and (said not in result.stdout or result.exit_code != 1):
+            named = message.startswith("task 2") and (look == "list" or (look == "status" and "99" in message))
+            if named and "is unknown" in message:
+                problems += [] if message in result.output else [(sql, f"{look} does not name it", result.output)]
+            if look == "doctor" and (message not in result.stdout or result.exit_code != 1):
                 problems.append((sql, "doctor does not name it", result.output[-1500:]))
         for back in (f"DELETE FROM {table}", f"INSERT INTO {table} SELECT * FROM kept", "DROP TABLE kept"):
             live.execute(back)
@@ -165,17 +165,17 @@ def test_status_tells_of_what_a_clock_ahead_left_behind(live: Bench, ctl: Ctl) -
 
 @pytest.mark.parametrize("column", ["created_at", "claimed_at"])
 def test_doctor_tells_of_tasks_that_a_clock_ahead_left_behind(live: Bench, ctl: Ctl, column: str) -> None:
-    def told() -> tuple[str, str, list[int]]:
+    def finding() -> tuple[str, str, list[int]]:
         (found,) = (row for row in ctl.json("doctor") if row["check"] == "due times")
         return found["level"], found["text"], found["tasks"]
 
     made = live.step("a").after(30).schedule()
     live.step("far, and meant").after(10 * 366 * 86400).schedule()
-    assert told()[0] == "ok"
+    assert finding()[0] == "ok"
     ahead = 10 * 366 * 86400 * 1_000_000
     live.execute(
         f"UPDATE schedd_tasks SET {column} = created_at + {ahead}, run_at = run_at + {ahead} WHERE id = {made}"
     )
-    level, text, tasks = told()
+    level, text, tasks = finding()
     assert (level, tasks) == ("note", [made])
     assert f"1 task due far ahead, as a clock was: `schedctl cancel` and `retry` run each now: {made}" in text

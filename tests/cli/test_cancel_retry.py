@@ -27,12 +27,12 @@ def test_cascade_ends_dependants_as_cancelled(ctl: Ctl, live: Bench) -> None:
     a = int(live.step("a").schedule())
     b = int(live.step("b", a).schedule())
     c = int(live.step("c", b).schedule())
-    told = {"cancelled": [a], "requested": [], "finished": {}, "dependants": [b, c], "later": []}
-    assert ctl.json("cancel", "--cascade", "--dry-run", a) == told
+    plan = {"cancelled": [a], "requested": [], "finished": {}, "dependants": [b, c], "later": []}
+    assert ctl.json("cancel", "--cascade", "--dry-run", a) == plan
     shown = ctl("cancel", "--cascade", "--dry-run", a)
     assert shown.stdout == f"task {a} would be cancelled\n2 dependants would end with it: {b}, {c}\n"
     assert live.states(a, b, c) == ["scheduled", "waiting", "waiting"]
-    assert ctl.json("cancel", "--cascade", a) == told
+    assert ctl.json("cancel", "--cascade", a) == plan
     assert live.states(a, b, c) == ["cancelled"] * 3
 
 

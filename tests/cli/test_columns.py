@@ -75,14 +75,14 @@ def commands() -> Iterator[list[str]]:
 @pytest.mark.parametrize("command", list(commands()), ids=" ".join)
 @pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
 def test_each_command_refuses_them_first(empty_ctl: Ctl, command: list[str]) -> None:
-    said = empty_ctl.fails(2, "--columns", "nonsense", *command, *GIVEN.get(" ".join(command), ()))
-    assert said.startswith("schedctl: there is no column 'nonsense'; there are "), "before the database is missed"
+    message = empty_ctl.fails(2, "--columns", "nonsense", *command, *GIVEN.get(" ".join(command), ()))
+    assert message.startswith("schedctl: there is no column 'nonsense'; there are "), "before the database is missed"
 
 
 def test_nothing_is_changed(ctl: Ctl, live: Bench) -> None:
     waiting = int(live.step("a").after(60).schedule())
     failed = live.ended("dead")
-    for command in (["cancel", waiting], ["retry", failed], ["dlq", "replay", failed], ["event", "emit", "told"]):
+    for command in (["cancel", waiting], ["retry", failed], ["dlq", "replay", failed], ["event", "emit", "approved"]):
         ctl.fails(2, "--columns", "nonsense", *command)
         ctl.fails(2, *command, "-o", "json", "--columns", "nonsense")
     assert live.states(waiting, failed) == ["scheduled", "dead"]

@@ -163,9 +163,9 @@ def test_what_was_done_is_told_when_it_breaks_off(ctl: Ctl, live: Bench, monkeyp
 
     monkeypatch.setattr("scheduler.cli.dlq._TOGETHER", 2)
     monkeypatch.setattr(Session, "write", breaks_off)
-    said = ctl.fails(5, "dlq", "replay-all")
-    assert said.startswith("schedctl: broke off: 4 tasks replayed by then\n")
-    assert "the server is away" in said
+    message = ctl.fails(5, "dlq", "replay-all")
+    assert message.startswith("schedctl: broke off: 4 tasks replayed by then\n")
+    assert "the server is away" in message
 
 
 @pytest.mark.case(22)

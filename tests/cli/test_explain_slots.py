@@ -45,7 +45,7 @@ def held(live: Bench, *tasks: Task, priority: str = "medium", on: int = 0) -> No
     until(lambda: [ring_and_step(live.workers[on])] and set(live.states(*made)) == {"claimed"})
 
 
-def said(ctl: Ctl, live: Bench, task: Task, priority: str = "medium") -> str:
+def why_of(ctl: Ctl, live: Bench, task: Task, priority: str = "medium") -> str:
     """Why a new task of this type does not run: what follows the time."""
     made = int(live.jobs.task(task).priority(priority).schedule())
     why = str(ctl.json("show", made)["why"])
@@ -58,21 +58,21 @@ def test_child_processes_are_shared_by_all_levels(ctl: Ctl, live: Bench) -> None
     worker(live, (1, 0), (4, 4), (4, 4), processes=2)
     held(live, Apart(), Apart(), priority="low")
     for level in ("medium", "low"):
-        assert said(ctl, live, Apart(), level) == "; waits for a free child process (2 busy of 2)"
-    assert said(ctl, live, Thread()) == NEXT
-    assert said(ctl, live, Apart(), "high") == NEXT, "there is one child more for it"
+        assert why_of(ctl, live, Apart(), level) == "; waits for a free child process (2 busy of 2)"
+    assert why_of(ctl, live, Thread()) == NEXT
+    assert why_of(ctl, live, Apart(), "high") == NEXT, "there is one child more for it"
     held(live, Apart(), priority="high")
-    assert said(ctl, live, Apart(), "high") == "; waits for a free child process (3 busy of 3)"
+    assert why_of(ctl, live, Apart(), "high") == "; waits for a free child process (3 busy of 3)"
 
 
 def test_all_that_a_worker_may_hold(ctl: Ctl, live: Bench) -> None:
     worker(live, medium=(4, 4), max_concurrent_tasks=2)
     held(live, Thread(), Coroutine())
-    assert said(ctl, live, Thread()) == "; waits for room under max_concurrent_tasks (2 held of 2)"
+    assert why_of(ctl, live, Thread()) == "; waits for room under max_concurrent_tasks (2 held of 2)"
     worker(live, medium=(1, 0))
-    assert said(ctl, live, Thread()) == NEXT, "the other one has room"
+    assert why_of(ctl, live, Thread()) == NEXT, "the other one has room"
     held(live, Thread(), on=1)
-    assert said(ctl, live, Thread()) == (
+    assert why_of(ctl, live, Thread()) == (
         "; waits for a free thread slot of pool medium (1 busy of 1) or room under max_concurrent_tasks (2 held of 2)"
     )
 
@@ -80,23 +80,23 @@ def test_all_that_a_worker_may_hold(ctl: Ctl, live: Bench) -> None:
 def test_threads_and_coroutines_have_slots_of_their_own(ctl: Ctl, live: Bench) -> None:
     worker(live, medium=(1, 2), processes=1)
     held(live, Coroutine(), Coroutine(), Apart())
-    assert said(ctl, live, Coroutine()) == "; waits for a free async slot of pool medium (2 busy of 2)"
-    assert said(ctl, live, Thread()) == NEXT
+    assert why_of(ctl, live, Coroutine()) == "; waits for a free async slot of pool medium (2 busy of 2)"
+    assert why_of(ctl, live, Thread()) == NEXT
     held(live, Thread())
-    assert said(ctl, live, Thread()) == "; waits for a free thread slot of pool medium (1 busy of 1)"
+    assert why_of(ctl, live, Thread()) == "; waits for a free thread slot of pool medium (1 busy of 1)"
 
 
 def test_pools_help_the_levels_above(ctl: Ctl, live: Bench) -> None:
     worker(live, (1, 0), (1, 0), (2, 0))
     held(live, Thread(), Thread())
-    assert said(ctl, live, Thread()) == NEXT, "the low pool has a slot for it"
-    assert said(ctl, live, Thread(), "low") == (
+    assert why_of(ctl, live, Thread()) == NEXT, "the low pool has a slot for it"
+    assert why_of(ctl, live, Thread(), "low") == (
         "; a worker claims it at its next cycle, or when a task of a higher level ends that may have its slot"
     ), "which slot a task has is known by its worker only"
     held(live, Thread())
-    assert said(ctl, live, Thread()) == "; waits for a free thread slot of pools medium, low (3 busy of 3)"
-    assert said(ctl, live, Thread(), "low") == "; waits for a free thread slot of pool low (2 busy of 2)"
-    assert said(ctl, live, Thread(), "high") == NEXT
+    assert why_of(ctl, live, Thread()) == "; waits for a free thread slot of pools medium, low (3 busy of 3)"
+    assert why_of(ctl, live, Thread(), "low") == "; waits for a free thread slot of pool low (2 busy of 2)"
+    assert why_of(ctl, live, Thread(), "high") == NEXT
 
 
 def test_one_worker_with_a_line_of_its_own_hides_no_other_ones_slots(ctl: Ctl, live: Bench) -> None:
@@ -106,9 +106,9 @@ def test_one_worker_with_a_line_of_its_own_hides_no_other_ones_slots(ctl: Ctl, l
     live.execute("UPDATE schedd_tasks SET lane = 'Thread2' WHERE state = 4")  # so that it is not claimed for its lane
     live.jobs.task(Thread()).schedule()
     live.execute("UPDATE schedd_tasks SET state = 4, worker = 1 WHERE state = 1")  # as what is claimed ahead
-    assert said(ctl, live, Thread()) == NEXT
+    assert why_of(ctl, live, Thread()) == NEXT
     live.execute("UPDATE schedd_workers SET state = 2 WHERE id = 2")
-    assert said(ctl, live, Thread()).endswith("(1 busy of 1, 1 more claimed)")
+    assert why_of(ctl, live, Thread()).endswith("(1 busy of 1, 1 more claimed)")
 
 
 @pytest.mark.case(24)
@@ -127,7 +127,7 @@ def test_no_live_worker_has_such_a_slot(
     worker(live, **pools, processes=1)
     kind = type(task).__name__
     reason = f"no live worker that serves kind {kind!r} in queue 'default' has {what} for {priority} tasks"
-    assert said(ctl, live, task, priority) == f", but {reason}"
+    assert why_of(ctl, live, task, priority) == f", but {reason}"
     made = int(live.jobs.task(task).priority(priority).schedule())
     later = int(live.jobs.task(task).priority(priority).after(3600).schedule())
     assert str(ctl.json("show", later)["why"]).endswith(f"; at present {reason}")
@@ -141,7 +141,7 @@ def test_no_live_worker_has_such_a_slot(
     submitted = ctl("submit", kind, "--priority", priority)
     assert reason in submitted.stderr
     worker(live, (4, 4), (4, 4), (4, 4), processes=4)
-    assert said(ctl, live, task, priority) == NEXT
+    assert why_of(ctl, live, task, priority) == NEXT
     assert ctl.json("status")["stuck"] == []
     (found,) = [f for f in ctl.json("doctor") if f["check"] == "ready tasks"]
     assert found["level"] == "ok"
@@ -152,15 +152,15 @@ def test_what_a_program_did_not_publish_is_not_guessed(ctl: Ctl, live: Bench) ->
     worker(live, medium=(1, 1), processes=1)
     held(live, Apart(), Coroutine())
     live.execute("UPDATE schedd_workers SET pools = :pools", pools='{"medium":[1,1]}')
-    assert said(ctl, live, Apart()) == NEXT
-    assert said(ctl, live, Coroutine()).endswith("waits for a free async slot of pool medium (1 busy of 1)")
+    assert why_of(ctl, live, Apart()) == NEXT
+    assert why_of(ctl, live, Coroutine()).endswith("waits for a free async slot of pool medium (1 busy of 1)")
     with live.jobs.database.read() as tx:
         rows = tx.connection.exec_driver_sql("SELECT name, options FROM schedd_kinds").fetchall()
     for row in rows:
         options = json.loads(row.options)
         del options["slot_type"]
         live.execute("UPDATE schedd_kinds SET options = :o WHERE name = :n", o=json.dumps(options), n=row.name)
-    assert said(ctl, live, Coroutine()) == NEXT
+    assert why_of(ctl, live, Coroutine()) == NEXT
     (worker_,) = ctl.json("workers")
     assert (worker_["processes"], worker_["max_concurrent_tasks"]) == (None, 0)
 

@@ -72,9 +72,9 @@ def test_gc_gives_space_back(ctl: Ctl, live: Bench, database: Database) -> None:
     live.drain()
     live.execute("UPDATE schedd_tasks SET finished_at = finished_at - 864000000000, result_until = 0")
     before = size(database)
-    told = ctl.json("gc")
-    assert told["tasks"] == 300
-    assert told["bytes"] > 5_000_000
+    removed = ctl.json("gc")
+    assert removed["tasks"] == 300
+    assert removed["bytes"] > 5_000_000
     assert size(database) < before - 5_000_000
 
 

@@ -28,11 +28,11 @@ def test_logs_of_a_running_attempt(database: Database, ctl: Ctl) -> None:
     with jobs:
         task_id = jobs.task(talks).schedule()
         deadline = time.monotonic() + 30
-        said = ""
-        while "half way item=7" not in said:
-            assert time.monotonic() < deadline, said
-            said = ctl("logs", task_id).stdout
-        assert "all the way" not in said
+        logged = ""
+        while "half way item=7" not in logged:
+            assert time.monotonic() < deadline, logged
+            logged = ctl("logs", task_id).stdout
+        assert "all the way" not in logged
         go_on.set()
         jobs.wait(task_id, timeout=30)
     assert "all the way" in ctl("logs", task_id).stdout

@@ -55,18 +55,18 @@ def test_a_row_that_claims_pass_over(
 def test_doctor_names_who_waits_for_whom(
     ctl: Ctl, live: Bench, other_session: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def said() -> tuple[str, str]:
+    def finding() -> tuple[str, str]:
         (found,) = [f for f in ctl.json("doctor") if f["check"] == "locks"]
         return found["level"], found["text"]
 
     made = int(live.step("held").schedule())
     monkeypatch.setattr(row_locks, "MIN_AGE", 0)
-    assert said() == ("ok", "no session waits for another one's")
+    assert finding() == ("ok", "no session waits for another one's")
     who = locks(other_session, made)
     side = Side(lambda: live.execute(f"UPDATE schedd_tasks SET progress = 1 WHERE id = {made}"))
-    until(lambda: said()[0] == "note")
-    assert "(schedd) has waited " in said()[1]
-    assert f" for {who}" in said()[1]
+    until(lambda: finding()[0] == "note")
+    assert "(schedd) has waited " in finding()[1]
+    assert f" for {who}" in finding()[1]
     other_session.rollback()
     side.result()
-    assert said()[0] == "ok"
+    assert finding()[0] == "ok"

@@ -31,7 +31,7 @@ class Login(Task):
 
 
 @pytest.fixture
-def told(ctl: Ctl, live: Bench) -> Ctl:
+def with_secrets(ctl: Ctl, live: Bench) -> Ctl:
     """A dead letter, a success and a schedule, each with a secret; kinds are published."""
     live.jobs.register(Login)
     live.drain()
@@ -42,33 +42,33 @@ def told(ctl: Ctl, live: Bench) -> Ctl:
     return ctl
 
 
-def test_no_command_shows_a_secret(told: Ctl) -> None:
+def test_no_command_shows_a_secret(with_secrets: Ctl) -> None:
     for line in ("show 2", "logs 2", *EVERY):
         for form in ("table", "json"):
-            result = told("-o", form, *line.split())
+            result = with_secrets("-o", form, *line.split())
             assert CANARY not in result.output, (line, form, result.output)
-    assert told.json("show", 1)["payload"] == {"user": "ada", "token": "***", "fail": True}
-    assert told.json("show", 2)["result"] == {"used": "***"}
-    assert "with ***" in told.json("logs", 2)[0]["text"]
+    assert with_secrets.json("show", 1)["payload"] == {"user": "ada", "token": "***", "fail": True}
+    assert with_secrets.json("show", 2)["result"] == {"used": "***"}
+    assert "with ***" in with_secrets.json("logs", 2)[0]["text"]
 
 
-def test_reveal_shows_it_and_is_in_the_audit(told: Ctl, live: Bench) -> None:
-    shown = told.json("show", 1, "--reveal", *WHO)
+def test_reveal_shows_it_and_is_in_the_audit(with_secrets: Ctl, live: Bench) -> None:
+    shown = with_secrets.json("show", 1, "--reveal", *WHO)
     assert shown["payload"]["token"] == CANARY
     assert CANARY in shown["error"]
     assert shown["audit"][-1]["action"] == "reveal"
-    assert CANARY in told("logs", 2, "--reveal").stdout
-    assert {row["payload"]["token"] for row in told.json("list", "--reveal")} == {CANARY}
-    assert told.json("dlq", "show", 1, "--reveal")["payload"]["token"] == CANARY
-    first, *_ = reversed(told.json("audit", "--action", "reveal"))
+    assert CANARY in with_secrets("logs", 2, "--reveal").stdout
+    assert {row["payload"]["token"] for row in with_secrets.json("list", "--reveal")} == {CANARY}
+    assert with_secrets.json("dlq", "show", 1, "--reveal")["payload"]["token"] == CANARY
+    first, *_ = reversed(with_secrets.json("audit", "--action", "reveal"))
     assert (first["actor"], first["reason"], first["about"]) == ("alice", "the customer asks", "task 1")
-    assert [e["task_id"] for e in told.json("audit", "--action", "reveal")] == [1, 1, 2, 2, 1]
+    assert [e["task_id"] for e in with_secrets.json("audit", "--action", "reveal")] == [1, 1, 2, 2, 1]
     plain = int(live.step("x").after(60).schedule())
-    told("show", plain, "--reveal")
-    assert told.json("audit", plain) == []  # there was nothing to reveal
+    with_secrets("show", plain, "--reveal")
+    assert with_secrets.json("audit", plain) == []  # there was nothing to reveal
 
 
-def test_programs_see_it_and_reveal_it_for_people(told: Ctl, live: Bench) -> None:
+def test_programs_see_it_and_reveal_it_for_people(with_secrets: Ctl, live: Bench) -> None:
     jobs = live.jobs
     assert json.loads(jobs.get_task(1).payload or "")["token"] == CANARY
     assert jobs.masked(1) == {"user": "ada", "token": "***", "fail": True}
@@ -78,15 +78,15 @@ def test_programs_see_it_and_reveal_it_for_people(told: Ctl, live: Bench) -> Non
     assert (entry.actor, entry.via) == ("alice", "page")
 
 
-def test_a_payload_that_does_not_fit_is_refused_without_its_secret(told: Ctl) -> None:
-    error = told.fails(2, "submit", "Login", "-P", "user=x", "-P", f'token:=["{CANARY}"]')
+def test_a_payload_that_does_not_fit_is_refused_without_its_secret(with_secrets: Ctl) -> None:
+    error = with_secrets.fails(2, "submit", "Login", "-P", "user=x", "-P", f'token:=["{CANARY}"]')
     assert "token" in error
     assert CANARY not in error
 
 
-def test_the_audit_of_schedules_has_no_secret(told: Ctl, live: Bench) -> None:
+def test_the_audit_of_schedules_has_no_secret(with_secrets: Ctl, live: Bench) -> None:
     live.jobs.task(Login("cron", f"{CANARY}-2")).key("nightly").daily_at(4, 0).schedule()
-    told("cron", "delete", "nightly")
+    with_secrets("cron", "delete", "nightly")
     for entry in live.jobs.audit(subject="schedule"):
         assert CANARY not in str(entry)
         assert "not recorded" in str(entry)

@@ -120,8 +120,8 @@ def test_what_is_away_at_once_or_for_too_long_is_told(ctl: Ctl, live: Bench, out
 def test_a_program_that_waits_goes_on_after_it(live: Bench, outage: Callable[..., Outage], call: str) -> None:
     made: Any = live.step("later").schedule()
     outage(1, at_last=live.drain)
-    told = getattr(live.jobs, call)(made, timeout=30)
-    assert told == {"wait": {made: live.jobs.get_task(made)}, "result": "later"}[call]
+    returned = getattr(live.jobs, call)(made, timeout=30)
+    assert returned == {"wait": {made: live.jobs.get_task(made)}, "result": "later"}[call]
 
 
 def test_a_program_is_told_of_what_waiting_does_not_help(live: Bench, outage: Callable[..., Outage]) -> None:

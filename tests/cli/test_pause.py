@@ -16,10 +16,10 @@ def test_pause_is_shown_and_ended(ctl: Ctl, live: Bench) -> None:
         True,
     )
     task = live.jobs.task(Step("mail")).queue("mail").schedule()
-    said = "queue mail is paused since"
-    assert said in ctl("status").stdout
+    text = "queue mail is paused since"
+    assert text in ctl("status").stdout
     assert ctl.json("status")["paused"][0]["due"] == 1
-    assert said in ctl.json("show", task)["why"]
+    assert text in ctl.json("show", task)["why"]
     (found,) = [f for f in ctl.json("doctor") if f["check"] == "pauses"]
     assert found["level"] == "note"
     assert "by alice: provider down" in found["text"]

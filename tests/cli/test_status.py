@@ -157,7 +157,7 @@ def test_workers(ctl: Ctl, live: Bench) -> None:
 def test_doctor_names_who_holds_an_old_snapshot(
     ctl: Ctl, live: Bench, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def said() -> tuple[str, str]:
+    def finding() -> tuple[str, str]:
         (found,) = [f for f in ctl.json("doctor") if f["check"] == "old snapshots"]
         return found["level"], found["text"]
 
@@ -165,18 +165,18 @@ def test_doctor_names_who_holds_an_old_snapshot(
     with psycopg.connect(url, application_name="report") as holder:
         holder.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         holder.execute("SELECT 1")
-        assert said() == ("ok", "no transaction is open for 5 min")
+        assert finding() == ("ok", "no transaction is open for 5 min")
         monkeypatch.setattr(horizon, "MIN_AGE", 0)
-        level, text = said()
+        level, text = finding()
         pid = holder.info.backend_pid
         assert level == "note"
         assert f"session {pid} (report, user postgres, idle in transaction) has a transaction open for" in text
         assert f"pg_terminate_backend({pid})" in text
     with psycopg.connect(url) as writer:
         writer.execute("CREATE TABLE mine (i int)")
-        assert f"session {writer.info.backend_pid} (no name" in said()[1], "it has no snapshot, but an id"
+        assert f"session {writer.info.backend_pid} (no name" in finding()[1], "it has no snapshot, but an id"
         writer.rollback()
-    assert said() == ("ok", "no transaction is open for 0 ms")
+    assert finding() == ("ok", "no transaction is open for 0 ms")
 
 
 class TestDoctor:

@@ -112,9 +112,9 @@ def test_a_bulk_that_breaks_off_says_how_far_it_came(ctl: Ctl, live: Bench, monk
 
     monkeypatch.setattr(bulk, "_RETRIED", 2)
     monkeypatch.setattr(bulk, "redrive", breaks_off)
-    said = ctl.fails(5, "retry", "--kind", "Step")
-    assert said.startswith("schedctl: broke off: retry was done for 4 tasks by then; the same command goes on\n")
-    assert "the server is away" in said
+    message = ctl.fails(5, "retry", "--kind", "Step")
+    assert message.startswith("schedctl: broke off: retry was done for 4 tasks by then; the same command goes on\n")
+    assert "the server is away" in message
     assert [row["id"] for row in ctl.json("retry", "--kind", "Step")] == made[4:]
 
 

@@ -98,7 +98,7 @@ def test_a_key_is_one_task(ctl: Ctl, mail: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    ("params", "said"),
+    ("params", "expected"),
     [
         ([], "payload of Mail does not fit: 'to' is a required property"),
         (["to:=3"], "payload of Mail does not fit, at to: 3 is not of type 'string'"),
@@ -112,9 +112,9 @@ def test_a_key_is_one_task(ctl: Ctl, mail: Bench) -> None:
         (["to=x", "to=y"], "-P gives to twice"),
     ],
 )
-def test_a_payload_that_does_not_fit(ctl: Ctl, mail: Bench, params: list[str], said: str) -> None:
+def test_a_payload_that_does_not_fit(ctl: Ctl, mail: Bench, params: list[str], expected: str) -> None:
     message = ctl.fails(2, "submit", "Mail", *[part for p in params for part in ("-P", p)])
-    assert said in message
+    assert expected in message
     assert ctl.json("list", "--kind", "Mail") == []
 
 
@@ -174,7 +174,7 @@ def test_submit_says_when_no_worker_would_run_it(ctl: Ctl, mail: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "status", "said"),
+    ("options", "status", "expected"),
     [
         (["--depend-on", 4711], 3, "cannot depend on 4711: no such task"),
         (["--depend-on", "x"], 2, "'x' is not a task id"),
@@ -193,8 +193,8 @@ def test_submit_says_when_no_worker_would_run_it(ctl: Ctl, mail: Bench) -> None:
         (["--tz", "UTC"], 2, "--tz belongs to --cron"),
     ],
 )
-def test_options_that_cannot_be(ctl: Ctl, live: Bench, options: list[object], status: int, said: str) -> None:
-    assert said in ctl.fails(status, "run", *options, "--", "true")
+def test_options_that_cannot_be(ctl: Ctl, live: Bench, options: list[object], status: int, expected: str) -> None:
+    assert expected in ctl.fails(status, "run", *options, "--", "true")
     assert ctl.json("list") == []
 
 

@@ -279,7 +279,7 @@ class TestWhy:
         assert "so it runs alone" in self.why(ctl, made)
 
     @pytest.mark.parametrize(
-        ("end", "said"),
+        ("end", "reason"),
         [
             ("success", "succeeded at 20"),
             ("cancelled", "cancelled at 20"),
@@ -287,8 +287,8 @@ class TestWhy:
             ("skipped", "ended skipped at 20"),
         ],
     )
-    def test_ended(self, ctl: Ctl, live: Bench, end: str, said: str) -> None:
-        assert self.why(ctl, live.ended(end)).startswith(said)
+    def test_ended(self, ctl: Ctl, live: Bench, end: str, reason: str) -> None:
+        assert self.why(ctl, live.ended(end)).startswith(reason)
 
     def test_ended_by_a_parent(self, ctl: Ctl, live: Bench) -> None:
         dead = live.ended("dead")

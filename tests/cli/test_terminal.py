@@ -68,9 +68,9 @@ def test_no_command_lets_a_terminal_obey(hostiles: Bench, ctl: Ctl, terminal: Ca
         result = ctl(*line.split())
         assert not isinstance(result.exception, Exception), line
         assert obeyed(result.output) == [], f"{line}, in a pipe"
-        said = terminal(f"{line} -o json")
-        assert obeyed(said) == [], f"{line} -o json, on a terminal"
-        seen += said
+        printed = terminal(f"{line} -o json")
+        assert obeyed(printed) == [], f"{line} -o json, on a terminal"
+        seen += printed
     for style in ("tree", "dot", "mermaid"):
         assert obeyed(terminal(f"graph 1 --format {style}")) == []
     for what in ("key", "correlation", "subject", "header", "log", "error", "result", "event", "progress"):
@@ -116,8 +116,8 @@ def test_no_log_line_lets_a_terminal_obey(form: Any) -> None:
         logger.info("again", extra={"why": error})
     assert len(stream.getvalue().splitlines()) >= 4
     assert obeyed(stream.getvalue()) == []
-    for said in ("by logging", "by structlog", "it failed", "again"):
-        assert said in stream.getvalue()
+    for text in ("by logging", "by structlog", "it failed", "again"):
+        assert text in stream.getvalue()
 
 
 def test_every_line_of_a_command_goes_one_way() -> None:

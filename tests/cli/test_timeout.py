@@ -78,9 +78,9 @@ def test_a_server_that_swallows_is_given_up(
 def test_it_says_whose_lock_it_waits_for(ctl: Ctl, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "TELL_AFTER", 0.2)
     with locked(database) as pid:
-        said = in_time(ctl, "list", "--timeout", "0.6").splitlines()
-    assert len(said) == 2
-    assert said[0].startswith(
+        printed = in_time(ctl, "list", "--timeout", "0.6").splitlines()
+    assert len(printed) == 2
+    assert printed[0].startswith(
         f"schedctl: waiting for the database: table schedd_tasks is locked by session {pid} (alter"
     )
 

@@ -20,7 +20,7 @@ def since(ctl: Ctl, live: Bench) -> str:
     return "2027-01-15T08:00:00Z"
 
 
-def said(since: str) -> str:
+def warning(since: str) -> str:
     return (
         "1 schedule makes tasks that no worker runs, since no live worker serves kind 'CommandTask': "
         f"gone (registered last at {since}); `schedctl cron pause` stops it"
@@ -28,15 +28,15 @@ def said(since: str) -> str:
 
 
 def test_every_look_tells_of_it(ctl: Ctl, since: str) -> None:
-    assert ctl("cron", "list").stderr == f"schedctl: {said(since)}\n"
-    assert ctl("cron", "next", "gone").stderr == f"schedctl: {said(since)}\n"
+    assert ctl("cron", "list").stderr == f"schedctl: {warning(since)}\n"
+    assert ctl("cron", "next", "gone").stderr == f"schedctl: {warning(since)}\n"
     assert ctl("cron", "next", "served").stderr == ""
     reasons = {row["name"]: row["unserved"] for row in ctl.json("cron", "list")}
     assert reasons == {"gone": "no live worker serves kind 'CommandTask'", "served": None}
     (stuck,) = ctl.json("status")["stuck"]
-    assert (stuck["problem"], stuck["text"], stuck["number"]) == ("unserved_schedule", said(since), 1)
+    assert (stuck["problem"], stuck["text"], stuck["number"]) == ("unserved_schedule", warning(since), 1)
     (found,) = [row for row in ctl.json("doctor") if row["check"] == "schedules' tasks"]
-    assert (found["level"], found["text"]) == ("note", said(since))
+    assert (found["level"], found["text"]) == ("note", warning(since))
 
 
 def test_a_paused_one_is_not_reported(ctl: Ctl, since: str) -> None:
@@ -49,9 +49,9 @@ def test_a_paused_one_is_not_reported(ctl: Ctl, since: str) -> None:
 
 def test_several_are_told_together(ctl: Ctl, live: Bench, since: str) -> None:
     assert ctl("run", "--cron", "0 6 * * *", "--key", "also", "--", "true").exit_code == 0
-    told = ctl("cron", "list").stderr
-    assert told.startswith("schedctl: 2 schedules make tasks that no worker runs, since no live worker serves kind ")
-    assert "also (registered last at " in told
-    assert f"gone (registered last at {since})" in told
+    printed = ctl("cron", "list").stderr
+    assert printed.startswith("schedctl: 2 schedules make tasks that no worker runs, since no live worker serves kind ")
+    assert "also (registered last at " in printed
+    assert f"gone (registered last at {since})" in printed
     live.execute("UPDATE schedd_schedules SET options = '?' WHERE name = 'also'")
-    assert ctl("cron", "list").stderr == f"schedctl: {said(since)}\n", "what cannot be read is the doctor's"
+    assert ctl("cron", "list").stderr == f"schedctl: {warning(since)}\n", "what cannot be read is the doctor's"

@@ -91,9 +91,9 @@ def test_waiting_for_it_ends_when_it_holds_nothing(ctl: Ctl, live: Bench) -> Non
     assert f"worker {worker} still holds 1 task" in late.stderr
     steps(live, 3)
     assert ctl("worker", "drain", worker, "--wait").stdout == f"worker {worker} has drained\n"
-    told = {"id": worker, "draining": True, "drained": True}
-    assert ctl.json("worker", "drain", worker) == told | {"drained": False}
-    assert ctl.json("worker", "drain", worker, "--wait") == told
+    answer = {"id": worker, "draining": True, "drained": True}
+    assert ctl.json("worker", "drain", worker) == answer | {"drained": False}
+    assert ctl.json("worker", "drain", worker, "--wait") == answer
     assert ctl.json("worker", "resume", worker) == {"id": worker, "draining": False, "drained": False}
 
 
@@ -142,11 +142,11 @@ def test_a_clock_that_is_off_is_told(ctl: Ctl, live: Bench) -> None:
 def test_a_worker_is_told_to_restart(ctl: Ctl, live: Bench, caplog: pytest.LogCaptureFixture) -> None:
     steps(live)
     worker = engine_of(live.jobs).worker
-    told: list[str] = []
-    engine_of(live.jobs).on_restart(lambda: told.append("restart"))
+    restarts: list[str] = []
+    engine_of(live.jobs).on_restart(lambda: restarts.append("restart"))
     assert ctl.json("worker", "restart", worker) == {"id": worker, "restarting": True}
     steps(live, 2)
-    assert told == ["restart"], "once"
+    assert restarts == ["restart"], "once"
     assert "no worker 99" in ctl.fails(3, "worker", "restart", 99)
 
 

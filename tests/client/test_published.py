@@ -90,7 +90,7 @@ def test_with_all_that_a_builder_says(schedulers: tuple[Scheduler, Scheduler]) -
 
 
 @pytest.mark.parametrize(
-    ("payload", "said"),
+    ("payload", "message"),
     [
         ({}, "'customer' is a required property"),
         ({"customer": 5}, "at customer: 5 is not of type 'string'"),
@@ -103,9 +103,9 @@ def test_with_all_that_a_builder_says(schedulers: tuple[Scheduler, Scheduler]) -
         (None, "is a mapping of its fields, not None"),
     ],
 )
-def test_what_does_not_fit_is_refused(schedulers: tuple[Scheduler, Scheduler], payload: Any, said: str) -> None:
+def test_what_does_not_fit_is_refused(schedulers: tuple[Scheduler, Scheduler], payload: Any, message: str) -> None:
     _, program = schedulers
-    with pytest.raises(PayloadError, match=said):
+    with pytest.raises(PayloadError, match=message):
         program.submit("Invoice", payload)
     assert program.list_tasks() == []
 

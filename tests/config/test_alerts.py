@@ -69,7 +69,7 @@ def test_a_reload_names_what_has_changed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('[alerts.sinks.ops]\ntype = "slack"', "alerts.sinks.ops.url (default): a sink of type slack needs it"),
         ('[alerts.sinks.Ops]\ntype = "slack"', "a name of small letters"),
@@ -88,10 +88,10 @@ def test_a_reload_names_what_has_changed() -> None:
         ('[alerts]\nconsole_url = "here"', "begins with https://"),
     ],
 )
-def test_mistakes_are_named(text: str, said: str) -> None:
+def test_mistakes_are_named(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read(text)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_mistake_in_the_environment_is_named() -> None:

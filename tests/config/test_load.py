@@ -169,9 +169,9 @@ def test_a_second_database_is_not_made_from_elsewhere(empty_directory: Path, mon
     monkeypatch.chdir(elsewhere)
     assert load(path, {}).store.url == "sqlite:///my%20shop.db", "there is none at all yet"
     (empty_directory / "my shop.db").touch()
-    said = refused(path)
-    assert f"there is no {elsewhere}/my shop.db, but {empty_directory}/my shop.db, beside the configuration" in said
-    assert "give the absolute path" in said
+    message = refused(path)
+    assert f"there is no {elsewhere}/my shop.db, but {empty_directory}/my shop.db, beside the configuration" in message
+    assert "give the absolute path" in message
     (elsewhere / "my shop.db").touch()
     load(path, {})
     (elsewhere / "my shop.db").unlink()

@@ -23,7 +23,7 @@ class Jobs:
 
     def __init__(self) -> None:
         self.registry = Registry()
-        self.said: list[str] = []
+        self.called: list[str] = []
         self.away = False
 
     def register(self, source: Any) -> None:
@@ -32,7 +32,7 @@ class Jobs:
     def schedule(self, what: str) -> None:
         if self.away:
             raise StoreUnavailableError("nothing answers there")
-        self.said.append(what)
+        self.called.append(what)
 
     def starting(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -117,14 +117,14 @@ def test_a_setup_that_two_modules_share_is_called_once() -> None:
     first = module("def setup(jobs): jobs.schedule('shared')")
     jobs = Jobs()
     load_modules(config(first, module(f"from {first} import setup")), jobs)
-    assert jobs.said == ["shared"]
+    assert jobs.called == ["shared"]
 
 
 def test_setup_is_called_after_registering() -> None:
     name = module(TYPES + "\ndef setup(jobs):\n    jobs.schedule(','.join(jobs.kinds))\n")
     jobs = Jobs()
     load_modules(config(name), jobs)
-    assert jobs.said == ["Mail,resize,clean"]
+    assert jobs.called == ["Mail,resize,clean"]
 
 
 def test_a_module_of_a_package_and_one_listed_twice() -> None:
@@ -140,7 +140,7 @@ def test_the_path_comes_in_front_in_its_order(place: Path) -> None:
         (place / directory / "wherefrom.py").write_text(f"def setup(jobs): jobs.schedule({directory!r})")
     jobs = Jobs()
     load_modules(Config(tasks=Tasks(modules=("wherefrom",), path=("b", "a"))), jobs)
-    assert jobs.said == ["b"]
+    assert jobs.called == ["b"]
     assert sys.path[:2] == [str(place / "b"), str(place / "a")]
 
 
@@ -153,7 +153,7 @@ def test_loading_again_takes_only_what_is_new() -> None:
     loader.set_up()
     assert loader.register(config(first, second)) == []
     loader.set_up()
-    assert jobs.said == [first, second]
+    assert jobs.called == [first, second]
     assert loader.idle == []
 
 
@@ -169,7 +169,7 @@ def test_setup_can_be_tried_again_when_the_store_is_back() -> None:
     jobs.away = False
     loader.set_up()
     loader.set_up()
-    assert jobs.said == names
+    assert jobs.called == names
 
 
 def test_a_module_with_nothing_in_it_is_told() -> None:

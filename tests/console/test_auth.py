@@ -92,16 +92,16 @@ def test_a_role_of_ones_own(database: Database, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("ci operator", "name role hash"),
         ("ci king sha256:00", "no role 'king'"),
         ("ci admin scrypt:00:00", "begin with sha256:"),
     ],
 )
-def test_a_users_file_with_a_mistake(database: Database, tmp_path: Path, line: str, said: str) -> None:
+def test_a_users_file_with_a_mistake(database: Database, tmp_path: Path, line: str, message: str) -> None:
     with (
-        pytest.raises(ConfigError, match=said),
+        pytest.raises(ConfigError, match=message),
         served(database, auth="token", users=users(tmp_path, line)),
     ):
         pass

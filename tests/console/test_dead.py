@@ -49,12 +49,12 @@ def test_a_field_is_set_before_a_replay(bench: Bench) -> None:
         page = ask(gate, "GET", f"/dead?kind=Step&fingerprint={cause['fingerprint']}").text
         assert '<option value="name">name (string)</option>' in page
         form = {"id": [str(i) for i in dead], "kind": "Step"}
-        for wrong, said in (
+        for wrong, message in (
             ({"field": "nme", "value": "x"}, "there is no field"),
             ({"field": "", "value": "x"}, "choose the field that gets this value"),
         ):
             refused = post(gate, "/bulks/plan/replay", **form, **wrong)
-            assert (refused.status, said in refused.text) == (422, True)
+            assert (refused.status, message in refused.text) == (422, True)
         assert not bench.jobs.bulks.list()
         assert post(gate, "/bulks/plan/replay", **form, field="name", value="mended").status == 303
         (made,) = bench.jobs.bulks.list()

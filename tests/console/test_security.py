@@ -330,7 +330,7 @@ def test_a_prefix_counts_from_a_trusted_proxy_only(database: Database) -> None:
 
 
 def test_settings_that_do_not_fit(database: Database) -> None:
-    for settings, said in (
+    for settings, message in (
         ({"auth": "proxy"}, "trusted_proxies"),
         ({"auth": "proxy", "trusted_proxies": ("unix",)}, "groups"),
         ({"auth": "proxy", "trusted_proxies": ("unix",), "groups": ("ops: admin",)}, "group = role"),
@@ -339,7 +339,7 @@ def test_settings_that_do_not_fit(database: Database) -> None:
         ({"roles": ("oncall = fly",)}, "no verb fly"),
     ):
         config = Config(store=Store(url=database.url), console=Console(**settings))  # type: ignore[arg-type]
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             Server(config, "127.0.0.1:0", tell=print)
     with pytest.raises(ConfigError, match="no network"):
         Peers(["example.com"])

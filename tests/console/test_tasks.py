@@ -259,7 +259,7 @@ def test_a_purge_of_many_wants_the_number_typed(database: Database, jobs: Schedu
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("colour:red", "there is no field colour"),
         ("state:broken", "there is no state"),
@@ -277,8 +277,8 @@ def test_a_purge_of_many_wants_the_number_typed(database: Database, jobs: Schedu
         ("x" * 1001, "at most 1000 characters"),
     ],
 )
-def test_a_mistake_in_a_filter(text: str, said: str) -> None:
-    with pytest.raises(BadInputError, match=said):
+def test_a_mistake_in_a_filter(text: str, message: str) -> None:
+    with pytest.raises(BadInputError, match=message):
         parse(text, NOW, lambda path: path == "password")
 
 

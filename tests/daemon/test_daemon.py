@@ -58,9 +58,9 @@ class Fake:
     own = Engine()
     registry = Registry()
     running = False
-    said = False
+    announced = False
     stopping = False
-    told = threading.Event()
+    may_stop = threading.Event()
     def __init__(self, config):
         self.config = config
         say("made", config.store.url, modules.make_state(config), "NOTIFY_SOCKET" in os.environ)
@@ -85,9 +85,9 @@ class Fake:
             error.heals = heals
             raise error
     def start(self):
-        if not self.said:
+        if not self.announced:
             say("start")
-        self.said = True
+        self.announced = True
         self.trouble("starts")
         self.running = True
         threading.Thread(target=self.obey, daemon=True).start()
@@ -103,7 +103,7 @@ class Fake:
             elif word == "restart":
                 self.own.restart()
             elif word == "stopped":
-                self.told.set()
+                self.may_stop.set()
             elif word == "fork":
                 pid = os.fork()
                 if pid == 0:
@@ -118,7 +118,7 @@ class Fake:
         say("stop now")
         self.stopping = True
         if plan.get("slow"):
-            self.told.wait()
+            self.may_stop.wait()
         if plan.get("deaf"):
             threading.Event().wait()
         if self.own.ids:  # a handler that nothing ends

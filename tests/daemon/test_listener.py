@@ -366,9 +366,9 @@ def test_a_wrong_address_is_named(
     file.write_text(f'[metrics]\nlisten = "{text}"\n')
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     assert main.main(["--config", str(file), "--check"]) == 2
-    said = capfd.readouterr().err
-    assert "setting metrics.listen" in said
-    assert why in said
+    printed = capfd.readouterr().err
+    assert "setting metrics.listen" in printed
+    assert why in printed
 
 
 def test_a_missing_library_is_named_before_anything_starts(

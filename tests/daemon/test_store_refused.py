@@ -129,7 +129,7 @@ def schedctl(place: Path, url: str, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("user", "password", "database", "said"),
+    ("user", "password", "database", "message"),
     [
         ("guest", ":wrong", "jobs", "the server refused the user or password"),
         ("guest", "", "jobs", "the server refused the user or password"),
@@ -139,11 +139,11 @@ def schedctl(place: Path, url: str, *arguments: str) -> str:
     ids=["wrong password", "no password", "unknown user", "unknown database"],
 )
 def test_what_waiting_does_not_heal_ends_with_status_5(
-    guarded: Guarded, tmp_path: Path, user: str, password: str, database: str, said: str
+    guarded: Guarded, tmp_path: Path, user: str, password: str, database: str, message: str
 ) -> None:
     url = guarded.url(user, password, database)
     line = schedctl(tmp_path, url)
-    assert said in line
+    assert message in line
     assert ":wrong" not in line
     assert len(line) < 500
     with pytest.raises(StoreError) as raised:
@@ -170,9 +170,9 @@ def test_a_wrong_password_is_not_shown(guarded: Guarded, nursery: Nursery, query
     assert secret in shown
     child = schedd(nursery, shown)
     child.end()
-    said = "\n".join([*child.rest(child.err), schedctl(nursery.place, shown, "doctor")])
-    assert "the server refused the user or password" in said
-    assert secret not in said
+    message = "\n".join([*child.rest(child.err), schedctl(nursery.place, shown, "doctor")])
+    assert "the server refused the user or password" in message
+    assert secret not in message
 
 
 def test_an_unknown_host_is_waited_for(nursery: Nursery, systemd: Systemd) -> None:
@@ -270,21 +270,21 @@ def test_a_server_that_takes_no_writes_any_more_is_told_once(
         while len(tries) < 6 and time.monotonic() < until:  # each of them by a connection of its own
             tries |= {pid for (pid,) in guarded.sql("SELECT pid FROM pg_stat_activity WHERE usename = 'guest'")}
         assert len(tries) >= 6
-        said = "the server takes no writes: set default_transaction_read_only"
+        message = "the server takes no writes: set default_transaction_read_only"
         for command, status in (("doctor", 1), ("status", 0), ("db check", 1)):
             environment = {"SCHEDD_STORE__URL": guarded.url(), "SCHEDD_CONFIG": str(nursery.place / "none.toml")}
             (nursery.place / "none.toml").touch()
             from scheduler.cli.root import root
 
             result = Runner(env=environment).invoke(root, command.split())
-            assert (result.exit_code, said in result.output) == (status, True), result.output
+            assert (result.exit_code, message in result.output) == (status, True), result.output
     finally:
         guarded.sql("ALTER ROLE guest RESET default_transaction_read_only")
         guarded.sql(end)
     child.expect("the database is back")
-    told = [line for line in child.seen if "the database is" in line]
-    assert len([line for line in told if "takes no writes" in line]) == 1, told
-    assert len([line for line in told if "is back" in line]) == 1, told
+    logged = [line for line in child.seen if "the database is" in line]
+    assert len([line for line in logged if "takes no writes" in line]) == 1, logged
+    assert len([line for line in logged if "is back" in line]) == 1, logged
 
 
 # Databases of others, of older and of newer programs
@@ -299,7 +299,7 @@ def execute(url: str, *statements: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tables", "said"),
+    ("tables", "message"),
     [
         (["CREATE TABLE schedd_tasks (id int)"], "a table schedd_tasks, and no revision"),
         (["CREATE TABLE schedd_version (name text)"], "a table schedd_version of another form"),
@@ -319,16 +319,16 @@ def execute(url: str, *statements: str) -> None:
     ids=["our table", "our version table", "another revision", "revision 0000", "empty revision"],
 )
 def test_a_database_with_tables_that_only_look_like_ours(
-    empty_database: Database, tmp_path: Path, tables: list[str], said: str
+    empty_database: Database, tmp_path: Path, tables: list[str], message: str
 ) -> None:
     execute(empty_database.url, *tables)
     for auto_migrate in (False, True):
-        with pytest.raises(StoreUnavailableError, match=said):
+        with pytest.raises(StoreUnavailableError, match=message):
             Store(empty_database.url, SystemClock(), auto_migrate=auto_migrate).open()
     with pytest.raises(StoreUnavailableError, match="another program's"):
         migrate.upgrade(empty_database.url)
     for arguments in (("list",), ("db", "upgrade"), ("db", "upgrade", "--dry-run"), ("db", "check"), ("doctor",)):
-        assert said in schedctl(tmp_path, empty_database.url, *arguments)
+        assert message in schedctl(tmp_path, empty_database.url, *arguments)
 
 
 def test_a_database_of_another_program_is_left_as_it_is(guarded: Guarded, tmp_path: Path) -> None:

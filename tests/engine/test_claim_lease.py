@@ -143,7 +143,7 @@ def test_progress_is_clamped_and_its_message_stays(fleet: Fleet) -> None:
 @pytest.mark.parametrize("call", ["heartbeat", "report_progress"])
 def test_a_lost_lease_cannot_be_extended(fleet: Fleet, clock: FakeClock, call: str) -> None:
     first, second = named(fleet, "first"), named(fleet, "second")
-    told: list[BaseException] = []
+    errors: list[BaseException] = []
 
     def body(ctx: Context) -> None:
         let_pass(clock, LEASE + 2, second)
@@ -151,7 +151,7 @@ def test_a_lost_lease_cannot_be_extended(fleet: Fleet, clock: FakeClock, call: s
         for _ in range(2):
             with pytest.raises(LeaseLost) as lost:
                 ctx.heartbeat() if call == "heartbeat" else ctx.report_progress(50)
-            told.append(lost.value)
+            errors.append(lost.value)
         assert lease_until(first) == held
         with pytest.raises(LeaseLost):
             ctx.check_cancelled()
@@ -161,7 +161,7 @@ def test_a_lost_lease_cannot_be_extended(fleet: Fleet, clock: FakeClock, call: s
     task_id = first.task(note).schedule()
     step(first)
     run_claimed(first)
-    assert len(told) == 2
+    assert len(errors) == 2
     before = second.get_task(task_id)
     assert (before.worker, before.progress, before.last_heartbeat_at) == (
         engine_of(second).worker,

@@ -30,20 +30,20 @@ class Flaky(Task, kind="flaky"):
 def test_a_throwing_hook_is_called_once_and_changes_nothing(
     fleet: Fleet, clock: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told: list[tuple[DeadLetter, str]] = []
+    letters: list[tuple[DeadLetter, str]] = []
 
     def hook(letter: DeadLetter) -> None:
-        told.append((letter, jobs.get_task_status(letter.id).value))  # the commit is done: every reader sees it
+        letters.append((letter, jobs.get_task_status(letter.id).value))  # the commit is done: every reader sees it
         raise RuntimeError("the pager is broken")
 
     jobs = fleet.worker(Flaky, on_dead_letter=hook)
     made = jobs.task(Flaky()).key("k").with_retry(RetryPolicy(1, 1, max_attempts=2, jitter=0)).schedule()
     drain(jobs)
-    assert told == []
+    assert letters == []
     clock.advance(1)
     drain(jobs)
     drain(jobs)
-    ((letter, state),) = told
+    ((letter, state),) = letters
     assert state == "dead"
     record = jobs.dead_letters.get(made)
     for name in DeadLetter.__struct_fields__[:-1]:
@@ -55,18 +55,18 @@ def test_a_throwing_hook_is_called_once_and_changes_nothing(
     drain(jobs)
     clock.advance(1)
     drain(jobs)
-    assert [letter.attempt for letter, _ in told] == [2, 4]
+    assert [letter.attempt for letter, _ in letters] == [2, 4]
 
 
 @pytest.mark.case(21)
 def test_the_hook_of_a_real_engine_holds_nothing_up(fleet: Fleet) -> None:
     """It has a thread of its own: tasks run while it hangs, and a stop waits for it."""
-    entered, gate, told = threading.Event(), threading.Event(), []
+    entered, gate, letters = threading.Event(), threading.Event(), []
 
     def hook(letter: DeadLetter) -> None:
         entered.set()
         gate.wait(20)
-        told.append(letter.id)
+        letters.append(letter.id)
         raise SystemExit(3)
 
     fleet.clock = SystemClock()  # type: ignore[assignment]
@@ -80,7 +80,7 @@ def test_the_hook_of_a_real_engine_holds_nothing_up(fleet: Fleet) -> None:
         gate.set()
     finally:
         jobs.stop()
-    assert sorted(told) == dead
+    assert sorted(letters) == dead
     assert [r.state for r in jobs.dead_letters.list()] == ["dead", "dead"]
 
 
@@ -90,14 +90,14 @@ def test_the_hook_is_told_of_tasks_that_kill_their_workers(
     fleet: Fleet, clock: Any, monkeypatch: pytest.MonkeyPatch, answers: str
 ) -> None:
     """Also if the commit that set them aside came through without its answer."""
-    told: list[DeadLetter] = []
+    letters: list[DeadLetter] = []
     jobs = fleet.worker(Flaky)
     made = jobs.task(Flaky()).schedule()
     for _ in range(5):
         victim = fleet.worker(Flaky)
         step(victim)
         fleet.kill(victim)
-        watcher = fleet.worker(on_dead_letter=told.append)
+        watcher = fleet.worker(on_dead_letter=letters.append)
         if answers == "lost":
             with monkeypatch.context() as patch:
                 lost = lose_the_answer(watcher, patch, reaper, "reap")
@@ -106,22 +106,22 @@ def test_the_hook_is_told_of_tasks_that_kill_their_workers(
                         let_pass(clock, 40, watcher)
         let_pass(clock, 40, watcher)
         fleet.kill(watcher)
-        if told:
+        if letters:
             break
-    (letter,) = told
+    (letter,) = letters
     assert (letter.id, letter.error_class) == (made, "WorkerDied")
     assert jobs.get_task_status(made) == "dead"
 
 
 @pytest.mark.case(21)
 def test_kinds_without_dead_letters_and_dependants_call_no_hook(bench: Bench) -> None:
-    told: list[DeadLetter] = []
-    bench.jobs.on_dead_letter = told.append
+    letters: list[DeadLetter] = []
+    bench.jobs.on_dead_letter = letters.append
     bench.ended("failed", Soft)
     dead = bench.ended("dead")
     assert bench.state(bench.step("child", dead).schedule()) == "failed"
     bench.drain()
-    assert [letter.id for letter in told] == [dead]
+    assert [letter.id for letter in letters] == [dead]
 
 
 def test_a_hook_must_be_a_plain_function(bench: Bench) -> None:

@@ -49,7 +49,7 @@ class Bodies:
         until(lambda: {task_id for (task_id, _), a in list(held.items()) if a.started_at is not None} >= {*ids})
         return ids
 
-    def told(self, task_id: int) -> tuple[TaskState, list[str]]:
+    def ended_as(self, task_id: int) -> tuple[TaskState, list[str]]:
         return self.jobs.get_task_status(task_id), [a.outcome.value for a in self.jobs.get_attempts(task_id)]
 
 
@@ -77,8 +77,8 @@ def test_a_handler_that_ends_before_the_last_write_has_ended(bodies: Bodies, mon
 
     monkeypatch.setattr(DispatchCycle, "run", late)
     assert bodies.jobs.stop_now() == [still]
-    assert bodies.told(ended) == (TaskState.SUCCESS, ["succeeded"])
-    assert bodies.told(still) == (TaskState.SCHEDULED, ["handed back"])
+    assert bodies.ended_as(ended) == (TaskState.SUCCESS, ["succeeded"])
+    assert bodies.ended_as(still) == (TaskState.SCHEDULED, ["handed back"])
 
 
 @pytest.mark.case(8)
@@ -88,7 +88,7 @@ def test_what_is_decided_already_is_not_named(bodies: Bodies, caplog: pytest.Log
     until(lambda: any(a.committed_outcome is not None for a in list(engine_state.held.values())))
     bodies.jobs.cancel_task(cancelled)
     assert bodies.jobs.stop_now() == [still]
-    assert bodies.told(committed) == (TaskState.SUCCESS, ["succeeded"])
-    assert bodies.told(cancelled) == (TaskState.CANCELLED, ["cancelled"])
-    assert bodies.told(still) == (TaskState.SCHEDULED, ["handed back"])
+    assert bodies.ended_as(committed) == (TaskState.SUCCESS, ["succeeded"])
+    assert bodies.ended_as(cancelled) == (TaskState.CANCELLED, ["cancelled"])
+    assert bodies.ended_as(still) == (TaskState.SCHEDULED, ["handed back"])
     assert "outcome dropped" not in caplog.text

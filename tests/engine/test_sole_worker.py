@@ -30,10 +30,10 @@ class ExpensiveNotifier(NullNotifier):
     expensive = True
 
     def __init__(self) -> None:
-        self.rings = 0
+        self.sent = 0
 
     def notify(self) -> None:
-        self.rings += 1
+        self.sent += 1
 
 
 def with_notifier(jobs: Scheduler) -> ExpensiveNotifier:
@@ -47,12 +47,12 @@ def notifications_for_a_child(jobs: Scheduler, notifier: ExpensiveNotifier) -> i
     parent = jobs.task(plain).schedule()
     child = jobs.task(plain).depend_on(parent).schedule()
     jobs.task(plain).after(60).depend_on(parent).schedule()  # which it does not claim itself with that cycle
-    before = notifier.rings
+    before = notifier.sent
     for _ in range(3):
         step(jobs)
         run_claimed(jobs)
     assert ends(jobs, child) == ["succeeded"]
-    return notifier.rings - before
+    return notifier.sent - before
 
 
 def test_a_sole_worker_sends_no_notification(fleet: Fleet) -> None:
@@ -68,7 +68,7 @@ def test_who_comes_rings_and_is_rung_for(fleet: Fleet, clock: FakeClock) -> None
     notifier, its = with_notifier(first), with_notifier(second)
     step(first)
     step(second)
-    assert its.rings == 1
+    assert its.sent == 1
     assert not engine_of(second).lease.is_only_worker()
     clock.advance(COMMANDS_EVERY_S)
     step(first)  # as that ring makes it
@@ -88,7 +88,7 @@ def test_who_comes_rings_though_its_first_look_fails(fleet: Fleet, monkeypatch: 
         patched.setattr(reaper, "find_expired", fails)
         with pytest.raises(RuntimeError, match="unforeseen"):
             engine_of(jobs).step()
-    assert notifier.rings == 1
+    assert notifier.sent == 1
 
 
 def test_it_is_alone_again_when_the_other_has_gone(fleet: Fleet, clock: FakeClock) -> None:

@@ -54,7 +54,7 @@ class Process:
         self._commands = commands
         self._reap = reap
         self._buffer = b""
-        self._heard: list[dict[str, Any]] = []
+        self._received: list[dict[str, Any]] = []
         self.status: int | None = None
 
     def send(self, do: str, **fields: Any) -> None:
@@ -68,24 +68,24 @@ class Process:
         """The next report of this name with these fields; others stay for later."""
         deadline = time.monotonic() + timeout
         while True:
-            for index, report in enumerate(self._heard):
+            for index, report in enumerate(self._received):
                 if report["at"] == at and all(report.get(k) == v for k, v in fields.items()):
-                    return self._heard.pop(index)
+                    return self._received.pop(index)
             left = deadline - time.monotonic()
-            assert self._hear(left), f"no report {at} {fields} within {timeout:g} s; {self.tail()}"
+            assert self._read(left), f"no report {at} {fields} within {timeout:g} s; {self.tail()}"
 
-    def heard(self, at: str) -> list[dict[str, Any]]:
+    def reported(self, at: str) -> list[dict[str, Any]]:
         """All reports of this name so far that no ``expect()`` has taken."""
-        while self._hear(0):
+        while self._read(0):
             pass
-        return [report for report in self._heard if report["at"] == at]
+        return [report for report in self._received if report["at"] == at]
 
-    def _hear(self, timeout: float) -> bool:
+    def _read(self, timeout: float) -> bool:
         if not select.select([self._reports], [], [], max(0.0, timeout))[0]:
             return False
         data = os.read(self._reports, 65536)
         *lines, self._buffer = (self._buffer + data).split(b"\n")
-        self._heard += [json.loads(line) for line in lines]
+        self._received += [json.loads(line) for line in lines]
         return bool(data)
 
     def alive(self) -> bool:

@@ -49,10 +49,10 @@ def test_nothing_starts_early(
     assert min(starts) >= before + 1.0  # half of a round trip may take most of it, and by that the offset is wrong
     assert max(starts) < after + 2.0 + LATE
     (line,) = worker.lines("this machine's clock is")
-    told = re.search(r"is ([\d.]+) s (ahead of|behind) the server's", line)
-    assert told is not None, line
-    assert abs(float(told[1]) - OFF) < 1
-    assert told[2] == ("ahead of" if offset > 0 else "behind")
+    match = re.search(r"is ([\d.]+) s (ahead of|behind) the server's", line)
+    assert match is not None, line
+    assert abs(float(match[1]) - OFF) < 1
+    assert match[2] == ("ahead of" if offset > 0 else "behind")
 
 
 @pytest.mark.parametrize("offset", [OFF, -OFF], ids=["ahead", "behind"])

@@ -50,7 +50,7 @@ def _locked(holder: sqlite3.Connection) -> bool:
     return True
 
 
-def _told(worker: Process) -> None:
+def _assert_outage_logged(worker: Process) -> None:
     until(lambda: worker.lines("the database is back"), "it says that the database is back")
     assert len(worker.lines("the database is back")) == 1
     # Cut off, which the driver says in one way or, on a busy machine, in two; and then not let in.
@@ -87,7 +87,7 @@ def test_two_workers_outlive_an_outage_longer_than_their_leases(
         assert history(jobs, task_id) == [(1, "succeeded")]
         assert len(fleet.runs(task_id)) == 1
     for worker in workers:
-        _told(worker)
+        _assert_outage_logged(worker)
 
 
 def test_orphans_of_a_worker_that_died_meanwhile_are_reclaimed(

@@ -55,9 +55,9 @@ def test_an_embedded_stop_tells_what_still_runs_and_keeps_it_until_it_ends(fleet
     worker = fleet.worker(options=TWO)
     other = fleet.worker(options=TWO)  # it would reclaim what is not renewed
     running = [jobs.task(Hold()).schedule() for _ in range(2)]
-    until(lambda: len(worker.heard("body") + other.heard("body")) == 2, "both run")
-    mine = sorted(r["task"] for r in worker.heard("body"))
-    theirs = sorted(r["task"] for r in other.heard("body"))
+    until(lambda: len(worker.reported("body") + other.reported("body")) == 2, "both run")
+    mine = sorted(r["task"] for r in worker.reported("body"))
+    theirs = sorted(r["task"] for r in other.reported("body"))
     worker.send("stop", drain=0.1)
     other.send("stop", drain=0.1)
     assert worker.expect("stopped")["left"] == mine

@@ -77,8 +77,8 @@ def test_no_level_starves_under_a_flood_of_another(
 
         until(lambda: min(finished()[level] for level in others) >= WATCHED, "the other levels get on")
         done = finished()
-    told = ", ".join(f"{level} {count:.0f}" for level, count in done.items())
-    tell(f"flood of {flooded}: tasks by slot {told}")
+    shares = ", ".join(f"{level} {count:.0f}" for level, count in done.items())
+    tell(f"flood of {flooded}: tasks by slot {shares}")
     assert all(100 * done[level] >= done[flooded] for level in others), done
 
 

@@ -48,9 +48,9 @@ def test_whatever_a_process_writes_costs_its_own_attempt_alone(jobs: Scheduler) 
     jobs.wait([*written.values(), overdue, asks], timeout=PATIENCE)
     for what, task_id in written.items():
         assert history(jobs, task_id) == [(1, "dead")], what
-        (told,) = attempts(jobs, task_id)
-        assert told.error_class == "ProcessDied", what
-        assert told.finished_at - (told.started_at or 0) < BUSY * SECOND, what
+        (attempt,) = attempts(jobs, task_id)
+        assert attempt.error_class == "ProcessDied", what
+        assert attempt.finished_at - (attempt.started_at or 0) < BUSY * SECOND, what
     assert error_class(jobs, overdue) == ["TaskTimeout"]
     assert jobs.result(asks, timeout=0) == "went on"
     serves_on(jobs)

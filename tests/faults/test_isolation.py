@@ -51,8 +51,8 @@ def patient(database: Database, shared_fork_server: None) -> Iterator[Scheduler]
 @one_database
 def test_an_attempt_runs_in_another_process(jobs: Scheduler, kind: type[Task]) -> None:
     task_id = run(jobs, kind())
-    told = result(jobs, task_id)
-    assert (told["pid"] if isinstance(told, dict) else told) != os.getpid()
+    returned = result(jobs, task_id)
+    assert (returned["pid"] if isinstance(returned, dict) else returned) != os.getpid()
     assert history(jobs, task_id) == [(1, "succeeded")]
 
 
@@ -122,9 +122,9 @@ def test_many_tasks_are_shared_out(jobs: Scheduler, tmp_path: Path) -> None:
         for n in range(500):
             batch.task(kinds.Pid(n))
     jobs.wait(batch.ids, timeout=PATIENCE)
-    told = rows(jobs, "SELECT id, result FROM schedd_tasks WHERE result LIKE '%parent%' ORDER BY id")
-    assert [(row.id, json.loads(row.result)["n"]) for row in told] == list(zip(batch.ids, range(500), strict=True))
-    assert {json.loads(row.result)["pid"] for row in told} == pids
+    returned = rows(jobs, "SELECT id, result FROM schedd_tasks WHERE result LIKE '%parent%' ORDER BY id")
+    assert [(row.id, json.loads(row.result)["n"]) for row in returned] == list(zip(batch.ids, range(500), strict=True))
+    assert {json.loads(row.result)["pid"] for row in returned} == pids
     assert all(history == [(1, "succeeded")] for history in histories(jobs).values())
 
 
@@ -420,8 +420,8 @@ def test_a_worker_that_a_handler_forked_can_be_ended_and_heard(jobs: Scheduler) 
 def test_what_ended_unwaited_for_is_not_kept(database: Database, shared_fork_server: None) -> None:
     """A child collected them over thousands of tasks, until it could start nothing more."""
     jobs = started(database, processes=1)
-    told = [result(jobs, run(jobs, kinds.Unwaited())) for _ in range(2)]
-    assert told == [{"pid": told[0]["pid"], "before": False}] * 2
+    returned = [result(jobs, run(jobs, kinds.Unwaited())) for _ in range(2)]
+    assert returned == [{"pid": returned[0]["pid"], "before": False}] * 2
     end(jobs)
 
 

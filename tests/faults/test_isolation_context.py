@@ -62,11 +62,11 @@ def test_every_call(jobs: Scheduler, kind: type[Task]) -> None:
     builder = jobs.task(kind()).depend_on([good]).depend_on([bad], when="failure")
     builder = builder.key("k-1").headers({"x": "y", "n": [1]}).correlation("c-1").causation("because").subject("s")
     task_id = builder.sequence(7).payload_ref("file:///data").queue("other").schedule()
-    told = jobs.result(task_id, timeout=30)
-    assert (told.pop("pid") != os.getpid()) is (kind.__task_options__.isolation == "process")
-    created = told.pop("created_at")
+    returned = jobs.result(task_id, timeout=30)
+    assert (returned.pop("pid") != os.getpid()) is (kind.__task_options__.isolation == "process")
+    created = returned.pop("created_at")
     assert created == jobs.get_task(task_id).created_at.isoformat()
-    assert told == {
+    assert returned == {
         "results": {str(good): {"a": [1, None, "ü", 2**70]}, str(bad): None},
         "failures": {str(bad): "dead: PermanentError: no"},
         "id": task_id,

@@ -36,8 +36,8 @@ def test_a_function_runs_in_another_process(jobs: Scheduler, kind: Any) -> None:
 
 @one_database
 def test_functions_beside_each_other(jobs: Scheduler) -> None:
-    told = result(jobs, run(jobs, kinds.AsyncCompute("many")))
-    assert [value for value, _ in told] == [n * n for n in range(10)]
+    returned = result(jobs, run(jobs, kinds.AsyncCompute("many")))
+    assert [value for value, _ in returned] == [n * n for n in range(10)]
 
 
 @pytest.mark.case(63)

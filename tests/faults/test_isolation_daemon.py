@@ -118,8 +118,8 @@ def test_children_have_the_state_that_the_configuration_names(fleet: Fleet, jobs
     fleet.daemon(**OPTIONS, tasks__state='"faults.isolated:make_state"')
     ids = [jobs.task(kinds.State()).schedule() for _ in range(4)]
     all_ended(jobs)
-    for told in (result(jobs, i) for i in ids):
-        assert told["made"] == 1
+    for returned in (result(jobs, i) for i in ids):
+        assert returned["made"] == 1
 
 
 @one_database

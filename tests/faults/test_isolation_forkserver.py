@@ -112,11 +112,11 @@ def test_a_fork_server_that_hangs_is_replaced(
         stop_with_child(single)
         task_id = single.task(kinds.Pid()).schedule()
 
-    def said() -> str:
+    def reason() -> str:
         with single.database.read() as tx:
             return str(why(tx, task_id))
 
-    until(lambda: "waits for a child process: none can be started" in said(), "it is said")
+    until(lambda: "waits for a child process: none can be started" in reason(), "it is said")
     assert f"forks child processes, {server}, has not answered" in caplog.text
     pool = single.engine.engine_state.processes
     assert pool is not None

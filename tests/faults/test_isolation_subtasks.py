@@ -70,7 +70,7 @@ def jobs(database: Database) -> Iterator[Scheduler]:
 def test_what_a_started_task_raises_is_retried_as_the_policy_says(jobs: Scheduler, kind: type[InLoop]) -> None:
     ids = {(way, error): jobs.task(kind(way, error)).schedule() for way in WAYS for error in ERRORS}
     jobs.wait(ids.values(), timeout=60)
-    told = {
+    found = {
         named: [(a.outcome.value, a.error_class) for a in jobs.get_attempts(task_id)] for named, task_id in ids.items()
     }
-    assert told == {(way, error): [("retried", error), ("succeeded", None)] for way, error in ids}
+    assert found == {(way, error): [("retried", error), ("succeeded", None)] for way, error in ids}

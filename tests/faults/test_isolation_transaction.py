@@ -46,8 +46,8 @@ def ledger(jobs: Scheduler) -> list[Any]:
 def test_a_child_commits_its_rows_and_its_success(jobs: Scheduler) -> None:
     for made, entry in ((kinds.Pays(), "attempt 1"), (kinds.Pays(in_step=True), "attempt 1"), (kinds.APays(), "async")):
         task_id = jobs.task(made).schedule()
-        told = jobs.result(task_id, timeout=30)
-        assert told["pid"] != os.getpid()
+        returned = jobs.result(task_id, timeout=30)
+        assert returned["pid"] != os.getpid()
         assert history(jobs, task_id) == [(1, "succeeded")]
         assert ledger(jobs)[-1] == entry
     assert len(ledger(jobs)) == 3
@@ -60,9 +60,9 @@ def test_a_child_that_dies_leaves_all_of_it_or_nothing(jobs: Scheduler, point: s
     task_id = jobs.task(kinds.Pays(point, in_step)).schedule()
     jobs.wait([task_id], timeout=30)
     committed = point.startswith("after")
-    told = jobs.result(task_id, timeout=30)
-    assert told["attempt"] == (1 if committed else 2)
-    assert ledger(jobs) == [f"attempt {told['attempt']}"]
+    returned = jobs.result(task_id, timeout=30)
+    assert returned["attempt"] == (1 if committed else 2)
+    assert ledger(jobs) == [f"attempt {returned['attempt']}"]
     if committed and not in_step:
         assert history(jobs, task_id) == [(1, "succeeded")]
     else:

@@ -71,13 +71,13 @@ def test_killed_there_it_is_reclaimed_and_completes(
     all_ended(jobs)
     assert {r.state for r in rows(jobs, "SELECT state FROM schedd_tasks")} == {st.SUCCESS}
     for task_id in batch.ids:
-        told = history(jobs, task_id)
-        assert [end for _, end in told].count("succeeded") == 1
+        ends = history(jobs, task_id)
+        assert [end for _, end in ends].count("succeeded") == 1
         if task_id in held:
-            assert told == [(1, "lost"), (2, "succeeded")]
+            assert ends == [(1, "lost"), (2, "succeeded")]
             assert f":{victim.pid} " in (attempts(jobs, task_id)[0].error or "")
         else:
-            assert told == [(1, "succeeded")]
+            assert ends == [(1, "succeeded")]
         assert not list(overlapping(fleet.runs(task_id)))
         if task_id in ended:
             assert [run.pid for run in fleet.runs(task_id)] == [victim.pid], "done before the kill, run again"
@@ -114,8 +114,8 @@ def test_killed_while_ends_are_recorded_beside_the_claim(
     fleet.worker(options=LEASE, many=1)
     all_ended(jobs)
     for task_id in batch.ids:
-        told = history(jobs, task_id)
-        assert told == ([(1, "lost"), (2, "succeeded")] if task_id in lost else [(1, "succeeded")])
+        ends = history(jobs, task_id)
+        assert ends == ([(1, "lost"), (2, "succeeded")] if task_id in lost else [(1, "succeeded")])
         assert not list(overlapping(fleet.runs(task_id)))
         if task_id in ended:
             assert len(fleet.runs(task_id)) == 1
@@ -141,7 +141,7 @@ def test_a_frozen_worker_loses_its_lease_and_changes_nothing_when_it_wakes(
     frozen.open()
     frozen.kill(signal.SIGCONT)
     again = jobs.task(Hold("again")).schedule()  # a worker claims it: its handler says that the worker is well
-    taken = until(lambda: frozen.heard("body") + other.heard("body"), "a worker claims it")
+    taken = until(lambda: frozen.reported("body") + other.reported("body"), "a worker claims it")
     assert [report["task"] for report in taken] == [again]
     for process in (frozen, other):
         process.open()
@@ -202,9 +202,14 @@ def test_a_handler_that_began_has_used_its_attempt_however_soon_its_worker_died(
     for _ in range(6):
         with jobs.database.read() as tx:
             states = [w.state for w in workers(tx)]
-            said = why(tx, killer)
+            reason = why(tx, killer)
         assert states in (["gone"], ["lost"]), "its lease may have run out by now"
-        assert said is None or "whose process is gone" in said or "which lost its lease" in said or "due since" in said
+        assert (
+            reason is None
+            or "whose process is gone" in reason
+            or "which lost its lease" in reason
+            or "due since" in reason
+        )
         (row,) = rows(jobs, "SELECT count(*) AS n FROM schedd_tasks WHERE state = 4")
         lost += row.n
         worker = fleet.worker(ready=False, options=one)

@@ -42,8 +42,8 @@ def test_never_more_than_two_of_six_and_a_kill_leaks_nothing(
         other.open(f"gate{n}")
     all_ended(jobs)
     for task_id in ids:
-        told = [(1, "lost"), (2, "succeeded")] if task_id in lost else [(1, "succeeded")]
-        assert history(jobs, task_id) == told
+        expected = [(1, "lost"), (2, "succeeded")] if task_id in lost else [(1, "succeeded")]
+        assert history(jobs, task_id) == expected
     assert at_once(fleet, ids) == 2
     tell(f"{len(lost)} of two handlers lost with their daemon, never more than two at once")
 

@@ -128,7 +128,7 @@ def test_on_sqlite_such_a_session_holds_the_write_lock_and_no_more(
     impatient = connect(database.url)
     worker, other = (fleet.worker(options=OPTIONS, busy_ms=200) for _ in range(2))
     parents = [jobs.task(Hold()).schedule() for _ in range(6)]
-    until(lambda: len(worker.heard("body") + other.heard("body")) == 6, "both workers run handlers")
+    until(lambda: len(worker.reported("body") + other.reported("body")) == 6, "both workers run handlers")
     queued = jobs.task(Work()).schedule()
     until(lambda: state(jobs, queued) == "success", "the workers are well")
     until(lambda: {state(jobs, i) for i in parents} == {"running"}, "their rows say so")

@@ -60,11 +60,11 @@ def full(disk: SmallDisk) -> Callable[[Campaign], None]:
     """No room for longer than the lease, and then room again."""
 
     def fault(campaign: Campaign) -> None:
-        told, back = len(campaign.lines(FULL)), len(campaign.lines(BACK))
+        full_lines, back = len(campaign.lines(FULL)), len(campaign.lines(BACK))
         path = disk.directory / "jobs.db"
         until(lambda: emptied(path), "the log is empty")
         disk.fill()
-        until(lambda: len(campaign.lines(FULL)) > told, "a worker logs that the disk is full")
+        until(lambda: len(campaign.lines(FULL)) > full_lines, "a worker logs that the disk is full")
         time.sleep(1.5 * LEASE)  # real leases run out in real time
         disk.free()
         until(lambda: len(campaign.lines(BACK)) > back, "a worker goes on")

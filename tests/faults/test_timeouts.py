@@ -21,9 +21,9 @@ def test_a_thread_that_asks_its_context_is_told_so(fleet: Fleet, jobs: Scheduler
     worker = fleet.worker(options=ONE)
     scheduled = time.monotonic()  # its own account of its start may be late
     task_id = jobs.task(Attentive()).schedule()
-    told = worker.expect("timeout", task=task_id)
-    assert TIMEOUT <= told["now"] - scheduled < TIMEOUT + 5
-    assert f"longer than its timeout of {TIMEOUT:g} s" in told["error"]
+    report = worker.expect("timeout", task=task_id)
+    assert TIMEOUT <= report["now"] - scheduled < TIMEOUT + 5
+    assert f"longer than its timeout of {TIMEOUT:g} s" in report["error"]
     all_ended(jobs)
     assert history(jobs, task_id) == [(1, "retried"), (2, "succeeded")]
     assert attempts(jobs, task_id)[0].error_class == "TaskTimeout"

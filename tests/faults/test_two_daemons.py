@@ -152,7 +152,7 @@ def test_one_is_killed_between_claim_and_run(pair: Pair) -> None:
 
     def caught() -> bool:
         ids.append(int(pair.jobs.task(Work()).schedule()))
-        return bool(victim.heard("after claim"))
+        return bool(victim.reported("after claim"))
 
     until(caught, "it has claimed")
     held = rows(pair.jobs, "SELECT id FROM schedd_tasks WHERE state = 4")

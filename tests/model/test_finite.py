@@ -39,7 +39,7 @@ ODD = struct.unpack(">d", bytes.fromhex("7ff0000000000001"))[0]  # a NaN unlike 
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "found"),
     [
         (math.nan, "nan at $"),
         (-math.inf, "-inf at $"),
@@ -54,10 +54,10 @@ ODD = struct.unpack(">d", bytes.fromhex("7ff0000000000001"))[0]  # a NaN unlike 
         ({math.nan}, "nan at $[0]"),
     ],
 )
-def test_what_is_refused(value: Any, told: str) -> None:
+def test_what_is_refused(value: Any, found: str) -> None:
     with pytest.raises(PayloadError) as error:
         encode_json(value, "the result")
-    assert str(error.value) == f"the result is not JSON: it has {told}; put None or a text there"
+    assert str(error.value) == f"the result is not JSON: it has {found}; put None or a text there"
 
 
 @pytest.mark.parametrize(

@@ -71,17 +71,17 @@ def test_any_attempt_number_waits_the_cap_at_most(n: int) -> None:
 def test_waits_lie_between_the_policy_and_its_jitter(policy: RetryPolicy, n: int, dice: float) -> None:
     if policy.strategy == "exponential":
         try:
-            said = min(policy.min_wait * policy.factor ** (n - 1), policy.max_wait)
+            expected = min(policy.min_wait * policy.factor ** (n - 1), policy.max_wait)
         except OverflowError:
-            said = policy.max_wait if policy.min_wait else 0
+            expected = policy.max_wait if policy.min_wait else 0
     else:
-        said = {
+        expected = {
             "linear": min(policy.min_wait * n, policy.max_wait),
             "fixed": policy.min_wait,
             "none": 0.0,
         }[policy.strategy]
     base = policy.wait_us(n, 0.0)
-    assert base == round(said * S)
+    assert base == round(expected * S)
     assert base <= policy.wait_us(n, dice) <= math.ceil(base * (1 + policy.jitter))
 
 

@@ -168,13 +168,13 @@ def test_document_lists_every_state() -> None:
 def test_document_has_the_truth_table() -> None:
     head = "| parent ends as | when=success | when=failure | when=finished |"
     body = DOCUMENT.partition(head)[2].split("\n\n")[0]
-    said: dict[tuple[str, str], str] = {}
+    table: dict[tuple[str, str], str] = {}
     for line in body.strip().splitlines()[1:]:
         ends, *verdicts = (cell.strip() for cell in line.strip("|").split("|"))
         for end in ends.split(", "):
-            said |= {(end, when): verdict for when, verdict in zip(When, verdicts, strict=True)}
-    assert said.keys() == set(itertools.product(TERMINAL, When))
-    for (end, when), verdict in said.items():
+            table |= {(end, when): verdict for when, verdict in zip(When, verdicts, strict=True)}
+    assert table.keys() == set(itertools.product(TERMINAL, When))
+    for (end, when), verdict in table.items():
         assert verdict == sentence(end, when), (end, when)
 
 

@@ -155,11 +155,11 @@ def test_a_concurrency_key_is_told_where_others_can_make_the_same(annotation: An
     rule = "a {of} one"
     kind = Registry().add(task(concurrency_key=rule)(paint))
     assert kind.published_key_template() == (rule if why is None else True)
-    told = None if why is None else f"field 'of' is of a type whose text only the program knows: {why}"
-    assert kind.why_key_is_private() == told
-    for other, said in ((task(concurrency_key=str)(paint), "it is what a function returns"), (task(paint), None)):
+    reason = None if why is None else f"field 'of' is of a type whose text only the program knows: {why}"
+    assert kind.why_key_is_private() == reason
+    for other, private in ((task(concurrency_key=str)(paint), "it is what a function returns"), (task(paint), None)):
         kind = Registry().add(other)
-        assert (kind.published_key_template(), kind.why_key_is_private()) == (said is not None, said)
+        assert (kind.published_key_template(), kind.why_key_is_private()) == (private is not None, private)
 
 
 @pytest.mark.parametrize(

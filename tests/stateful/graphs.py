@@ -499,9 +499,9 @@ class World:
         if self._unended():
             raise Wrong(f"{LONGEST} s of nothing to do, and these have not ended: {self._unended()}")
         history = rows(self.client, "SELECT task_id, claim, outcome FROM schedd_attempts")
-        told = {(a.task_id, a.claim) for a in history}
-        if self._bodies - told:
-            raise Wrong(f"the history lacks {sorted(self._bodies - told)}")
+        recorded = {(a.task_id, a.claim) for a in history}
+        if self._bodies - recorded:
+            raise Wrong(f"the history lacks {sorted(self._bodies - recorded)}")
         made_up = {(a.task_id, a.claim) for a in history if a.outcome == _SUCCEEDED} - (self._bodies - self._failures)
         if made_up:
             raise Wrong(f"the history has successes of handlers that failed or never ran: {sorted(made_up)}")

@@ -183,19 +183,19 @@ class Model:
 
     def verdicts(self, task: Task, parents: Iterable[int] | None = None) -> dict[int, str]:
         chosen = task.edges if parents is None else set(parents) & task.edges.keys()
-        said = {p: judge(self.state_of(p), *task.edges[p]) for p in sorted(chosen)}
+        verdicts = {p: judge(self.state_of(p), *task.edges[p]) for p in sorted(chosen)}
         # Of what is gone there is no retry to wait for.
-        return {p: "fail" if p in self.gone and verdict == "open" else verdict for p, verdict in said.items()}
+        return {p: "fail" if p in self.gone and verdict == "open" else verdict for p, verdict in verdicts.items()}
 
     def open_edges(self, task: Task) -> int:
         return sum(verdict != "met" for verdict in self.verdicts(task).values())
 
     def broken(self, task: Task, parents: Iterable[int] | None = None) -> tuple[str, set[int]] | None:
         """How its edges end it, if they do: failing weighs more than skipping."""
-        said = self.verdicts(task, parents)
+        verdicts = self.verdicts(task, parents)
         for word, state in (("fail", "failed"), ("skip", "skipped")):
-            if word in said.values():
-                return state, {p for p, verdict in said.items() if verdict == word}
+            if word in verdicts.values():
+                return state, {p for p, verdict in verdicts.items() if verdict == word}
         return None
 
     def children(self, parents: Iterable[int]) -> list[Task]:

@@ -92,8 +92,8 @@ class Soak:
             raise
 
     def table(self) -> str:
-        told = f"{self.totals['runs']} runs, {self.totals['steps']} steps\n"
-        return told + "\n".join(f"{old:>10} -> {new:10} {self.hits[old, new]:8}" for old, new in TABLE)
+        head = f"{self.totals['runs']} runs, {self.totals['steps']} steps\n"
+        return head + "\n".join(f"{old:>10} -> {new:10} {self.hits[old, new]:8}" for old, new in TABLE)
 
 
 @pytest.mark.case(4, 6, 31, 32, 33, 35)

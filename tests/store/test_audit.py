@@ -17,7 +17,7 @@ from scheduler.store.read import explain
 from support.bench import Bench, Step, ring_and_step
 
 
-def told(bench: Bench, **wanted: Any) -> list[tuple[str, Any, str | None, str | None]]:
+def entries(bench: Bench, **wanted: Any) -> list[tuple[str, Any, str | None, str | None]]:
     """Oldest first: action, what it was about, who and why."""
     found = bench.jobs.audit(**wanted)
     return [(e.action, e.task_id or e.subject, e.actor, e.reason) for e in reversed(found)]
@@ -43,7 +43,7 @@ def test_each_verb_says_who_and_why(bench: Bench) -> None:
         jobs.schedules.delete("nightly")
         jobs.emit_event("paid")
     why = ("alice", "wrong customer")
-    assert told(bench) == [
+    assert entries(bench) == [
         ("schedule registered", "schedule nightly", getpass.getuser(), None),
         ("cancel", gone, *why),
         ("retry", gone, *why),
@@ -71,7 +71,7 @@ def test_what_changes_nothing_is_not_recorded(bench: Bench) -> None:
     jobs.cancel_task(done)
     with pytest.raises(InvalidTransitionError):
         jobs.retry_task(done)
-    assert [action for action, *_ in told(bench)] == ["schedule registered", "event emitted"]
+    assert [action for action, *_ in entries(bench)] == ["schedule registered", "event emitted"]
     jobs.task(Step("nightly")).key("nightly").daily_at(4, 0).schedule()
     (changed,) = jobs.audit(action="schedule replaced")
     assert set(changed.before) == set(changed.after) == {"recurrence"}
@@ -82,7 +82,7 @@ def test_it_commits_and_rolls_back_with_the_change(bench: Bench) -> None:
     with bench.jobs.database.write() as tx:
         bench.jobs.emit_event("paid", connection=tx.connection)
         tx.connection.rollback()
-    assert told(bench) == []
+    assert entries(bench) == []
 
 
 def test_a_bulk_has_one_name_and_its_filter(bench: Bench) -> None:
@@ -209,7 +209,7 @@ def test_workers_are_steered_from_programs(bench: Bench) -> None:
         assert [one.state for one in jobs.workers.list()] == ["live"]
         jobs.workers.restart(worker.id)
     about = f"worker {worker.id}"
-    assert told(bench) == [(verb, about, "alice", "deploy") for verb in ("drain", "resume", "restart")]
+    assert entries(bench) == [(verb, about, "alice", "deploy") for verb in ("drain", "resume", "restart")]
     assert {entry.via for entry in jobs.audit()} == {"page"}
     for wrong in (0, worker.id + 1):
         with pytest.raises(UnknownWorkerError):
@@ -231,7 +231,7 @@ def test_what_a_person_submits_is_recorded_and_what_a_program_schedules_is_not(b
             two = batch.task(Step("a"))
             batch.task(Step("b")).depend_on([two])
     first, second = batch.ids
-    assert told(bench) == [("submit", int(i), "alice", "again") for i in (one, kept, first, second)]
+    assert entries(bench) == [("submit", int(i), "alice", "again") for i in (one, kept, first, second)]
     with jobs.database.write() as tx, jobs.acting("alice"):
         bench.step("gone").schedule(tx.connection)
         tx.connection.rollback()
@@ -253,7 +253,7 @@ def test_upkeep_from_programs(bench: Bench) -> None:
     bench.drain()
     bench.clock.advance(30 * 86400)
     assert jobs.gc(dry_run=True).tasks == 1
-    assert told(bench) == []
+    assert entries(bench) == []
     bench.execute("UPDATE schedd_tasks SET result_until = NULL, result = NULL")
     with jobs.acting("alice", via="page"):
         assert jobs.gc().tasks == 1

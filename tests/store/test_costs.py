@@ -225,6 +225,6 @@ def test_of_firing_schedules(jobs: Scheduler, database: Database, counted: Any) 
 
     check(counted(second), "fire schedules", database)
     with jobs.database.read() as tx:
-        told = "count(*), count(DISTINCT schedule), count(DISTINCT slot), max(started_at - slot), max(attempt)"
-        made = tx.connection.execute(sa.text(f"SELECT {told} FROM schedd_tasks WHERE state = {st.SUCCESS}")).one()
+        columns = "count(*), count(DISTINCT schedule), count(DISTINCT slot), max(started_at - slot), max(attempt)"
+        made = tx.connection.execute(sa.text(f"SELECT {columns} FROM schedd_tasks WHERE state = {st.SUCCESS}")).one()
     assert tuple(made) == (2 * TASKS, TASKS, 2, 0, 1)

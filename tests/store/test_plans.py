@@ -74,16 +74,16 @@ def check_plans(jobs: Scheduler, seen: Seen) -> int:
     claims = 0
     for text, bound in seen.statements.items():
         steps = plan(jobs, text, bound)
-        told = f"{text}\n" + "\n".join(steps)
+        shown = f"{text}\n" + "\n".join(steps)
         for one in steps:
-            assert not one.startswith(("Seq Scan schedd_tasks", "Bitmap Heap Scan schedd_tasks")), told
-            assert not (one.startswith("SCAN") and "USING" not in one and "schedd_tasks" in one), told
+            assert not one.startswith(("Seq Scan schedd_tasks", "Bitmap Heap Scan schedd_tasks")), shown
+            assert not (one.startswith("SCAN") and "USING" not in one and "schedd_tasks" in one), shown
         if "state <= 3" in text and "run_at" in text:
-            assert any(READY in one for one in steps), told
+            assert any(READY in one for one in steps), shown
             if "run_at <=" in text:
                 claims += 1
                 sorts = [one for one in steps if one.startswith(("Sort", "Incremental Sort", "USE TEMP B-TREE"))]
-                assert not sorts, told
+                assert not sorts, shown
     return claims
 
 
@@ -99,7 +99,7 @@ def test_a_full_table_is_neither_read_nor_sorted(fleet: Fleet, many: int, tell: 
     fill(jobs, many)
     fleet.clock.advance(11)  # a third of the lease: time to renew, and to plan anew
     step(jobs)
-    told = []
+    measured = []
     for when in ("with the statistics of an empty table", "analysed"):
         seen = Seen()
         before = [figures(jobs, SCANNED), figures(jobs, READ)] if postgres else []
@@ -111,11 +111,11 @@ def test_a_full_table_is_neither_read_nor_sorted(fleet: Fleet, many: int, tell: 
             assert scanned.n == before[0].n, f"{when}: {scanned.scans - before[0].scans} scans of the whole table"
             each = (read.n - before[1].n) / now
             assert each <= MOST_READ, when
-            told.append(f"{each:.2f} rows of the ready index for each task {when}")
+            measured.append(f"{each:.2f} rows of the ready index for each task {when}")
         if not postgres or when == "analysed":
             assert check_plans(jobs, seen), "no claim was seen"
         write(jobs, "ANALYZE schedd_tasks")
-    tell(f"3 x {many:,} rows: {'; '.join(told) or 'every statement by an index'}")
+    tell(f"3 x {many:,} rows: {'; '.join(measured) or 'every statement by an index'}")
 
 
 def test_a_guess_reads_the_head_of_its_lane(fleet: Fleet) -> None:

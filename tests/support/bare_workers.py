@@ -89,11 +89,11 @@ class Bare:
         def work() -> None:
             try:
                 with self.store.write() as tx:
-                    said = finish(tx.at(self.clock.now()), worker, [outcome], quick=quick)
+                    completion = finish(tx.at(self.clock.now()), worker, [outcome], quick=quick)
             except BaseException as error:
                 done.set_exception(error)
             else:
-                done.set_result(said)
+                done.set_result(completion)
 
         threading.Thread(target=work, daemon=True).start()
         waiting = sa.text(  # in this database: other tests share the server

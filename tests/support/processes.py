@@ -27,7 +27,7 @@ class Child:
     ) -> None:
         self.process: subprocess.Popen[str] | Forked
         if arguments[:2] == ("-m", "scheduler.daemon") and warm.can(environ) and not executed:
-            self.process = warm.start_heard(arguments[1], arguments[2:], place, environ)
+            self.process = warm.start_with_pipes(arguments[1], arguments[2:], place, environ)
         else:
             self.process = subprocess.Popen(
                 [sys.executable, *arguments], cwd=place, env=environ, stdin=-1, stdout=-1, stderr=-1, text=True

@@ -119,7 +119,7 @@ class Warm:
         assert answer, "the process that forks programs has died"
         return Forked(int(answer), ours)
 
-    def start_heard(self, module: str, arguments: Sequence[str], place: Path, environ: dict[str, str]) -> Forked:
+    def start_with_pipes(self, module: str, arguments: Sequence[str], place: Path, environ: dict[str, str]) -> Forked:
         """The same with pipes of text for all three."""
         pipes = [os.pipe2(os.O_CLOEXEC) for _ in range(3)]
         theirs = [pipes[0][0], pipes[1][1], pipes[2][1]]

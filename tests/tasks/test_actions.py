@@ -266,13 +266,13 @@ def test_an_action_names_whom_it_is_for(alice: Side) -> None:
 
 @pytest.mark.case(90, pure=True)
 def test_who_is_not_in_the_audience_refuses_it(bob: Side, published: Published) -> None:
-    for aud, told in (
+    for aud, message in (
         ("carol.example", r"is for carol\.example, and not for bob\.example"),
         (["carol.example", "dora.example"], r"is for carol\.example, dora\.example, and not"),
         ([f"{n}.example" for n in range(9)], r"is for 0\.example, 1\.example, 2\.example and 6 more, and not"),
         (..., r"has no audience \(aud\), so it is not taken for bob\.example: .*require_audience = false"),
     ):
-        with pytest.raises(PermanentError, match=told) as refused:
+        with pytest.raises(PermanentError, match=message) as refused:
             bob.take(forge(aud=aud))
         assert refused.value.status == 403
     assert published.server.asked == [], "nothing is asked for an action of others"
@@ -305,8 +305,8 @@ def test_the_other_signature_of_an_action_is_refused(alice: Side, bob: Side) -> 
     other = twin(token)
     public = load_public_key(public_keys(KEY)[0]["publicKey"])
     assert public is not None
-    told = jwt.decode(other, public, algorithms=["ES384"], options={"verify_aud": False})
-    assert told["iss"] == "alice.example", "the twin's signature is valid by itself"
+    payload = jwt.decode(other, public, algorithms=["ES384"], options={"verify_aud": False})
+    assert payload["iss"] == "alice.example", "the twin's signature is valid by itself"
     assert action_id_of(other) != action_id_of(token)
     with pytest.raises(PermanentError, match=r"its signature has a second form .*sign with the lower s"):
         bob.take(other)

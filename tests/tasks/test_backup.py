@@ -48,9 +48,9 @@ def run(tmp_path: Path, task: BackupTask, ctx: FakeContext | None = None, **more
 
 
 def test_a_directory(tmp_path: Path, source: Path) -> None:
-    told = run(tmp_path, BackupTask(str(source), str(tmp_path / "backups")))
+    result = run(tmp_path, BackupTask(str(source), str(tmp_path / "backups")))
     made = tmp_path / "backups" / "data-20260102T030405Z.tar.gz"
-    assert told == {"path": str(made), "size": made.stat().st_size, "files": 3, "removed": []}
+    assert result == {"path": str(made), "size": made.stat().st_size, "files": 3, "removed": []}
     with tarfile.open(made) as archive:
         assert archive.getnames() == ["a", "deep", "deep/b", "link", "run.sh"]
         assert archive.extractfile("deep/b").read() == (source / "deep" / "b").read_bytes()  # type: ignore[union-attr]
@@ -71,8 +71,8 @@ def test_the_newest_stay(tmp_path: Path, source: Path) -> None:
     for day in range(4):
         ctx = FakeContext()
         ctx.slot = datetime(2026, 3, 1, tzinfo=UTC) + timedelta(days=day)
-        told = run(tmp_path, task, ctx)
-    assert told["removed"] == ["nightly-20260302T000000Z.tar.gz"]
+        result = run(tmp_path, task, ctx)
+    assert result["removed"] == ["nightly-20260302T000000Z.tar.gz"]
     left = sorted(path.name for path in (tmp_path / "backups").iterdir())
     assert left == [
         drafts[2],  # of another task, that may be making it now
@@ -101,12 +101,12 @@ def test_the_store_while_it_is_written(tmp_path: Path) -> None:
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        told = run(tmp_path, BackupTask(backup.STORE, str(tmp_path / "backups")), store={"sqlite": str(store)})
+        result = run(tmp_path, BackupTask(backup.STORE, str(tmp_path / "backups")), store={"sqlite": str(store)})
     finally:
         stop.set()
         writer.join()
-    assert Path(told["path"]).name == "store-20260102T030405Z.sqlite"
-    with closing(sqlite3.connect(told["path"])) as copy:
+    assert Path(result["path"]).name == "store-20260102T030405Z.sqlite"
+    with closing(sqlite3.connect(result["path"])) as copy:
         assert copy.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         assert copy.execute("SELECT count(*) FROM pair WHERE a <> b").fetchone() == (0,)
     with pytest.raises(PermanentError, match="not a SQLite file"):
@@ -145,8 +145,8 @@ def test_the_store_while_another_program_writes_all_the_time(
         return steps > 1000
 
     ctx = FakeContext(cancel_when=one_more)
-    told = run(tmp_path, BackupTask(backup.STORE, str(tmp_path / "backups")), ctx, store={"sqlite": str(store)})
-    with closing(sqlite3.connect(told["path"])) as copy:
+    result = run(tmp_path, BackupTask(backup.STORE, str(tmp_path / "backups")), ctx, store={"sqlite": str(store)})
+    with closing(sqlite3.connect(result["path"])) as copy:
         assert copy.execute("SELECT count(*) FROM t").fetchone() == (100,), "as it was in the beginning"
 
 
@@ -183,10 +183,10 @@ def test_signs_of_life(
     run(tmp_path, BackupTask(str(source), str(tmp_path / "backups")), ctx)
     assert len(beats) >= 5
     run(tmp_path, BackupTask(backup.STORE, str(tmp_path / "backups")), ctx, store={"sqlite": str(busy[0])})
-    told = [percent for percent, _ in ctx.progress]
-    assert told == sorted(told)
-    assert len(set(told)) >= 50
-    assert told[-1] == 100
+    percents = [percent for percent, _ in ctx.progress]
+    assert percents == sorted(percents)
+    assert len(set(percents)) >= 50
+    assert percents[-1] == 100
 
 
 def test_the_store_of_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,9 +199,9 @@ def test_the_store_of_a_configuration(tmp_path: Path, monkeypatch: pytest.Monkey
     jobs = Scheduler.from_config()
     task_id = jobs.task(BackupTask(backup.STORE, str(tmp_path / "backups"), name="nightly")).schedule()
     drain(jobs)
-    told = jobs.result(task_id, timeout=0)
+    result = jobs.result(task_id, timeout=0)
     jobs.close()
-    with closing(sqlite3.connect(told["path"])) as copy:
+    with closing(sqlite3.connect(result["path"])) as copy:
         assert copy.execute("SELECT kind FROM schedd_tasks").fetchall() == [("BackupTask",)]
 
 
@@ -218,12 +218,12 @@ def test_a_file_that_changes_while_it_is_read(tmp_path: Path, source: Path, monk
 
     monkeypatch.setattr(backup.ArchivePass, "_add", meddle)
     changes = 1
-    told = run(tmp_path, BackupTask(str(source), str(tmp_path / "backups")))
-    with tarfile.open(told["path"]) as archive:
+    result = run(tmp_path, BackupTask(str(source), str(tmp_path / "backups")))
+    with tarfile.open(result["path"]) as archive:
         assert archive.extractfile("a").read() == b"changed!"  # type: ignore[union-attr]
     passes.clear()
     changes = 99
-    (tmp_path / "backups" / Path(told["path"]).name).unlink()
+    (tmp_path / "backups" / Path(result["path"]).name).unlink()
     with pytest.raises(OSError, match="changes all the time, for example a"):
         run(tmp_path, BackupTask(str(source), str(tmp_path / "backups")))
     assert list((tmp_path / "backups").iterdir()) == []
@@ -241,8 +241,8 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path, source: Path, monk
 
     monkeypatch.setattr(backup, "CancellableReader", Meddling)
     os.unlink(source / "a")
-    told = run(tmp_path, BackupTask(str(source), str(tmp_path / "backups")))
-    with tarfile.open(told["path"]) as archive:
+    result = run(tmp_path, BackupTask(str(source), str(tmp_path / "backups")))
+    with tarfile.open(result["path"]) as archive:
         assert archive.extractfile("deep/b").read() == b"short"  # type: ignore[union-attr]
 
 
@@ -250,10 +250,10 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path, source: Path, monk
 def test_an_archive_is_for_its_owner_alone(tmp_path: Path, source: Path) -> None:
     before = os.umask(0o022)
     try:
-        told = run(tmp_path, BackupTask(str(source), str(tmp_path / "backups")))
+        result = run(tmp_path, BackupTask(str(source), str(tmp_path / "backups")))
     finally:
         os.umask(before)
-    assert os.stat(told["path"]).st_mode & 0o777 == 0o600
+    assert os.stat(result["path"]).st_mode & 0o777 == 0o600
 
 
 def test_where_it_may_read_and_write(tmp_path: Path, source: Path) -> None:
@@ -289,8 +289,8 @@ def test_what_is_exchanged_for_a_link_is_not_archived(
         return found
 
     monkeypatch.setattr(os, "stat", look)
-    told = run(tmp_path, BackupTask(str(source), str(tmp_path / "backups")))
-    with tarfile.open(told["path"]) as archive:
+    result = run(tmp_path, BackupTask(str(source), str(tmp_path / "backups")))
+    with tarfile.open(result["path"]) as archive:
         assert archive.getmember(name).issym(), "made again, as it is by now"
         assert ("deep/b" in archive.getnames()) is (name == "a")
 

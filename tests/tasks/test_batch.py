@@ -38,10 +38,10 @@ def test_every_item() -> None:
 
 def test_going_on_with_the_others() -> None:
     batched.broken.update({1, 3})
-    told = run(function=f"{MODULE}:fragile", items=list(range(5)), chunk=2, on_error="continue", collect=True)
-    assert told["done"] == 3
-    assert told["results"] == [0, None, 2, None, 4]
-    assert told["failed"] == [{"item": n, "error": f"ValueError: {n} is broken"} for n in (1, 3)]
+    result = run(function=f"{MODULE}:fragile", items=list(range(5)), chunk=2, on_error="continue", collect=True)
+    assert result["done"] == 3
+    assert result["results"] == [0, None, 2, None, 4]
+    assert result["failed"] == [{"item": n, "error": f"ValueError: {n} is broken"} for n in (1, 3)]
 
 
 def test_the_end_of_its_time_is_no_failure_of_an_item() -> None:

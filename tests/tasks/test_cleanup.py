@@ -46,8 +46,8 @@ def test_what_is_old_goes(tmp_path: Path) -> None:
     age(root / "fifo")
     for directory in ("deep/er", "deep", "mixed"):
         age(root / directory)
-    told = clean(root)
-    assert told == {"removed": 5, "bytes": 12 + len(str(outside)), "directories": 2, "kept": 4, "failed": []}
+    result = clean(root)
+    assert result == {"removed": 5, "bytes": 12 + len(str(outside)), "directories": 2, "kept": 4, "failed": []}
     left = sorted(str(path.relative_to(root)) for path in root.rglob("*"))
     assert [name for name in left if not name.startswith("dirlink/")] == [
         "dirlink",

@@ -186,11 +186,11 @@ def test_a_photo_gets_to_bob(tmp_path: Path, nursery: Nursery, bobs_store: str |
     at_bobs = bob.client()
     (taken,) = at_bobs.list_tasks(kind=ActionVerifierTask.__name__)
     made = jobs.result(action_id, timeout=PATIENCE)
-    told = at_bobs.result(taken.id, timeout=PATIENCE)
+    result = at_bobs.result(taken.id, timeout=PATIENCE)
     files = [jobs.result(one, timeout=PATIENCE)["file_id"] for one in (file_id, tn_id, sd_id)]
     assert files[0] == file_id_of(hashlib.sha256(original).digest())
     assert made["attachments"] == files
-    assert told == {"action_id": made["action_id"], "iss": "alice.example", "t": "POST", "fetched": files}
+    assert result == {"action_id": made["action_id"], "iss": "alice.example", "t": "POST", "fetched": files}
     assert at_bobs.get_task(taken.id).state is TaskState.SUCCESS
 
     own, received = (side.actions.get(TENANT, made["action_id"]) for side in (alice, bob))

@@ -41,17 +41,17 @@ def run(task: Any, settings: dict[str, Any] | None = None, **more: Any) -> Any:
 
 def test_a_request_and_its_answer() -> None:
     with serving(answer(201, b'{"ok": 1}', Content_Type="application/json", Set_Cookie="session=1")) as server:
-        told = run(HttpTask(server.url + "/things?x=1", "POST", {"X-Own": "yes"}, json={"a": [1]}))
+        result = run(HttpTask(server.url + "/things?x=1", "POST", {"X-Own": "yes"}, json={"a": [1]}))
     (asked,) = server.asked
     assert (asked.method, asked.path, json.loads(asked.body)) == ("POST", "/things?x=1", {"a": [1]})
     assert asked.headers["x-own"] == "yes"
     assert asked.headers["host"] == f"127.0.0.1:{server.port}"
     assert asked.headers["idempotency-key"] == "task-42"
-    assert told["status"] == 201
-    assert told["body"] == '{"ok": 1}'
-    assert told["headers"]["content-type"] == "application/json"
-    assert "set-cookie" not in told["headers"]
-    assert (told["truncated"], told["url"]) == (False, server.url + "/things?x=1")
+    assert result["status"] == 201
+    assert result["body"] == '{"ok": 1}'
+    assert result["headers"]["content-type"] == "application/json"
+    assert "set-cookie" not in result["headers"]
+    assert (result["truncated"], result["url"]) == (False, server.url + "/things?x=1")
 
 
 @pytest.mark.case(61)
@@ -74,8 +74,8 @@ def test_any_key_makes_an_idempotency_key(key: str, sent: str) -> None:
 
 def test_long_and_binary_answers() -> None:
     with serving(answer(200, b"y" * 100_000)) as server:
-        told = run(HttpTask(server.url, max_body=1000))
-    assert (told["body"], told["truncated"]) == ("y" * 1000, True)
+        result = run(HttpTask(server.url, max_body=1000))
+    assert (result["body"], result["truncated"]) == ("y" * 1000, True)
     with serving(answer(200, b"\x00\xff")) as server:
         assert run(HttpTask(server.url))["body_base64"] == "AP8="
 
@@ -325,8 +325,8 @@ def test_redirects_are_followed_and_looked_at_again() -> None:
     with serving(answer(200, b"there")) as target:
         with serving(answer(302, Location=f"{target.url}/end")) as server:
             headers = {"Authorization": "Bearer x", "X-Own": "1"}
-            told = run(HttpTask(server.url, "POST", headers, body="data"))
-        assert (told["body"], told["url"]) == ("there", f"{target.url}/end")
+            result = run(HttpTask(server.url, "POST", headers, body="data"))
+        assert (result["body"], result["url"]) == ("there", f"{target.url}/end")
         assert server.asked[0].headers["authorization"] == "Bearer x"
         (asked,) = target.asked
         assert (asked.method, asked.body) == ("GET", b"")
@@ -409,9 +409,9 @@ def test_secrets_go_to_their_host_only(tmp_path: Path) -> None:
     http = {"allow": ["127.0.0.1"], "secrets": ["token@127.0.0.1"], "secrets_dir": str(tmp_path)}
     headers = {"Authorization": "Bearer ${token}"}
     with serving(answer(200, b"you said hunter2", X_Echo="hunter2")) as server:
-        told = run(HttpTask(server.url, headers=headers), {"http": http})
+        result = run(HttpTask(server.url, headers=headers), {"http": http})
     assert server.asked[0].headers["authorization"] == "Bearer hunter2"
-    assert "hunter2" not in json.dumps(told)
+    assert "hunter2" not in json.dumps(result)
     with serving(answer(400, b"bad token hunter2")) as server, pytest.raises(PermanentError) as failed:
         run(HttpTask(server.url, headers=headers), {"http": http})
     assert "hunter2" not in str(failed.value)
@@ -427,7 +427,7 @@ def test_secrets_go_to_their_host_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("entry", "url", "told"),
+    ("entry", "url", "allowed"),
     [
         ("token@crm.internal", "https://crm.internal", True),
         ("token@https://crm.internal", "https://crm.internal", True),
@@ -442,11 +442,11 @@ def test_secrets_go_to_their_host_only(tmp_path: Path) -> None:
         ("token@::1", "http://::1", True),
     ],
 )
-def test_secrets_leave_this_machine_encrypted(tmp_path: Path, entry: str, url: str, told: bool) -> None:
+def test_secrets_leave_this_machine_encrypted(tmp_path: Path, entry: str, url: str, allowed: bool) -> None:
     (tmp_path / "token").write_text("hunter2\n")
     secrets = Secrets({"http": {"secrets": [entry], "secrets_dir": str(tmp_path)}})
     scheme, _, host = url.partition("://")
-    if told:
+    if allowed:
         assert secrets.filled("${token}", scheme, host) == "hunter2"
         return
     says = re.escape(
@@ -505,8 +505,8 @@ def test_a_server_that_repeats_a_secret(tmp_path: Path, reply: bytes, fields: di
     http = {"allow": ["127.0.0.1"], "secrets": ["token@127.0.0.1"], "secrets_dir": str(tmp_path)}
     with serving(reply, answer(200)) as server:
         try:
-            told = run(HttpTask(server.url, headers={"X-Key": "${token}"}, **fields), {"http": http})
-            shown = json.dumps(told, ensure_ascii=False) + unbased(told)
+            result = run(HttpTask(server.url, headers={"X-Key": "${token}"}, **fields), {"http": http})
+            shown = json.dumps(result, ensure_ascii=False) + unbased(result)
         except (PermanentError, Unreachable) as error:
             shown = f"{error} {error.args} {error.__cause__}"
     assert server.asked[0].headers["x-key"] == key
@@ -514,8 +514,8 @@ def test_a_server_that_repeats_a_secret(tmp_path: Path, reply: bytes, fields: di
     assert base64.b64encode(KEY.encode()).decode() not in shown
 
 
-def unbased(told: dict[str, Any]) -> str:
-    return base64.b64decode(told.get("body_base64", "")).decode("utf-8", "replace")
+def unbased(result: dict[str, Any]) -> str:
+    return base64.b64decode(result.get("body_base64", "")).decode("utf-8", "replace")
 
 
 @pytest.mark.parametrize(
@@ -551,8 +551,8 @@ INBOX = {"http": {"allow": ["127.0.0.1"]}}
 
 def action(**claims: Any) -> str:
     """An action with a signature of zeros, for bob unless ``aud`` says otherwise."""
-    told = {"iss": "alice.example", "iat": 1, "t": "POST", "aud": "bob.example"} | claims
-    parts = (json.dumps({"alg": "ES384"}).encode(), json.dumps(told).encode(), bytes(96))
+    fields = {"iss": "alice.example", "iat": 1, "t": "POST", "aud": "bob.example"} | claims
+    parts = (json.dumps({"alg": "ES384"}).encode(), json.dumps(fields).encode(), bytes(96))
     return ".".join(base64.urlsafe_b64encode(part).decode().rstrip("=") for part in parts)
 
 
@@ -587,12 +587,12 @@ def test_deliveries_that_fail(status: int, error: type[Exception]) -> None:
 @pytest.mark.case(90, pure=True)
 def test_an_action_goes_to_its_audience_only() -> None:
     with serving(answer(202)) as server:
-        for token, told in (
+        for token, message in (
             (action(aud=["carol.example"]), r"is for carol\.example, and not for bob\.example"),
             (action(aud=[]), "not a signed action: aud names 0 domains"),
             ("x", "not a signed action"),
         ):
-            with pytest.raises(PermanentError, match=told):
+            with pytest.raises(PermanentError, match=message):
                 deliver(server, token=token)
         assert server.asked == []
         deliver(server, token=action(aud=["carol.example", "bob.example"]))

@@ -79,8 +79,8 @@ def place(certificates: Certificates) -> Iterator[Place]:
 def secure(certificates: Certificates) -> Iterator[Place]:
     def check(server: Any, session: Any, envelope: Any, mechanism: str, data: Any) -> AuthResult:
         good = isinstance(data, LoginPassword) and data.password == b"hunter2"
-        said = made.inbox.answers.get("login")
-        return AuthResult(success=good, handled=good, message=said)
+        message = made.inbox.answers.get("login")
+        return AuthResult(success=good, handled=good, message=message)
 
     tls = certificates.server("127.0.0.1")
     made = Place(tls, certificates.ca, require_starttls=True, authenticator=check, auth_required=True)
@@ -120,11 +120,13 @@ def test_with_encryption_and_a_login(secure: Place) -> None:
 @pytest.mark.parametrize("how", ["plain", "login", "itself"])
 def test_a_server_that_repeats_the_password(secure: Place, how: str) -> None:
     password = "hunter2-of-the-mail"
-    told = {"plain": f"\0me\0{password}", "login": password, "itself": ""}[how]
-    secure.inbox.answers["login"] = "535 no: " + (base64.b64encode(told.encode()).decode() if told else password)
+    credentials = {"plain": f"\0me\0{password}", "login": password, "itself": ""}[how]
+    secure.inbox.answers["login"] = "535 no: " + (
+        base64.b64encode(credentials.encode()).decode() if credentials else password
+    )
     with pytest.raises(PermanentError, match="refuses the login: 535 no") as failed:
         secure.send(MAIL, user="me", password=password)
-    for secret in (password, base64.b64encode(told.encode()).decode() or password):
+    for secret in (password, base64.b64encode(credentials.encode()).decode() or password):
         assert secret not in str(failed.value)
 
 
@@ -154,9 +156,9 @@ def test_each_of_several_gets_it_once(place: Place) -> None:
     with pytest.raises(Refused, match="450 busy"):
         place.send(task, ctx)
     place.inbox.answers.pop("b@example.org")
-    told = place.send(task, ctx)  # the next attempt: what was done is recorded
-    assert told["sent_to"] == ["a@example.org", "b@example.org"]
-    assert list(told["refused"]) == ["c@example.org"]
+    sent = place.send(task, ctx)  # the next attempt: what was done is recorded
+    assert sent["sent_to"] == ["a@example.org", "b@example.org"]
+    assert list(sent["refused"]) == ["c@example.org"]
     assert [to for to, _ in place.inbox.mails] == ["a@example.org", "b@example.org"]
 
 

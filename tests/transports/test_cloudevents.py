@@ -56,10 +56,10 @@ def outgoing(key: str, **more: Any) -> Outgoing:
 )
 def test_the_answer_decides(endpoint: Endpoint, status: int, headers: dict[str, str], wanted: Any) -> None:
     endpoint.status, endpoint.headers = status, headers
-    (said,) = sink(endpoint).publish([outgoing("k")])
-    if isinstance(said, Refused):
-        said = Refused(said.key, said.reason.partition(" ")[2], said.final, said.after)
-    assert said == wanted
+    (answer,) = sink(endpoint).publish([outgoing("k")])
+    if isinstance(answer, Refused):
+        answer = Refused(answer.key, answer.reason.partition(" ")[2], answer.final, answer.after)
+    assert answer == wanted
 
 
 def test_an_endpoint_that_is_away_is_trouble_of_the_transport(endpoint: Endpoint) -> None:

@@ -143,13 +143,13 @@ def limits_hold(group: Path, daemon: Daemon) -> None:
     within = run(jobs, Within())
     assert 256 << 20 <= int(within["max"]) < 400 << 20, within
     say(f"a kind's limit while it runs: memory.max is {within['max']}")
-    told = run(jobs, Family(20))
-    assert "with all that it had started it was over its limit of 256 MiB of memory" in told, told
-    say(f"grandchildren that take 4 GiB together: {told}")
+    outcome = run(jobs, Family(20))
+    assert "with all that it had started it was over its limit of 256 MiB of memory" in outcome, outcome
+    say(f"grandchildren that take 4 GiB together: {outcome}")
     until(lambda: len(processes(group)) <= 5, "of the family nothing is left")
-    told = run(jobs, Alone())
-    assert "MemoryError" in told or "the limit of this kind is memory 256 MiB" in told, told
-    say(f"4 GiB alone: {told.splitlines()[-1]}")
+    outcome = run(jobs, Alone())
+    assert "MemoryError" in outcome or "the limit of this kind is memory 256 MiB" in outcome, outcome
+    say(f"4 GiB alone: {outcome.splitlines()[-1]}")
     bomb = jobs.task(Bomb()).schedule()
     most = until(lambda: (n := len(processes(group))) > 500 and n, "it multiplies")
     say(f"a fork bomb has {most} processes")

@@ -184,7 +184,7 @@ def test_cancelled_is_cancelled(fleet: Fleet) -> None:
 
 
 def test_hooks_get_what_was_raised(fleet: Fleet) -> None:
-    told: list[BaseException] = []
+    received: list[BaseException] = []
 
     class Hooked(Task):
         async def run(self, ctx: AsyncContext) -> None:
@@ -192,7 +192,7 @@ def test_hooks_get_what_was_raised(fleet: Fleet) -> None:
                 group.create_task(raises())
 
         def on_failed(self, ctx: AsyncContext, error: BaseException) -> None:
-            told.append(error)
+            received.append(error)
 
     async def raises() -> None:
         raise GONE
@@ -200,6 +200,6 @@ def test_hooks_get_what_was_raised(fleet: Fleet) -> None:
     jobs = fleet.worker(Hooked)
     jobs.task(Hooked()).schedule()
     drain(jobs)
-    (error,) = told
+    (error,) = received
     assert isinstance(error, ExceptionGroup)
     assert error.exceptions == (GONE,)

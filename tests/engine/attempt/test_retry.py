@@ -29,14 +29,14 @@ S = 1_000_000
 @task
 def attempt(ctx: Context) -> Any:
     """Does what the next entry of the worker's state says: raise it, or return it."""
-    said = ctx.state.pop(0) if len(ctx.state) > 1 else ctx.state[0]
-    if isinstance(said, BaseException):
-        raise said
-    return said
+    outcome = ctx.state.pop(0) if len(ctx.state) > 1 else ctx.state[0]
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return outcome
 
 
-def failing(fleet: Fleet, *said: Any, **options: Any) -> Scheduler:
-    return fleet.worker(attempt, state=list(said) or [ValueError("no")], **options)
+def failing(fleet: Fleet, *outcomes: Any, **options: Any) -> Scheduler:
+    return fleet.worker(attempt, state=list(outcomes) or [ValueError("no")], **options)
 
 
 def wait_of(jobs: Scheduler, task_id: int, clock: FakeClock) -> float:
@@ -277,15 +277,15 @@ class Watched(Task, retry=policy(1, 1, max_attempts=3)):
         self.say(ctx)
 
     def on_attempt_failed(self, ctx: Context, error: BaseException) -> None:
-        ctx.state["told"].append(("attempt", self.name, ctx.attempt, str(error)))
+        ctx.state["calls"].append(("attempt", self.name, ctx.attempt, str(error)))
 
     def on_failed(self, ctx: Context, error: BaseException) -> None:
-        ctx.state["told"].append(("end", self.name, ctx.attempt, str(error)))
+        ctx.state["calls"].append(("end", self.name, ctx.attempt, str(error)))
 
     def say(self, ctx: Context | AsyncContext) -> None:
-        said = ctx.state["says"][min(ctx.attempt, len(ctx.state["says"])) - 1]
-        if said is not None:
-            raise said
+        outcome = ctx.state["says"][min(ctx.attempt, len(ctx.state["says"])) - 1]
+        if outcome is not None:
+            raise outcome
 
 
 class AsyncWatched(Watched):
@@ -293,16 +293,16 @@ class AsyncWatched(Watched):
         self.say(ctx)
 
     async def on_attempt_failed(self, ctx: AsyncContext, error: BaseException) -> None:  # type: ignore[override]
-        ctx.state["told"].append(("attempt", self.name, ctx.attempt, str(error)))
+        ctx.state["calls"].append(("attempt", self.name, ctx.attempt, str(error)))
 
     async def on_failed(self, ctx: AsyncContext, error: BaseException) -> None:  # type: ignore[override]
-        ctx.state["told"].append(("end", self.name, ctx.attempt, str(error)))
+        ctx.state["calls"].append(("end", self.name, ctx.attempt, str(error)))
 
 
 @pytest.mark.case(15)
 @pytest.mark.parametrize("kind", [Watched, AsyncWatched])
 @pytest.mark.parametrize(
-    ("says", "told"),
+    ("says", "calls"),
     [
         ([ValueError("x")], [("attempt", 1), ("attempt", 2), ("end", 3)]),
         ([ValueError("x"), None], [("attempt", 1)]),
@@ -312,24 +312,24 @@ class AsyncWatched(Watched):
     ],
 )
 def test_hooks_are_told_of_each_failure_once(
-    fleet: Fleet, clock: FakeClock, kind: type[Watched], says: Any, told: Any
+    fleet: Fleet, clock: FakeClock, kind: type[Watched], says: Any, calls: Any
 ) -> None:
-    jobs = fleet.worker(kind, state={"says": says, "told": []})
+    jobs = fleet.worker(kind, state={"says": says, "calls": []})
     jobs.task(kind("one")).schedule()
     for _ in range(5):
         drain(jobs)
         clock.advance(1)
-    assert jobs.state["told"] == [(what, "one", number, "x") for what, number in told]
+    assert jobs.state["calls"] == [(what, "one", number, "x") for what, number in calls]
 
 
 @pytest.mark.case(15)
 def test_a_snooze_is_no_failure_to_be_told_of(fleet: Fleet, clock: FakeClock) -> None:
-    jobs = fleet.worker(Watched, state={"says": [Snooze(1)], "told": []})
+    jobs = fleet.worker(Watched, state={"says": [Snooze(1)], "calls": []})
     jobs.task(Watched("one")).schedule()
     for _ in range(3):
         drain(jobs)
         clock.advance(1)
-    assert jobs.state["told"] == []
+    assert jobs.state["calls"] == []
 
 
 @pytest.mark.case(16)

@@ -304,7 +304,7 @@ def test_a_limit_holds_while_the_handler_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("events", "told"),
+    ("events", "reason"),
     [
         ("low 0\nhigh 0\nmax 9\noom 0\noom_kill 0\n", None),
         ("low 0\nhigh 0\nmax 9\noom 1\noom_kill 3\noom_group_kill 1\n", "limit"),
@@ -312,9 +312,9 @@ def test_a_limit_holds_while_the_handler_runs(tmp_path: Path) -> None:
         ("", None),
     ],
 )
-def test_why_the_kernel_killed(tmp_path: Path, events: str, told: str | None) -> None:
+def test_why_the_kernel_killed(tmp_path: Path, events: str, reason: str | None) -> None:
     (tmp_path / "memory.events").write_text(events)
-    assert cgroups.killed_for_memory(str(tmp_path)) == told
+    assert cgroups.killed_for_memory(str(tmp_path)) == reason
     assert cgroups.killed_for_memory(str(tmp_path / "gone")) is None
     assert cgroups.killed_for_memory(None) is None
 
@@ -334,10 +334,10 @@ class Reports:
     """Instead of the control socket of a fork server: what it says."""
 
     def __init__(self) -> None:
-        self.said: list[Any] = []
+        self.sent: list[Any] = []
 
     def send(self, data: bytes) -> None:
-        self.said.append(msgspec.msgpack.decode(data))
+        self.sent.append(msgspec.msgpack.decode(data))
 
 
 def test_an_end_is_told_when_all_have_gone_however_long_that_takes(
@@ -357,7 +357,7 @@ def test_an_end_is_told_when_all_have_gone_however_long_that_takes(
         left = 100
         for _ in range(100):
             server.reap()
-            assert reports.said == []
+            assert reports.sent == []
             now += forkserver.ORPHANS_GIVE_UP_S / 2
             left -= 1
         assert left == 0
@@ -367,13 +367,13 @@ def test_an_end_is_told_when_all_have_gone_however_long_that_takes(
             server.fewest_since = now
             now += forkserver.ORPHANS_GIVE_UP_S + 1
         server.reap()
-        assert reports.said == [["ended", 4711, -9]]
-        reports.said.clear()
+        assert reports.sent == [["ended", 4711, -9]]
+        reports.sent.clear()
 
 
 def test_the_error_names_the_limit() -> None:
-    told = describe_exit(-signal.SIGKILL, Limits(memory=2**28), out_of_memory=False, over_memory=True)
-    assert told.endswith("SIGKILL: with all that it had started it was over its limit of 256 MiB of memory")
+    described = describe_exit(-signal.SIGKILL, Limits(memory=2**28), out_of_memory=False, over_memory=True)
+    assert described.endswith("SIGKILL: with all that it had started it was over its limit of 256 MiB of memory")
     assert describe_exit(-signal.SIGKILL, Limits(memory=2**28), out_of_memory=True).startswith(
         "its process was killed by SIGKILL: the system ran out of memory"
     )
@@ -403,8 +403,8 @@ def test_a_real_child_is_in_its_group(database: Database, tmp_path: Path, monkey
         for kind in (kinds.Grouped, kinds.Pid):
             jobs.register(kind)
         fine = jobs.task(kinds.Grouped(str(groups))).schedule()
-        told = jobs.result(fine, timeout=30)
-        assert told == {"procs": "0", "max": str(2**28 + 5)}
+        limits = jobs.result(fine, timeout=30)
+        assert limits == {"procs": "0", "max": str(2**28 + 5)}
         (place,) = groups.iterdir()
         assert (place / "memory.max").read_text() == "max"
         over = jobs.task(kinds.Grouped(str(groups), dies=True)).schedule()

@@ -219,11 +219,11 @@ def test_what_is_handed_back_beside_a_claim_is_told_to_others(fleet: Fleet, monk
     attempt = slots.waiting.pop()
     assert run_claimed(jobs) == 3
     engine.engine_state.report(attempt, released(attempt, jobs.database.now()))
-    rings: list[str] = []
-    monkeypatch.setattr(engine.notifier, "notify", lambda: rings.append("others"))
+    notified: list[str] = []
+    monkeypatch.setattr(engine.notifier, "notify", lambda: notified.append("others"))
     engine.step()
     assert completion_thread.recorded == 1
-    assert rings == ["others"]
+    assert notified == ["others"]
 
 
 @postgresql
@@ -329,9 +329,9 @@ def test_what_a_recorded_end_left_to_be_done_is_told(fleet: Fleet, monkeypatch: 
     flood(jobs)
     step(jobs)
     assert run_claimed(jobs) == 4
-    rings: list[str] = []
-    monkeypatch.setattr(engine.notifier, "notify", lambda: rings.append("others"))
-    monkeypatch.setattr(engine.periodic.schedules, "check_again", lambda: rings.append("schedules"))
+    notified: list[str] = []
+    monkeypatch.setattr(engine.notifier, "notify", lambda: notified.append("others"))
+    monkeypatch.setattr(engine.periodic.schedules, "check_again", lambda: notified.append("schedules"))
     for attempt, _ in engine.engine_state.outcomes:
         attempt.claimed = attempt.claimed._replace(schedule="nightly")
     do, look = completion_thread._do, engine.periodic.poll
@@ -352,12 +352,12 @@ def test_what_a_recorded_end_left_to_be_done_is_told(fleet: Fleet, monkeypatch: 
             broken.setattr(claims, "claim", lambda *_: 1 / 0)
             assert engine._round() == 0
         assert completion_thread.recorded == 1
-        assert not rings
+        assert not notified
         monkeypatch.setattr(completion_thread, "_do", do)
     engine.step()
     monkeypatch.setattr(completion_thread, "_do", do)
     assert jobs.get_task_status(child) is TaskState.SCHEDULED
-    assert sorted(rings) == ["others", "schedules"]
+    assert sorted(notified) == ["others", "schedules"]
     assert engine._pause() == 0
     engine.step()
     assert looked[-2:] == [False, True]
@@ -499,11 +499,11 @@ def test_its_statements_are_planned_anew_as_the_lease_is_renewed(
     forgotten: list[bool] = []
     forget = PostgreSQL.forget_plans
 
-    def told(dialect: Any, connection: sa.Connection) -> None:
+    def recording_forget(dialect: Any, connection: sa.Connection) -> None:
         forgotten.append(connection is completion_thread._connection)
         forget(dialect, connection)
 
-    monkeypatch.setattr(PostgreSQL, "forget_plans", told)
+    monkeypatch.setattr(PostgreSQL, "forget_plans", recording_forget)
     flood(jobs)
     step(jobs)
     assert goes_on(jobs) == 4

@@ -332,12 +332,12 @@ def test_schedules_are_looked_at_with_every_look(
         clock.advance(next(took))
         return look(*args, **options)
 
-    def told(schedules: ScheduleFirer, next_at: int) -> None:
+    def recorded(schedules: ScheduleFirer, next_at: int) -> None:
         seen.append(clock.monotonic())
         see(schedules, next_at)
 
     monkeypatch.setattr(looks_of_store, "poll", slowly)
-    monkeypatch.setattr(ScheduleFirer, "note_next", told)
+    monkeypatch.setattr(ScheduleFirer, "note_next", recorded)
     jobs = fleet.worker(plain)
     begun = clock.monotonic()
     while clock.monotonic() < begun + 5:

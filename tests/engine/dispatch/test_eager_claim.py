@@ -183,7 +183,7 @@ def look_from_places(jobs: Scheduler) -> None:
     engine_of(jobs).dispatch.lanes.offsets.start[("default", "plain", MEDIUM)] = (0, 0)
 
 
-def be_told_how_many(jobs: Scheduler) -> None:
+def limit_concurrency(jobs: Scheduler) -> None:
     engine_state = engine_of(jobs).engine_state
     engine_state.options = engine_state.options._replace(max_concurrent=2)
 
@@ -202,7 +202,7 @@ def take_the_slots_away(jobs: Scheduler) -> None:
         defer_to_newer_workers,
         let_renewal_be_due,
         look_from_places,
-        be_told_how_many,
+        limit_concurrency,
         take_the_slots_away,
     ],
 )

@@ -138,7 +138,7 @@ def test_they_begin_right_before_the_statement_that_takes_longest(
     seen: list[str] = []
     raw, release = statement._raw, SlotFeeder.release
 
-    def told(connection: Any, text: str, bound: Any) -> Any:
+    def recorded(connection: Any, text: str, bound: Any) -> Any:
         seen.append(" ".join(text.split()[:2]))
         return raw(connection, text, bound)
 
@@ -147,7 +147,7 @@ def test_they_begin_right_before_the_statement_that_takes_longest(
             seen.append("released")
         release(handout)
 
-    monkeypatch.setattr(statement, "_raw", told)
+    monkeypatch.setattr(statement, "_raw", recorded)
     monkeypatch.setattr(SlotFeeder, "release", released)
     step(flood.jobs)
     at = seen.index("released")

@@ -158,8 +158,8 @@ def test_pausing_twice_and_resuming_what_is_not_paused(bench: Bench) -> None:
     assert (bench.jobs.database.now() - round(pause.since.timestamp() * 1e6)) >= 10_000_000
     assert jobs.resume(queue="mail", by="carol")
     assert not jobs.resume(queue="mail")
-    told = [(e.action, e.subject, e.actor, e.reason) for e in reversed(jobs.audit())]
-    assert told == [
+    audited = [(e.action, e.subject, e.actor, e.reason) for e in reversed(jobs.audit())]
+    assert audited == [
         ("pause", "queue mail", "alice", "first"),
         ("pause", "queue mail", "bob", "second"),
         ("resume", "queue mail", "carol", None),

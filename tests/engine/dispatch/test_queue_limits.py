@@ -85,7 +85,7 @@ def here(jobs: Scheduler) -> Counter[str]:
     return Counter(attempt.kind.name for attempt in engine_of(jobs).engine_state.held.values())
 
 
-def told(jobs: Scheduler, task_id: int) -> str:
+def why_of(jobs: Scheduler, task_id: int) -> str:
     with jobs.database.read() as tx:
         return why(tx, task_id) or ""
 
@@ -116,7 +116,7 @@ def test_two_of_six_at_once_over_two_kinds_and_two_workers(fleet: Fleet) -> None
         most.append(held(one))
         if turn == 1:
             assert held(one, "default") == 12, "the full queue took slots from the other"
-            assert told(one, ids[-1]).endswith(f"queue etl is at its cap of 2: tasks {ids[0]}, {ids[1]} hold it")
+            assert why_of(one, ids[-1]).endswith(f"queue etl is at its cap of 2: tasks {ids[0]}, {ids[1]} hold it")
         if turn % 3 == 2:
             run_claimed(one)
     for one in workers:
@@ -261,7 +261,7 @@ def test_a_hundred_a_minute_of_a_queue_over_two_workers(fleet: Fleet, clock: Fak
         for one in workers:
             drain(one)
         if turn == 1:
-            assert "rate limit 100/min of queue etl, next start at " in told(workers[0], waiting)
+            assert "rate limit 100/min of queue etl, next start at " in why_of(workers[0], waiting)
             assert 30 <= Counter(starts.kinds)["clean"] <= 70, "both kinds have a part of it"
             workers[0].task(other).schedule()
             assert drain(workers[0]) == 1
@@ -279,7 +279,7 @@ def test_the_rate_of_one_key_beside_its_kinds(fleet: Fleet, clock: FakeClock, st
     ids = [jobs.task(each, "ada", n).schedule() for n in range(5)]
     drain(jobs)
     assert Counter(starts.kinds) == {"ada": 2}
-    assert "rate limit 2/min for concurrency key 'ada', next start at " in told(jobs, ids[-1])
+    assert "rate limit 2/min for concurrency key 'ada', next start at " in why_of(jobs, ids[-1])
     for n in range(9):
         jobs.task(each, "bob", n).schedule()
     drain(jobs)
@@ -338,7 +338,7 @@ def test_a_cap_of_each_worker(fleet: Fleet) -> None:
     look(fleet, *workers)
     assert [here(one)["load"] for one in workers] == [2, 2]
     assert sum(here(one)["clean"] for one in workers) == 5
-    assert told(workers[0], ids[-1]).endswith("its kind is at its cap of 2 on each worker that would claim it")
+    assert why_of(workers[0], ids[-1]).endswith("its kind is at its cap of 2 on each worker that would claim it")
     run_claimed(workers[1])
     look(fleet, *workers)
     assert [here(one)["load"] for one in workers] == [2, 2]

@@ -53,7 +53,7 @@ def starts(clock: FakeClock) -> Starts:
     return Starts(clock)
 
 
-def told(jobs: Scheduler, task_id: int) -> str:
+def why_of(jobs: Scheduler, task_id: int) -> str:
     with jobs.database.read() as tx:
         return why(tx, task_id) or ""
 
@@ -104,7 +104,7 @@ def test_others_go_on_and_the_engine_sleeps_until_the_next_start(
         assert engine.step() > 0
     assert engine.cycles == before
     at = rfc3339(engine._next_due, exact=False)
-    assert told(jobs, ids[-1]).endswith(f"; rate limit 100/min, next start at {at}")
+    assert why_of(jobs, ids[-1]).endswith(f"; rate limit 100/min, next start at {at}")
     clock.advance((engine._next_due - clock.now()) / SECOND)
     assert drain(jobs) == 1
 

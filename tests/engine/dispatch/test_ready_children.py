@@ -64,8 +64,8 @@ def test_the_children_are_claimed_with_the_cycle_that_releases_them(fleet: Fleet
     finish_and_claim(jobs)
     assert states(jobs, parent, left, *children, late) == ["success"] * 2 + ["claimed"] * 3 + ["waiting"]
     assert [row.unmet for row in rows(jobs, "SELECT unmet FROM schedd_tasks ORDER BY id")] == [0, 0, 0, 0, 0, 3]
-    told = [(a.number, a.outcome) for a in jobs.get_attempts(children[0])]
-    assert told == []
+    attempts = [(a.number, a.outcome) for a in jobs.get_attempts(children[0])]
+    assert attempts == []
     finish_and_claim(jobs)
     finish_and_claim(jobs)
     assert states(jobs, *children, late) == ["success"] * 4
@@ -378,16 +378,16 @@ def test_it_is_written_once(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> No
             above = [batch.task(plain).depend_on(above) if above else batch.task(plain) for _ in range(4)]
     step(jobs)
     finish_and_claim(jobs)  # it has looked whether anything else is due
-    told: list[str] = []
+    statements: list[str] = []
     raw = statement._raw
 
-    def telling(connection: sa.Connection, text: str, bound: Any) -> Any:
-        told.append(text)
+    def recording(connection: sa.Connection, text: str, bound: Any) -> Any:
+        statements.append(text)
         return raw(connection, text, bound)
 
-    monkeypatch.setattr(statement, "_raw", telling)
+    monkeypatch.setattr(statement, "_raw", recording)
     finish_and_claim(jobs)
-    updates = [text for text in told if "UPDATE schedd_tasks" in text]
+    updates = [text for text in statements if "UPDATE schedd_tasks" in text]
     assert len(updates) == 2, updates  # the ends, and the claim
-    assert not [text for text in told if "RECURSIVE" in text]  # nor is there a look for more
+    assert not [text for text in statements if "RECURSIVE" in text]  # nor is there a look for more
     assert {t.state for t in jobs.list_tasks()} == {TaskState.SUCCESS, TaskState.CLAIMED, TaskState.WAITING}

@@ -238,18 +238,18 @@ class Ends(Task, kind="ends"):
 
 
 @pytest.fixture
-def told() -> list[Any]:
+def letters() -> list[Any]:
     return []
 
 
 @pytest.fixture
-def worker(fleet: Fleet, told: list[Any]) -> Scheduler:
-    return fleet.worker(Ends, on_dead_letter=told.append)
+def worker(fleet: Fleet, letters: list[Any]) -> Scheduler:
+    return fleet.worker(Ends, on_dead_letter=letters.append)
 
 
 @pytest.mark.case(9)
 def test_an_end_whose_commit_was_not_answered_is_told_as_any_other(
-    worker: Scheduler, told: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    worker: Scheduler, letters: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "scheduler.engine")
     ids = [worker.task(Ends(how)).schedule() for how in ("dead", "success", "snoozed")]
@@ -257,13 +257,13 @@ def test_an_end_whose_commit_was_not_answered_is_told_as_any_other(
     step(worker)
     assert run_claimed(worker) == 3
     fail_a_step(worker, monkeypatch, "after finish commit")
-    rings: list[int] = []
-    monkeypatch.setattr(engine_of(worker).notifier, "notify", lambda: rings.append(1))
+    notified: list[int] = []
+    monkeypatch.setattr(engine_of(worker).notifier, "notify", lambda: notified.append(1))
     step(worker)
-    assert [letter.id for letter in told] == ids[:1]
-    assert rings, "what it released is not known any more: others may look"
-    said = [r for r in caplog.records if getattr(r, "task", None) in ids]
-    assert [(r.getMessage(), r.levelname) for r in said] == [("attempt dead", "ERROR")]
+    assert [letter.id for letter in letters] == ids[:1]
+    assert notified, "what it released is not known any more: others may look"
+    logged = [r for r in caplog.records if getattr(r, "task", None) in ids]
+    assert [(r.getMessage(), r.levelname) for r in logged] == [("attempt dead", "ERROR")]
     assert [worker.get_task_status(i) for i in ids] == [TaskState.DEAD, TaskState.SUCCESS, TaskState.SCHEDULED]
     assert run_claimed(worker) == 1
     step(worker)
@@ -273,7 +273,7 @@ def test_an_end_whose_commit_was_not_answered_is_told_as_any_other(
 
 @pytest.mark.case(9)
 def test_an_end_that_another_worker_recorded_instead_is_not(
-    worker: Scheduler, told: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    worker: Scheduler, letters: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Here the commit did not come through, and the lease runs out before it is tried again."""
     task_id = worker.task(Ends("dead")).schedule()
@@ -284,7 +284,7 @@ def test_an_end_that_another_worker_recorded_instead_is_not(
     with worker.database.write() as tx:
         reaper.reap(tx, dead_peers=[engine.registration.incarnation])
     engine.dispatch.run(engine._conn(), claiming=False)
-    assert not told
+    assert not letters
     assert "outcome dropped" in caplog.text
     assert ends(worker, task_id) == ["lost"]
 
@@ -377,13 +377,13 @@ def test_a_success_whose_own_commit_was_not_answered_is_one(
     parent = jobs.task(Books()).schedule()
     child = jobs.task(Ends("success")).depend_on([parent]).schedule()
     step(jobs)
-    rings: list[int] = []
+    notified: list[int] = []
     with monkeypatch.context() as broken:
         fail_at(broken, "after transaction commit")
         assert run_claimed(jobs) == 1
-        broken.setattr(engine_of(jobs).notifier, "notify", lambda: rings.append(1))
+        broken.setattr(engine_of(jobs).notifier, "notify", lambda: notified.append(1))
         step(jobs)
-    assert rings
+    assert notified
     assert "dropped" not in caplog.text
     assert jobs.result(parent, 0) == 5
     assert ends(jobs, parent) == ["succeeded"]

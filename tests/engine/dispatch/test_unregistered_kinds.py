@@ -86,19 +86,19 @@ def test_show_and_status_say_that_no_live_worker_serves_it(fleet: Fleet, clock: 
     step(only)
     fleet.kill(worker)
 
-    def told() -> tuple[str | None, str | None, str]:
+    def reports() -> tuple[str | None, str | None, str]:
         with caller.database.read() as tx:
             status = read_status.status(tx.at(clock.now()))
             one, two = (why.why(tx.at(clock.now()), i) for i in (task_id, elsewhere))
         return one, two, repr(status)
 
-    of_kind, of_queue, status = told()
+    of_kind, of_queue, status = reports()
     assert "no live worker serves kind 'strange'" in (of_kind or "")
     assert "no live worker serves queue 'elsewhere'" in (of_queue or "")
     assert "no live worker serves kind 'strange'" in status
     assert "no live worker serves queue 'elsewhere'" in status
     knowing = fleet.worker(strange)
     step(knowing)
-    of_kind, _, status = told()
+    of_kind, _, status = reports()
     assert "no live worker" not in (of_kind or "")
     assert "kind 'strange'" not in status

@@ -98,13 +98,13 @@ def test_a_recorded_step_that_is_never_met_is_told(stage: Stage, kind: Any, capl
     stage.drain()
     stage.drain(1)
     assert stage.state(task_id) == "success"
-    said = "the handler does not fit what is recorded: recorded, but never met by the handler: went, went#2"
-    assert warnings(caplog) == [said]
+    message = "the handler does not fit what is recorded: recorded, but never met by the handler: went, went#2"
+    assert warnings(caplog) == [message]
     kept = rows(stage.jobs, "SELECT value FROM schedd_task_values WHERE name LIKE 'log:%'")
-    assert any(said in row.value for row in kept)
+    assert any(message in row.value for row in kept)
     stage.drain()
-    told = "not met by the attempt that succeeded"
-    assert notes(stage, task_id) == [("went", told), ("went#2", told)]
+    note = "not met by the attempt that succeeded"
+    assert notes(stage, task_id) == [("went", note), ("went#2", note)]
 
 
 def test_a_name_that_changed_its_sort_is_done_anew_and_told(

@@ -177,8 +177,8 @@ def test_what_fails_in_a_branch_that_is_never_awaited_is_logged(stage: Stage, ca
     stage.start(body, AsyncFlow)
     stage.drain()
     gc.collect()
-    [told] = [record.getMessage() for record in caplog.records if record.name == "asyncio"]
-    assert "never retrieved" in told
+    [logged] = [record.getMessage() for record in caplog.records if record.name == "asyncio"]
+    assert "never retrieved" in logged
 
 
 @pytest.mark.case(54)
@@ -224,8 +224,8 @@ def test_a_timeout_is_recorded(stage: Stage, kind: Any, late: str) -> None:
     if late == "after the branch was taken":
         stage.jobs.emit_event("approved", "yes")
     stage.drain(1)
-    said = "event 'approved' was not emitted in time"
-    assert (stage.jobs.result(task_id, 0), stage.play.done) == (said, [said, said])
+    message = "event 'approved' was not emitted in time"
+    assert (stage.jobs.result(task_id, 0), stage.play.done) == (message, [message, message])
     assert waiting(stage.jobs) == []
 
 
@@ -295,7 +295,7 @@ BAD: dict[str, tuple[Any, str]] = {
 @pytest.mark.case(54)
 @pytest.mark.parametrize("wrong", BAD)
 def test_what_cannot_be_an_event_ends_the_task(stage: Stage, kind: Any, wrong: str) -> None:
-    make, said = BAD[wrong]
+    make, message = BAD[wrong]
 
     async def body(ctx: Any) -> Any:
         return await make(ctx)
@@ -303,7 +303,7 @@ def test_what_cannot_be_an_event_ends_the_task(stage: Stage, kind: Any, wrong: s
     task_id = stage.start(body, kind)
     stage.drain()
     assert stage.state(task_id) == "dead"
-    assert said in (stage.jobs.get_last_error(task_id) or "")
+    assert message in (stage.jobs.get_last_error(task_id) or "")
 
 
 @pytest.mark.case(54)

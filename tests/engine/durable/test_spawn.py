@@ -108,11 +108,11 @@ def test_a_childs_failure_reaches_its_parent(stage: Stage, kind: Any, end: str) 
     stage.drain(1)
     expected = "TaskCancelledError" if end == "cancelled" else "TaskFailedError"
     assert stage.jobs.result(task_id, 0) == expected
-    told = [said for said in stage.play.done if isinstance(said, str)]
-    assert len(told) == 2
-    assert told[0] == told[1]
+    errors = [text for text in stage.play.done if isinstance(text, str)]
+    assert len(errors) == 2
+    assert errors[0] == errors[1]
     if end == "dead":
-        assert told[0] == f"task {children(stage.jobs, task_id)[0].id} failed: ValueError: 1 is too much"
+        assert errors[0] == f"task {children(stage.jobs, task_id)[0].id} failed: ValueError: 1 is too much"
 
 
 @pytest.mark.case(47, 56)
@@ -232,9 +232,9 @@ def test_awaiting_a_task_only_so_long(stage: Stage, kind: Any, late: str) -> Non
     stage.drain()
     assert stage.state(task_id) == "retry"
     stage.drain(1)
-    said = 2 if late == "in time" else f"task {other} has not ended in time"
-    assert stage.jobs.result(task_id, 0) == said
-    assert [one for one in stage.play.done if one != ("double", 1)] == [said, said]
+    expected = 2 if late == "in time" else f"task {other} has not ended in time"
+    assert stage.jobs.result(task_id, 0) == expected
+    assert [one for one in stage.play.done if one != ("double", 1)] == [expected, expected]
 
 
 @pytest.mark.case(51, 56)
@@ -249,7 +249,7 @@ def test_a_result_that_has_expired_is_not_taken_for_none(stage: Stage, kind: Any
     async def body(ctx: Any) -> Any:
         with pytest.raises(ResultExpiredError):
             await ctx.await_task(other)
-        return "told"
+        return "raised"
 
     stage.clock.advance(86400 * 2)
     if by == "retention":
@@ -261,7 +261,7 @@ def test_a_result_that_has_expired_is_not_taken_for_none(stage: Stage, kind: Any
     assert stage.jobs.get_task(other).result is None
     task_id = stage.start(body, kind)
     stage.drain()
-    assert stage.jobs.result(task_id, 0) == "told"
+    assert stage.jobs.result(task_id, 0) == "raised"
 
 
 @pytest.mark.case(56)
@@ -297,8 +297,8 @@ def test_children_inherit_the_correlation_and_name_their_cause(stage: Stage, kin
     without = stage.start(body, kind)
     stage.drain()
     for parent, correlation in ((with_one, "order-42"), (without, str(without))):
-        told = [(c.correlation, c.causation) for c in children(stage.jobs, parent)]
-        assert told == [(correlation, str(parent)), ("own", "another"), (correlation, str(parent))]
+        causes = [(c.correlation, c.causation) for c in children(stage.jobs, parent)]
+        assert causes == [(correlation, str(parent)), ("own", "another"), (correlation, str(parent))]
     assert {t.kind for t in stage.jobs.list_tasks(correlation="order-42")} == {"Double", kind.__name__}
 
 

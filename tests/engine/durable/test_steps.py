@@ -178,7 +178,7 @@ BAD: dict[str, tuple[Any, str]] = {
 @pytest.mark.case(52)
 @pytest.mark.parametrize("wrong", BAD)
 def test_what_cannot_be_a_step_ends_the_task_at_once(stage: Stage, kind: Any, wrong: str) -> None:
-    make, said = BAD[wrong]
+    make, message = BAD[wrong]
 
     async def body(ctx: Any) -> Any:
         return await make(ctx)
@@ -186,7 +186,7 @@ def test_what_cannot_be_a_step_ends_the_task_at_once(stage: Stage, kind: Any, wr
     task_id = stage.start(body, kind)
     stage.drain()
     assert stage.state(task_id) == "dead"  # another attempt would meet it again
-    assert said in (stage.jobs.get_last_error(task_id) or "")
+    assert message in (stage.jobs.get_last_error(task_id) or "")
 
 
 @pytest.mark.case(52)

@@ -31,7 +31,7 @@ class Gates:
 
     def __init__(self) -> None:
         self.open = threading.Event()
-        self.told = threading.Event()  # the handler has heard that it is to end, or has returned
+        self.notified = threading.Event()  # the handler has heard that it is to end, or has returned
         self.go_on: Future[None] = Future()
         self.inside = self.most = self.runs = 0
         self._lock = threading.Lock()
@@ -71,7 +71,7 @@ async def overdue(ctx: AsyncContext, way: str) -> str:
     try:
         await WAYS[way]()
     except asyncio.CancelledError:
-        gates.told.set()
+        gates.notified.set()
         raise
     return "in time"
 
@@ -79,7 +79,7 @@ async def overdue(ctx: AsyncContext, way: str) -> str:
 @task
 async def leaves_a_call(ctx: AsyncContext) -> str:
     asyncio.get_running_loop().run_in_executor(None, gates.block)
-    asyncio.get_running_loop().call_soon(gates.told.set)
+    asyncio.get_running_loop().call_soon(gates.notified.set)
     return "returned"
 
 
@@ -88,7 +88,7 @@ async def to_cancel(ctx: AsyncContext) -> None:
     try:
         await asyncio.to_thread(gates.block)
     finally:
-        gates.told.set()
+        gates.notified.set()
 
 
 @task
@@ -98,7 +98,7 @@ async def leaves_a_coroutine(ctx: AsyncContext) -> str:
         gates.runs += 1
 
     ctx.wait_until(more())
-    gates.told.set()
+    gates.notified.set()
     return "returned"
 
 
@@ -183,11 +183,11 @@ def ends(jobs: Scheduler, task_id: int) -> list[tuple[str | None, str | None]]:
 def test_a_timeout_is_recorded_once_its_thread_has_ended(jobs: Scheduler) -> None:
     with jobs:
         first = jobs.task(overdue, "to_thread").schedule()
-        assert gates.told.wait(PATIENCE)
+        assert gates.notified.wait(PATIENCE)
         other = jobs.task(overdue, "to_thread").schedule()
         later = jobs.task(leaves_a_coroutine).schedule()
-        gates.told.clear()
-        assert gates.told.wait(PATIENCE), "tasks that came later have begun"
+        gates.notified.clear()
+        assert gates.notified.wait(PATIENCE), "tasks that came later have begun"
         assert not jobs.get_task(first).state.terminal
         assert jobs.get_task(other).state == "scheduled", "the kind's cap holds"
         assert ends(jobs, first) == []
@@ -214,7 +214,7 @@ def why_of(jobs: Scheduler, task_id: int) -> str:
 def test_wherever_the_call_was_made(jobs: Scheduler, way: str) -> None:
     with jobs:
         made = jobs.task(overdue, way).schedule()
-        assert gates.told.wait(PATIENCE)
+        assert gates.notified.wait(PATIENCE)
         assert ends(jobs, made) == []
         gates.open.set()
         assert jobs.result(made, timeout=PATIENCE) == "again"
@@ -224,7 +224,7 @@ def test_wherever_the_call_was_made(jobs: Scheduler, way: str) -> None:
 def test_a_success_waits_for_a_call_that_the_handler_does_not_await(jobs: Scheduler) -> None:
     with jobs:
         made = jobs.task(leaves_a_call).schedule()
-        assert gates.told.wait(PATIENCE)
+        assert gates.notified.wait(PATIENCE)
         other = jobs.task(its_coroutine_fails).schedule()
         assert jobs.result(other, timeout=PATIENCE) == "returned"
         assert not jobs.get_task(made).state.terminal
@@ -237,9 +237,9 @@ def test_a_cancel_waits_for_its_thread(jobs: Scheduler) -> None:
     with jobs:
         made = jobs.task(to_cancel).schedule()
         while not gates.runs:
-            assert not gates.told.wait(0.005)
+            assert not gates.notified.wait(0.005)
         jobs.cancel_task(made)
-        assert gates.told.wait(PATIENCE)
+        assert gates.notified.wait(PATIENCE)
         assert not jobs.get_task(made).state.terminal
         gates.open.set()
         assert jobs.wait([made], timeout=PATIENCE)[made].state == "cancelled"
@@ -250,15 +250,15 @@ def test_the_log_says_what_an_attempt_waits_for(
     jobs: Scheduler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(remains, "WAIT_LOG_AFTER_S", 0.01)
-    said = "the handler has ended; its attempt waits for 1 call in threads"
+    text = "the handler has ended; its attempt waits for 1 call in threads"
     with jobs, caplog.at_level(logging.WARNING, "scheduler.engine"):
         made = jobs.task(leaves_a_call).schedule()
-        while said not in caplog.text:
+        while text not in caplog.text:
             assert not gates.open.wait(0.005)
         gates.open.set()
         jobs.result(made, timeout=PATIENCE)
     with jobs.database.read() as tx:
-        assert said in (attempt_log(tx, made) or "")
+        assert text in (attempt_log(tx, made) or "")
 
 
 @pytest.mark.case(77)
@@ -269,7 +269,7 @@ def test_where_a_thread_hangs_is_told(
     monkeypatch.setattr(periodic, "HUNG_EVERY", 0.01)
     with jobs:
         made = jobs.task(overdue, "to_thread").schedule()
-        assert gates.told.wait(PATIENCE)
+        assert gates.notified.wait(PATIENCE)
         until(lambda: any("in block" in getattr(record, "stack", "") for record in list(caplog.records)), "its stack")
         gates.open.set()
         jobs.result(made, timeout=PATIENCE)
@@ -278,7 +278,7 @@ def test_where_a_thread_hangs_is_told(
 def test_a_drain_waits_for_what_was_given_to_wait_until(jobs: Scheduler) -> None:
     jobs.start()
     made = jobs.task(leaves_a_coroutine).schedule()
-    assert gates.told.wait(PATIENCE)
+    assert gates.notified.wait(PATIENCE)
     assert not jobs.get_task(made).state.terminal
     stopping = threading.Thread(target=jobs.stop, kwargs={"drain": PATIENCE})
     stopping.start()
@@ -313,9 +313,9 @@ def test_tasks_that_a_handler_leaves_are_told_of_once(jobs: Scheduler, caplog: p
     with jobs:
         for _ in range(2):
             assert jobs.result(jobs.task(leaves_a_task).schedule(), timeout=PATIENCE) == "returned"
-    said = [record.getMessage() for record in caplog.records if "asyncio task" in record.getMessage()]
-    assert len(said) == 1
-    assert said[0].startswith("a handler of leaves_a_task has ended and left 1 asyncio task running")
+    logged = [record.getMessage() for record in caplog.records if "asyncio task" in record.getMessage()]
+    assert len(logged) == 1
+    assert logged[0].startswith("a handler of leaves_a_task has ended and left 1 asyncio task running")
 
 
 def test_a_handler_in_a_thread_is_told_that_it_is_not_for_it(jobs: Scheduler) -> None:

@@ -38,7 +38,7 @@ async def blocks_in_steps(ctx: AsyncContext, steps: int) -> None:
 
 @task
 async def parent(ctx: AsyncContext) -> str:
-    return "told"
+    return "answered"
 
 
 async def double(n: int) -> int:
@@ -86,7 +86,7 @@ def test_one_that_blocks_all_threads_keeps_no_other_from_its_context(jobs: Sched
     wait_for_blocked(SLOTS)
     first = jobs.task(parent).schedule()
     made = jobs.task(uses_its_context).depend_on(first).schedule()
-    assert jobs.result(made, timeout=PATIENCE) == ["told", 42, {}]
+    assert jobs.result(made, timeout=PATIENCE) == ["answered", 42, {}]
     other = uses_a_step_in_a_thread if kind is blocks else uses_a_thread
     assert jobs.result(jobs.task(other).schedule(), timeout=PATIENCE) == 7
     assert not freed, "all of them block"

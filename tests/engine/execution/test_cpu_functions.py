@@ -17,8 +17,8 @@ from scheduler.errors import Cancelled, LeaseLost, TaskTimeout
 @pytest.mark.parametrize("error", [Cancelled, LeaseLost, TaskTimeout, SystemExit])
 def test_a_thread_leaves_when_the_function_has_ended(error: type[BaseException]) -> None:
     answer: CpuFuture[int] = CpuFuture()
-    told = threading.Event()
-    answer.cancel_remote = told.set
+    withdrawn = threading.Event()
+    answer.cancel_remote = withdrawn.set
     left: list[BaseException] = []
 
     def look() -> None:
@@ -32,7 +32,7 @@ def test_a_thread_leaves_when_the_function_has_ended(error: type[BaseException])
 
     thread = threading.Thread(target=body)
     thread.start()
-    assert told.wait(10)
+    assert withdrawn.wait(10)
     assert not left
     answer.set_result(7)
     thread.join(10)
@@ -44,8 +44,8 @@ def test_a_thread_leaves_when_the_function_has_ended(error: type[BaseException])
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_coroutine_leaves_when_the_function_has_ended(times: int, fails: bool) -> None:
     answer: CpuFuture[int] = CpuFuture()
-    told: list[str] = []
-    answer.cancel_remote = lambda: told.append("withdrawn")
+    withdrawn: list[str] = []
+    answer.cancel_remote = lambda: withdrawn.append("withdrawn")
 
     async def main() -> Any:
         body = asyncio.create_task(wait_for_async(answer))
@@ -54,7 +54,7 @@ def test_a_coroutine_leaves_when_the_function_has_ended(times: int, fails: bool)
             body.cancel()
             for _ in range(20):
                 await asyncio.sleep(0)
-        assert told == ["withdrawn"]
+        assert withdrawn == ["withdrawn"]
         assert not body.done()
         if fails:
             answer.set_exception(LookupError())

@@ -125,8 +125,8 @@ def test_every_attempt_is_told_and_recorded_with_it(
     drain(jobs)
     clock.advance(1)
     drain(jobs)
-    told = [record.__dict__ for record in caplog.records if record.msg.startswith("attempt")]
-    assert [t["outcome"] for t in told] == outcomes
+    logged = [record.__dict__ for record in caplog.records if record.msg.startswith("attempt")]
+    assert [t["outcome"] for t in logged] == outcomes
     envelope = {
         "task": made,
         "kind": "Order",
@@ -144,7 +144,7 @@ def test_every_attempt_is_told_and_recorded_with_it(
     failed = {"busy": ("Retry", 503), "refused": ("PermanentError", 403)}.get(text)
     attempts = jobs.get_attempts(made)
     assert [a.outcome.value for a in attempts] == outcomes
-    for number, (line, attempt) in enumerate(zip(told, attempts, strict=True), 1):
+    for number, (line, attempt) in enumerate(zip(logged, attempts, strict=True), 1):
         assert envelope.items() <= line.items()
         assert (line["attempt"], attempt.number) == (number, number)
         assert failed is None or (line["error_class"], line["status"]) == failed
@@ -201,8 +201,8 @@ def test_the_log_says_of_an_overruled_attempt_what_the_history_says(
     else:
         jobs.task(Order("fine")).key("k", conflict="replace").schedule()
     drain(jobs)
-    told = [record.__dict__["outcome"] for record in caplog.records if record.msg.startswith("attempt")]
-    assert told[0] == jobs.get_attempts(made)[0].outcome.value == end
+    logged = [record.__dict__["outcome"] for record in caplog.records if record.msg.startswith("attempt")]
+    assert logged[0] == jobs.get_attempts(made)[0].outcome.value == end
     assert jobs.get_attempts(made)[0].error_class == "PermanentError"
 
 
@@ -537,8 +537,8 @@ def test_a_tasks_way_is_logged_at_debug(fleet: Fleet, caplog: pytest.LogCaptureF
         child = jobs.task(step_).depend_on(parent).schedule()
         keyed = jobs.task(step_).key("k").depend_on(child, when="failure").schedule()
         drain(jobs)
-    said = [(r.getMessage(), r.__dict__["task"]) for r in caplog.records if r.getMessage().startswith("task ")]
-    assert said == [
+    logged = [(r.getMessage(), r.__dict__["task"]) for r in caplog.records if r.getMessage().startswith("task ")]
+    assert logged == [
         ("task scheduled", parent),
         ("task waiting", child),
         ("task waiting", keyed),

@@ -56,7 +56,7 @@ def worker(fleet: Fleet, room: Room, **options: Any) -> Scheduler:
     return fleet.worker(taken, other, apart, state=room, **{**SMALL, **options})
 
 
-def said(jobs: Scheduler, task_id: int) -> str:
+def why_of(jobs: Scheduler, task_id: int) -> str:
     """What follows the time in why this task does not run."""
     with jobs.database.read() as tx:
         text = str(why(tx, task_id))
@@ -95,14 +95,14 @@ def test_the_handler_of_a_stalled_task_fills_its_slot_and_keeps_the_task_waiting
     def body(ctx: Context) -> None:
         let_pass(clock, 60, jobs)
         step(jobs)
-        seen.append(said(jobs, ctx.id))
-        seen.append(said(jobs, int(jobs.task(other).schedule())))
+        seen.append(why_of(jobs, ctx.id))
+        seen.append(why_of(jobs, int(jobs.task(other).schedule())))
         seen.append(stuck(jobs))
         with jobs.database.read() as tx:
             seen_by_doctor = check_surroundings(jobs.database, tx, "")
         findings.append([(one.text, one.tasks) for one in seen_by_doctor if one.check == "attempts"])
         clock.advance(1)
-        seen.append(said(jobs, ctx.id))
+        seen.append(why_of(jobs, ctx.id))
         assert (record(jobs).holds, record(jobs).orphaned_tasks) == (0, (ctx.id,))
 
     task_id = body_of(room, jobs, body)
@@ -142,7 +142,7 @@ def test_another_worker_that_has_room_takes_it(fleet: Fleet, clock: FakeClock) -
         let_pass(clock, 5, jobs)
         step(jobs)
         clock.advance(1)
-        seen.append(said(jobs, ctx.id))
+        seen.append(why_of(jobs, ctx.id))
         step(helper)
         run_claimed(helper)
 
@@ -162,7 +162,7 @@ def test_it_counts_for_all_that_a_worker_may_hold(fleet: Fleet, clock: FakeClock
     def body(ctx: Context) -> None:
         let_pass(clock, 60, jobs)
         step(jobs)
-        seen.append(said(jobs, int(jobs.task(other).schedule())))
+        seen.append(why_of(jobs, int(jobs.task(other).schedule())))
 
     task_id = body_of(room, jobs, body)
     assert seen == [
@@ -185,8 +185,8 @@ def test_the_handler_of_a_lost_lease_fills_its_slot(fleet: Fleet, clock: FakeClo
         assert engine_of(jobs).worker != before
         clock.advance(1)
         step(jobs)
-        seen.append(said(jobs, int(jobs.task(other).schedule())))
-        seen.append(said(jobs, ctx.id))
+        seen.append(why_of(jobs, int(jobs.task(other).schedule())))
+        seen.append(why_of(jobs, ctx.id))
         seen.append((record(jobs).holds, record(jobs).orphaned_tasks))
 
     task_id = body_of(room, jobs, body)
@@ -208,11 +208,11 @@ def test_it_is_published_when_that_changes_and_only_then(
     room = Room()
     jobs = worker(fleet, room)
     step(jobs)
-    told: list[int] = []
+    published: list[int] = []
     publish = store_workers.publish_capacity
 
     def counting(connection: Any, worker: int, capacity: Any) -> None:
-        told.append(sum(one.count for one in capacity.orphans))
+        published.append(sum(one.count for one in capacity.orphans))
         publish(connection, worker, capacity)
 
     monkeypatch.setattr(store_workers, "publish_capacity", counting)
@@ -222,12 +222,12 @@ def test_it_is_published_when_that_changes_and_only_then(
         for _ in range(20):
             step(jobs)
         let_pass(clock, 30, jobs)
-        assert told == [1]
+        assert published == [1]
 
     body_of(room, jobs, body)
     let_pass(clock, 60, jobs)
     drain(jobs)
-    assert told == [1, 0]
+    assert published == [1, 0]
 
 
 def test_that_no_child_process_can_be_started_is_told(fleet: Fleet) -> None:
@@ -237,7 +237,7 @@ def test_that_no_child_process_can_be_started_is_told(fleet: Fleet) -> None:
     engine_state = engine_of(jobs).engine_state
     engine_state.processes = SimpleNamespace(backing_off=True)  # type: ignore[assignment]
     step(jobs)
-    text = said(jobs, int(jobs.task(apart).schedule()))
+    text = why_of(jobs, int(jobs.task(apart).schedule()))
     assert text == "; waits for a child process: none can be started at present, its worker's log says why"
     engine_state.processes = None
     step(jobs)

@@ -147,8 +147,8 @@ def test_each_has_context_variables_of_its_own(jobs: Scheduler) -> None:
         for n in range(40):
             batch.task(sets, f" {n}")
     with jobs:
-        told = [jobs.result(i, timeout=PATIENCE) for i in batch.ids]
-    assert told == [f"unset {n}" for n in range(40)]
+        results = [jobs.result(i, timeout=PATIENCE) for i in batch.ids]
+    assert results == [f"unset {n}" for n in range(40)]
 
 
 def test_who_cancels_all_of_them_reaches_none_of_another_task(jobs: Scheduler) -> None:

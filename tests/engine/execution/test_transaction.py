@@ -154,7 +154,7 @@ def test_a_result_that_is_not_json_leaves_no_row(stage: Stage, kind: Any, ledger
 @pytest.mark.parametrize("in_step", [False, True])
 def test_a_stale_attempts_rows_roll_back(stage: Stage, kind: Any, ledger: Any, in_step: bool) -> None:
     other = stage.worker()
-    told: list[type] = []
+    raised: list[type] = []
 
     async def pay(ctx: Any) -> Any:
         async with Both(ctx) as tx:
@@ -169,7 +169,7 @@ def test_a_stale_attempts_rows_roll_back(stage: Stage, kind: Any, ledger: Any, i
                 return await ctx.step("pay", (lambda: pay(ctx)) if kind is AsyncFlow else (lambda: sync(pay(ctx))))
             await pay(ctx)
         except LeaseLost as error:
-            told.append(type(error))
+            raised.append(type(error))
             raise
 
     task_id = stage.start(body, kind)
@@ -177,7 +177,7 @@ def test_a_stale_attempts_rows_roll_back(stage: Stage, kind: Any, ledger: Any, i
     run_claimed(stage.jobs)
     assert ledger() == []
     drain(other)
-    assert told == [LeaseLost]
+    assert raised == [LeaseLost]
     assert ledger() == ["attempt 2"]
     assert stage.jobs.result(task_id, 0) == 2
     assert stage.ends(task_id) == ["lost", "succeeded"]
@@ -193,7 +193,7 @@ def sync(coroutine: Any) -> Any:
 
 @pytest.mark.case(48, 49)
 def test_a_task_cancelled_meanwhile_commits_nothing(stage: Stage, kind: Any, ledger: Any) -> None:
-    told: list[type] = []
+    raised: list[type] = []
 
     async def body(ctx: Any) -> Any:
         try:
@@ -201,12 +201,12 @@ def test_a_task_cancelled_meanwhile_commits_nothing(stage: Stage, kind: Any, led
                 write(stage.jobs, "UPDATE schedd_tasks SET cancel_requested = 1 WHERE id = :id", id=ctx.id)
                 await tx.execute(ADD, {"entry": "paid"})
         except Cancelled as error:
-            told.append(type(error))
+            raised.append(type(error))
             raise
 
     task_id = stage.start(body, kind)
     stage.drain()
-    assert (stage.state(task_id), ledger(), told) == ("cancelled", [], [Cancelled])
+    assert (stage.state(task_id), ledger(), raised) == ("cancelled", [], [Cancelled])
 
 
 def test_a_handler_that_waits_for_another_transaction_can_be_ended(
@@ -316,7 +316,7 @@ def test_a_crash_leaves_all_of_it_or_nothing(
 
 
 def test_misuse_is_told(stage: Stage, ledger: Any) -> None:
-    told: list[str] = []
+    raised: list[str] = []
 
     async def body(ctx: Any) -> Any:
         with ctx.ctx.transaction() as tx:
@@ -330,7 +330,7 @@ def test_misuse_is_told(stage: Stage, ledger: Any) -> None:
             ):
                 with pytest.raises(PermanentError) as refused:
                     call()
-                told.append(str(refused.value))
+                raised.append(str(refused.value))
             with tx.begin():  # what of it goes wrong need not be the end of all
                 tx.execute(ADD, {"entry": "savepoint"})
         with pytest.raises(LeaseLost, match="its attempt has ended"):
@@ -341,7 +341,7 @@ def test_misuse_is_told(stage: Stage, ledger: Any) -> None:
     stage.drain()
     assert (stage.state(task_id), stage.jobs.result(task_id, 0)) == ("success", None)
     assert ledger() == ["paid", "savepoint"]
-    assert [text.split(" ")[0] for text in told] == ["ctx.transaction()"] * 2 + ["not"] * 3
+    assert [text.split(" ")[0] for text in raised] == ["ctx.transaction()"] * 2 + ["not"] * 3
 
 
 def test_one_transaction_for_each_step(stage: Stage, ledger: Any) -> None:

@@ -36,8 +36,8 @@ def test_each_slot_runs_once_and_is_marked(bench: Bench) -> None:
     assert [run.origin for run in bench.jobs.schedules.runs("tick")] == ["backfill"] * 3 + ["schedule"]
     bench.advance(3600)  # the schedule itself goes on as it was
     assert seen[-1] == (START + 2 * HOUR, None)
-    (told,) = bench.jobs.audit(action="schedule backfilled")
-    assert told.subject == "schedule tick"
+    (entry,) = bench.jobs.audit(action="schedule backfilled")
+    assert entry.subject == "schedule tick"
 
 
 def test_a_slot_that_ran_is_remembered_after_its_task_was_removed(bench: Bench) -> None:

@@ -23,7 +23,7 @@ def quick(ctx: Any) -> str:
     return "done"
 
 
-def said_of(jobs: Scheduler, task_id: int) -> str:
+def why_of(jobs: Scheduler, task_id: int) -> str:
     with jobs.database.read() as tx:
         return str(why(tx, task_id))
 
@@ -43,7 +43,7 @@ def test_a_lease_that_is_too_short_for_the_way_is_refused(
         far.register(quick)
         with caplog.at_level(logging.INFO, "scheduler"), far:
             until = time.monotonic() + 60
-            while "too far away" not in said_of(near, made):
+            while "too far away" not in why_of(near, made):
                 assert time.monotonic() < until
                 time.sleep(0.01)
             with near.database.read() as tx:

@@ -127,20 +127,20 @@ def texts(jobs: Scheduler, task_id: int) -> tuple[str | None, list[str], list[st
 def test_a_handler_past_its_timeout_is_told_of_with_its_stack(
     fleet: Fleet, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    said: list[Any] = []
+    reports: list[Any] = []
 
     def hangs(ctx: Context) -> str:
         let_pass(clock, 10, jobs)
-        said.append(texts(jobs, ctx.id))
+        reports.append(texts(jobs, ctx.id))
         let_pass(clock, 10, jobs)
-        said.append(texts(jobs, ctx.id))
+        reports.append(texts(jobs, ctx.id))
         let_pass(clock, 10, jobs)
         return "ended"
 
     jobs = fleet.worker(overruns, after, state=hangs)
     task_id = int(jobs.task(overruns).schedule())
     drain(jobs)
-    (_, stuck, doctor, stack), (show, stuck_late, doctor_late, stack_late) = said
+    (_, stuck, doctor, stack), (show, stuck_late, doctor_late, stack_late) = reports
     assert (stuck, doctor, stack) == ([], [], None), "it may still end by itself"
     worker = engine_of(jobs).worker
     ways = f"`schedctl cancel --force {task_id}` ends the task, `schedctl worker restart {worker}` frees the slot"
@@ -154,10 +154,10 @@ def test_a_handler_past_its_timeout_is_told_of_with_its_stack(
     assert stack_late is not None
     assert "in hangs\n" in stack_late
     assert "attempt.py" not in stack_late, "what of ours calls the handler says nothing"
-    (told,) = [r for r in caplog.records if "a handler hangs" in r.getMessage()]
-    assert ways in told.getMessage()
-    assert (told.__dict__["task"], told.__dict__["kind"]) == (task_id, "overruns")
-    assert "in hangs\n" in told.__dict__["stack"]
+    (logged,) = [r for r in caplog.records if "a handler hangs" in r.getMessage()]
+    assert ways in logged.getMessage()
+    assert (logged.__dict__["task"], logged.__dict__["kind"]) == (task_id, "overruns")
+    assert "in hangs\n" in logged.__dict__["stack"]
     step(jobs)
     assert engine_of(jobs).engine_state.hung == ()
     assert texts(jobs, task_id)[1:3] == ([], [])

@@ -204,15 +204,15 @@ def end(bench: Bench, attempt: Attempt) -> None:
 
 @pytest.mark.case(4, 9)
 def test_a_lease_that_is_renewed_after_all_lets_those_go_on_who_were_not_told(bench: Bench) -> None:
-    attempt, told = begun(bench), begun(bench, "told")
+    attempt, notified = begun(bench), begun(bench, "notified")
     lapse(bench)
     assert attempt.lost
-    assert told.lost
+    assert notified.lost
     with pytest.raises(LeaseLost):
-        told.check(bench.clock.monotonic())
+        notified.check(bench.clock.monotonic())
     renew(bench)
     assert not attempt.lost
-    assert told.lost, "it is ending, and goes back"
+    assert notified.lost, "it is ending, and goes back"
     end(bench, attempt)
     assert [a.outcome.value for a in bench.jobs.get_attempts(attempt.claimed.id)] == ["succeeded"]
 
@@ -413,10 +413,10 @@ def test_who_is_told_of_a_lost_lease_as_it_is_renewed_goes_back(bench: Bench) ->
     attempt = _taken_by_a_slot(bench)
     attempt.started_at = bench.clock.now()
     attempt.lost = True
-    with pytest.raises(LeaseLost) as told:
+    with pytest.raises(LeaseLost) as raised:
         attempt.check(0.0)
     attempt.lost = False  # by the guard, which had looked before
-    outcome, _ = outcome_of_external_end(attempt, engine_of(bench.jobs).engine_state, told.value)
+    outcome, _ = outcome_of_external_end(attempt, engine_of(bench.jobs).engine_state, raised.value)
     assert (outcome.task_id, outcome.end) == (task, AttemptEnd.HANDED_BACK)
 
 

@@ -76,7 +76,7 @@ def room() -> Room:
     return Room()
 
 
-def told(jobs: Scheduler, task_id: int) -> tuple[str | None, list[str], list[str]]:
+def reports(jobs: Scheduler, task_id: int) -> tuple[str | None, list[str], list[str]]:
     """What show, status and doctor say."""
     with jobs.database.read() as tx:
         now = jobs.database.now()
@@ -100,13 +100,13 @@ def test_a_quiet_handler_is_told_of_once_while_its_lease_is_alive(
         let_pass(clock, 50, jobs)
         ctx.heartbeat()
         let_pass(clock, 55, jobs)
-        seen.append((told(jobs, ctx.id), stalls(caplog)))
+        seen.append((reports(jobs, ctx.id), stalls(caplog)))
         let_pass(clock, 30, jobs)
-        seen.append((told(jobs, ctx.id), stalls(caplog)))
+        seen.append((reports(jobs, ctx.id), stalls(caplog)))
         ctx.report_progress(50)
-        seen.append((told(jobs, ctx.id), stalls(caplog)))
+        seen.append((reports(jobs, ctx.id), stalls(caplog)))
         let_pass(clock, 60, jobs)
-        seen.append((told(jobs, ctx.id), stalls(caplog)))
+        seen.append((reports(jobs, ctx.id), stalls(caplog)))
 
     room.body = body
     task_id = jobs.task(watched).schedule()
@@ -134,7 +134,7 @@ def test_kinds_that_do_not_ask_for_it_are_left_alone(fleet: Fleet, room: Room, c
 
     def body(ctx: Context) -> None:
         let_pass(clock, 600, jobs)
-        seen.append(told(jobs, ctx.id))
+        seen.append(reports(jobs, ctx.id))
 
     room.body = body
     jobs.task(unwatched).schedule()

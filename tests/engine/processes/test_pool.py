@@ -39,13 +39,13 @@ MEDIUM = 1
 
 
 class Pool:
-    """``pool``: one whose thread is this one; ``child``: said to be there; ``told``: (task id, how it ended)."""
+    """``pool``: one whose thread is this one; ``child``: set up as ready; ``reported``: (task id, how it ended)."""
 
     def __init__(self, bench: Bench, options: ProcessOptions) -> None:
         ring_and_step(bench.jobs)
         self.bench = bench
         self.engine_state = engine_of(bench.jobs).engine_state
-        self.told: list[tuple[int, str]] = []
+        self.reported: list[tuple[int, str]] = []
         self.means: dict[str, float] = {}
         self.options = options
         self.pool = self.made()
@@ -69,7 +69,7 @@ class Pool:
             self.pool._obey(order)
 
     def hear(self, messages: int = 4) -> None:
-        """Handle what the child has said."""
+        """Handle the messages that the child has sent."""
         self.pool.monitor.handle_all(self.child, self.child.received(messages))
 
     def hear_fork_server(self) -> None:
@@ -77,7 +77,7 @@ class Pool:
             self.pool.monitor.handle(event)
 
     def _report(self, attempt: Attempt, outcome: Any) -> None:
-        self.told.append((attempt.claimed.id, outcome.end.value))
+        self.reported.append((attempt.claimed.id, outcome.end.value))
 
     def claim(self, *names: str) -> list[Attempt]:
         ids = [self.bench.step(name).schedule() for name in names]
@@ -102,8 +102,8 @@ class Pool:
     def says(self, *message: Any) -> None:
         self.child._talk_peer.send(frame(*message))
 
-    def told_child(self) -> list[Any]:
-        """What was said to the child last."""
+    def sent_to_child(self) -> list[Any]:
+        """The last message to the child."""
         return FrameDecoder().feed(self.child._talk_peer.recv(CHUNK_BYTES))[-1]
 
 
@@ -123,7 +123,7 @@ def test_only_what_had_begun_dies_with_its_process(made: Pool) -> None:
     one, *_ = made.give(first, second, third)
     made.says("start", one, made.engine_state.now())
     made.pool.monitor.on_exit(made.child, -11)
-    assert made.told == [(first.claimed.id, "dead")]
+    assert made.reported == [(first.claimed.id, "dead")]
     assert list(made.slots.waiting) == [second, third]
     assert not made.pool.queue._given
     made.pool.children.close()
@@ -144,7 +144,7 @@ def test_a_child_that_is_to_be_replaced_is_given_the_time_for_what_it_has_begun(
     assert made.child.work.fileno() >= 0
     made.says("done", second, None, outcomes[1])
     made.hear()
-    assert [end for _, end in made.told] == ["succeeded"] * 2
+    assert [end for _, end in made.reported] == ["succeeded"] * 2
     assert made.child.work.fileno() == -1
     made.pool.children.close()
 
@@ -197,10 +197,10 @@ def test_what_has_ended_is_told_at_a_hard_stop_though_its_processes_have_not(mad
     outcome = execute(attempt, made.engine_state)
     made.says("done", number, "processes", list(outcome))
     made.hear()
-    assert made.told == []
+    assert made.reported == []
     assert not made.pool.queue._given
     made.pool._end()
-    assert made.told == [(attempt.claimed.id, "succeeded")]
+    assert made.reported == [(attempt.claimed.id, "succeeded")]
 
 
 @pytest.mark.case(8)
@@ -307,7 +307,7 @@ def test_what_others_may_have_by_now_is_not_given_to_a_child(made: Pool, why: st
     else:
         made.engine_state.lease_expires_at = made.engine_state.monotonic()
     assert not made.pool.queue.give(made.child)
-    assert made.told == [(attempt.claimed.id, "handed back")]
+    assert made.reported == [(attempt.claimed.id, "handed back")]
     assert not made.child.jobs
     made.pool.children.close()
 
@@ -324,7 +324,7 @@ def test_what_was_killed_for_the_lease_had_run_out_uses_no_attempt(made: Pool) -
     events = [("started", 1, 4711), ("lapsed",), ("started", 2, 4712), ("ended", 4711, -9)]
     children.fork_server = SimpleNamespace(events=lambda: events)  # type: ignore[assignment]
     made.hear_fork_server()
-    assert made.told == [(attempt.claimed.id, "handed back")]
+    assert made.reported == [(attempt.claimed.id, "handed back")]
     assert not later.lease_expired
     later.close_fds()
     later.close()
@@ -332,16 +332,16 @@ def test_what_was_killed_for_the_lease_had_run_out_uses_no_attempt(made: Pool) -
 
 
 class ForkServer:
-    """The hold on one that answers nothing. ``told``: what it was told."""
+    """The handle of one that never answers. ``received``: the calls that it got."""
 
     pid = 4711
     reply_expected = reply_seen = False
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.received: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *_: self.told.append(name)
+        return lambda *_: self.received.append(name)
 
 
 @pytest.fixture
@@ -369,15 +369,15 @@ def test_a_fork_server_that_does_not_answer_is_told_of_and_ended(
     children.fork_server = server  # type: ignore[assignment]
     made.child.pid, made.child.killed = 4712, True
     clock.pass_(9)
-    assert (server.told, made.pool.backing_off) == (["ping"], False)
+    assert (server.received, made.pool.backing_off) == (["ping"], False)
     clock.pass_(1)
-    assert (server.told, made.pool.backing_off) == (["ping", "resume"], True)
+    assert (server.received, made.pool.backing_off) == (["ping", "resume"], True)
     (record,) = caplog.records
     assert "the process that forks child processes, 4711, has not answered for 10 s" in record.message
     clock.pass_(49)
-    assert server.told == ["ping", "resume"]
+    assert server.received == ["ping", "resume"]
     clock.pass_(1)
-    assert server.told == ["ping", "resume", "kill_server"]
+    assert server.received == ["ping", "resume", "kill_server"]
     assert len(caplog.records) == 1
     children.fork_server = None
     children.close()
@@ -399,7 +399,7 @@ def test_a_fork_server_is_given_the_time_it_needs(made: Pool, clock: Any, why: s
         made.child.killed = False
         clock.pass_(60)
     clock.pass_(3)
-    assert server.told == (["ping", "ping"] if why == "it says something" else ["ping"])
+    assert server.received == (["ping", "ping"] if why == "it says something" else ["ping"])
     assert not made.pool.backing_off
 
 
@@ -442,18 +442,18 @@ def test_a_question_is_answered_though_no_thread_can_be_started_for_it(made: Poo
     made.says("ask", number, 1, *asks)
     made.hear()
     made.obey()
-    what, asked, fine, failure = made.told_child()
+    what, asked, fine, failure = made.sent_to_child()
     assert (what, asked, fine, failure["args"]) == ("answer", 1, False, ["can't start new thread"])
 
     host.spawn = spawn
-    told = threading.Event()
+    posted = threading.Event()
     post = host.orders.post
-    host.orders.post = lambda order: (post(order), told.set())  # type: ignore[assignment, method-assign, func-returns-value]
+    host.orders.post = lambda order: (post(order), posted.set())  # type: ignore[assignment, method-assign, func-returns-value]
     made.says("ask", number, 2, *asks)
     made.hear()
-    assert told.wait(10)
+    assert posted.wait(10)
     made.obey()
-    assert made.told_child() == ["answer", 2, True, []]
+    assert made.sent_to_child() == ["answer", 2, True, []]
     host.close()
     made.pool.children.close()
 

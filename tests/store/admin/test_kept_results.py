@@ -214,8 +214,8 @@ def test_a_result_that_is_gone_is_an_error_and_not_none(
 ) -> None:
     child = jobs.task(kind).depend_on(gone(jobs, clock, how)).schedule()
     drain(jobs)
-    told = jobs.get_task(child)
-    assert (told.state, told.error_class) == ("dead", "ResultExpiredError")
+    record = jobs.get_task(child)
+    assert (record.state, record.error_class) == ("dead", "ResultExpiredError")
 
 
 @pytest.mark.case(51)

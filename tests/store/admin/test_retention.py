@@ -287,9 +287,9 @@ def test_what_would_go_is_what_goes(fleet: Fleet, clock: FakeClock) -> None:
     for days in (0, 2, 9, 15, 90):
         clock.advance(days * DAY)
         with jobs.database.read() as tx:
-            told = retention.dry_run(tx.at(clock.now()), KEPT)
+            planned = retention.dry_run(tx.at(clock.now()), KEPT)
         done = sweep(jobs)
-        assert done == told
+        assert done == planned
         seen.append((done.tasks, done.results, done.outcomes, done.events))
     assert seen == [(0, 0, 1, 0), (0, 4, 0, 0), (4, 0, 0, 0), (1, 0, 0, 0), (2, 0, 5, 1)]
     assert jobs.get_task_status(parent) == "success"

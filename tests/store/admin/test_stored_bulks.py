@@ -280,12 +280,12 @@ def test_a_thread_runs_what_is_started_and_what_was_left(
     bench.jobs.bulks.start(left.name)
     database.change(lambda tx: stored_bulks.step(tx, left.name, "dead process"))
     bench.clock.advance(bulks.RUNNER_US / SECOND + 1)
-    told = threading.Event()
+    notified = threading.Event()
 
     def notify() -> None:
         names = (left.name, made.name)
         if all(bench.jobs.bulks.get(name).state is BulkState.DONE for name in names):
-            told.set()
+            notified.set()
 
     made = bench.jobs.bulks.create("cancel", ids=tasks[3:])
     runner = BulkRunner(database, notify)
@@ -293,7 +293,7 @@ def test_a_thread_runs_what_is_started_and_what_was_left(
     try:
         bench.jobs.bulks.start(made.name)
         runner.wake()
-        assert told.wait(30)
+        assert notified.wait(30)
     finally:
         runner.stop()
     assert bench.states(*tasks) == ["cancelled"] * 5

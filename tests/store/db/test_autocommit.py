@@ -407,10 +407,10 @@ def test_no_more_are_kept_than_there_is_use_for(store: Store) -> None:
     class WhileOthersComeBack:
         in_transaction = False
 
-        def execute(self, *said: Any) -> Any:
+        def execute(self, *statement: Any) -> Any:
             for one in taken[1:]:
                 singles(store).put_back(*one)
-            return taken[0][1].execute(*said)
+            return taken[0][1].execute(*statement)
 
     singles(store)._kept.append((taken[0][0], WhileOthersComeBack(), 0.0))
     assert store.insert_alone(lambda: (INSERT, ["a", 1])) == 1
@@ -423,16 +423,16 @@ def test_a_single_task_is_rung_for(jobs: Scheduler, database: Database, runs: bo
     other = Store(database.url, SystemClock())
     other.open()
     notifier = make_notifier(other)
-    heard = threading.Event()
-    notifier.listen("listener", heard.set)
+    notified = threading.Event()
+    notifier.listen("listener", notified.set)
     until(lambda: notifier.works)
     if runs:
         jobs.start()
         jobs.wait([jobs.task(work).schedule()], 20)
         until(lambda: not jobs.engine.engine_state.held)
-    heard.clear()
+    notified.clear()
     new = jobs.task(work).schedule()
-    assert heard.wait(20)
+    assert notified.wait(20)
     if runs:
         assert jobs.wait([new], 20)[new].state == "success"
     notifier.close()

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.case(74, pure=True)
 
 
 def test_it_outlasts_its_process(tmp_path: Path) -> None:
-    told, tell = os.pipe()
+    ready, tell = os.pipe()
     pid = os.fork()
     if pid == 0:
         made = Begun([tmp_path / "missing", tmp_path], "one")
@@ -23,8 +23,8 @@ def test_it_outlasts_its_process(tmp_path: Path) -> None:
             made.note(task_id, task_id + 1)
         os.write(tell, b".")
         signal.pause()
-    os.read(told, 1)
-    os.close(told)
+    os.read(ready, 1)
+    os.close(ready)
     os.close(tell)
     path = str(tmp_path / "schedd-one.begun")
     assert not is_gone(path)

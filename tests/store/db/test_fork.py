@@ -38,10 +38,10 @@ def test_a_forked_child_uses_connections_of_its_own(database: Database) -> None:
                 os._exit(0)
         os.close(write)
         made = [jobs.task(Quick()).schedule() for _ in range(50)]
-        said = os.read(read, 4000).decode()
+        printed = os.read(read, 4000).decode()
         os.close(read)
         os.waitpid(child, 0)
-        assert said == "50"
+        assert printed == "50"
         tx.connection.exec_driver_sql("SELECT 1")
     assert len(set(made)) == 50
     assert jobs.database.open() is engine

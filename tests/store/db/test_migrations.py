@@ -266,7 +266,7 @@ def test_processes_that_start_at_once_all_find_it_migrated(empty_database: Datab
         process.stdin.write("\n")
         process.stdin.flush()
     ended = [process.communicate(timeout=60) for process in started]
-    assert [(process.returncode, *said) for process, said in zip(started, ended, strict=True)] == [
+    assert [(process.returncode, *printed) for process, printed in zip(started, ended, strict=True)] == [
         (0, "open\n", "")
     ] * 4
     assert definitions(empty_database) == definitions(database)

@@ -39,10 +39,10 @@ def test_many_rings_become_few_and_the_last_is_heard(database: Database, monkeyp
         for _ in range(1000):
             notifier.notify()
         took = time.monotonic() - begun
-        heard = sum(1 for _ in ear.notifies(timeout=20, stop_after=2))
-        assert heard == 2, "one at once, and one for those that followed"
-        heard += sum(1 for _ in ear.notifies(timeout=2 * APART))
-        assert heard <= 2 + took / APART
+        received = sum(1 for _ in ear.notifies(timeout=20, stop_after=2))
+        assert received == 2, "one at once, and one for those that followed"
+        received += sum(1 for _ in ear.notifies(timeout=2 * APART))
+        assert received <= 2 + took / APART
     notifier.close()
     store.dispose()
 
@@ -82,7 +82,7 @@ def test_one_thread_rings_for_all_who_asked_too_soon(database: Database, monkeyp
     store.dispose()
 
 
-def heard(ear: psycopg.Connection[Any], count: int) -> None:
+def expect_notifications(ear: psycopg.Connection[Any], count: int) -> None:
     """So many notifications come, and no more."""
     if count:
         assert sum(1 for _ in ear.notifies(timeout=20, stop_after=count)) == count
@@ -106,11 +106,11 @@ def test_no_ring_is_owed_when_it_closes(database: Database, monkeypatch: pytest.
         ear.execute(f"LISTEN {notifiers.CHANNEL}")
         notifier.notify()
         notifier.notify()  # too soon
-        heard(ear, 1 if thread == "there is one" else 2)
+        expect_notifications(ear, 1 if thread == "there is one" else 2)
         notifier.close()
         notifier.notify()
         notifier.close()
-        heard(ear, 1 if thread == "there is one" else 0)
+        expect_notifications(ear, 1 if thread == "there is one" else 0)
     store.dispose()
 
 
@@ -118,18 +118,18 @@ def test_no_ring_is_owed_when_it_closes(database: Database, monkeypatch: pytest.
 def test_who_rings_wakes_the_others_and_not_itself(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notifiers, "_DEBOUNCE", 0.0)
     store = Store(database.url, SystemClock())
-    heard: queue.Queue[str] = queue.Queue()
+    received: queue.Queue[str] = queue.Queue()
     pair = {name: notifiers.PgNotifier(store) for name in ("one", "two")}
     for name, notifier in pair.items():
-        notifier.listen(name, functools.partial(heard.put, name))
-    assert {heard.get(timeout=20), heard.get(timeout=20)} == {"one", "two"}, "what was rung before they listened"
-    for ringing, other in (("one", "two"), ("two", "one"), ("one", "two")):
-        pair[ringing].notify()
-        assert heard.get(timeout=20) == other
+        notifier.listen(name, functools.partial(received.put, name))
+    assert {received.get(timeout=20), received.get(timeout=20)} == {"one", "two"}, "what was sent before they listened"
+    for sender, other in (("one", "two"), ("two", "one"), ("one", "two")):
+        pair[sender].notify()
+        assert received.get(timeout=20) == other
     with psycopg.connect(database.url.replace("postgresql+psycopg:", "postgresql:"), autocommit=True) as caller:
         caller.execute(f"NOTIFY {notifiers.CHANNEL}")  # as notify_after_commit does
-    assert {heard.get(timeout=20), heard.get(timeout=20)} == {"one", "two"}
-    assert heard.empty()
+    assert {received.get(timeout=20), received.get(timeout=20)} == {"one", "two"}
+    assert received.empty()
     for notifier in pair.values():
         notifier.close()
     store.dispose()
@@ -161,9 +161,7 @@ def test_a_single_task_rings_with_its_own_commit(database: Database, monkeypatch
 
 
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
-def test_a_failed_notification_keeps_no_task_from_being_stored(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bell_that_fails_keeps_no_task_from_being_stored(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """The queue of notifications may be full, say."""
     broken: list[str] = []
 

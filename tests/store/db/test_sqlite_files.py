@@ -79,15 +79,15 @@ def test_a_file_that_is_shared_stays_shared(database: Database) -> None:
 def test_doctor_notes_what_any_user_may_read(database: Database, tmp_path: Path) -> None:
     ctl = Ctl(environment_for(database.url, tmp_path))
 
-    def said() -> dict[str, str]:
+    def finding() -> dict[str, str]:
         return next(row for row in ctl.json("doctor") if row["check"] == "file modes")
 
-    assert said()["level"] == "ok"
+    assert finding()["level"] == "ok"
     database.path.chmod(0o644)
-    assert said()["level"] == "note"
-    assert f"any user of this machine may use {database.path} (mode 644)" in said()["text"]
+    assert finding()["level"] == "note"
+    assert f"any user of this machine may use {database.path} (mode 644)" in finding()["text"]
     database.path.chmod(0o660)
-    assert said()["level"] == "ok"
+    assert finding()["level"] == "ok"
 
 
 @one_database
@@ -157,8 +157,8 @@ def test_a_notifier_that_could_not_be_had_is_had_later(database: Database, caplo
         assert not jobs.engine.notifier.works
         place.unlink()
         until(lambda: jobs.engine.notifier.works)
-    told = [record.getMessage() for record in caplog.records if "notifier" in record.getMessage()]
-    assert [text.partition(" (")[0] for text in told] == ["no notifier", "the notifier works now"]
+    logged = [record.getMessage() for record in caplog.records if "notifier" in record.getMessage()]
+    assert [text.partition(" (")[0] for text in logged] == ["no notifier", "the notifier works now"]
 
 
 def test_no_foreign_message_makes_a_notifier_deaf(tmp_path: Path) -> None:
@@ -166,9 +166,9 @@ def test_no_foreign_message_makes_a_notifier_deaf(tmp_path: Path) -> None:
     notifier, other = SocketNotifier(tmp_path), SocketNotifier(tmp_path)
     notifier.listen("one", notified.release)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as foreign:
-        for said in (b"close", b"", bytes(16), bytes(17)):
-            foreign.sendto(said, str(tmp_path / "one.sock"))
-            assert notified.acquire(timeout=30), said
+        for sent in (b"close", b"", bytes(16), bytes(17)):
+            foreign.sendto(sent, str(tmp_path / "one.sock"))
+            assert notified.acquire(timeout=30), sent
     other.notify()
     assert notified.acquire(timeout=30)
     notifier.close()

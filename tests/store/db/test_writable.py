@@ -64,6 +64,6 @@ def test_it_is_told_what_takes_no_writes(database: Database, store: Store) -> No
         assert "takes no writes" in str(no_writes(tx.connection))
         ((problem, text, _, _), *_others) = status(tx.at(store.now())).stuck
         assert (problem, "takes no writes" in text) == ("writes", True)
-        said = str(why(tx.at(store.now()), made))
-        assert said.startswith("the server takes no writes: set default_transaction_read_only = off")
-        assert said.endswith("but no worker is live")
+        reason = str(why(tx.at(store.now()), made))
+        assert reason.startswith("the server takes no writes: set default_transaction_read_only = off")
+        assert reason.endswith("but no worker is live")

@@ -40,27 +40,27 @@ passage.__enter__()
 
 
 def test_both_serve_until_the_very_end(tmp_path: Path) -> None:
-    heard = threading.Event()
+    notified = threading.Event()
     notifier = SocketNotifier(tmp_path)
-    notifier.listen("listener", heard.set)
+    notifier.listen("listener", notified.set)
     done = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("passed\n", "")
-    assert heard.wait(10.0)
+    assert notified.wait(10.0)
     notifier.close()
 
 
 def test_who_comes_within_a_tick_of_the_file_system_is_rung(tmp_path: Path) -> None:
     """Before Linux 6.13 a directory's time goes by some milliseconds: two that came in the same ones look like one."""
     first, ringer, second = (SocketNotifier(tmp_path) for _ in range(3))
-    heard = threading.Event()
+    notified = threading.Event()
     first.listen("first", lambda: None)
     changed = time.time_ns() + 10**10  # the tick is not over
     os.utime(tmp_path, ns=(changed, changed))
     ringer.notify()
-    second.listen("second", heard.set)
+    second.listen("second", notified.set)
     os.utime(tmp_path, ns=(changed, changed))
     ringer.notify()
-    assert heard.wait(10.0)
+    assert notified.wait(10.0)
     os.utime(tmp_path, ns=(changed - 2 * 10**10,) * 2)
     ringer.notify()
     assert ringer._seen[0], "what has settled is not read again for each ring"

@@ -13,7 +13,7 @@ from support.flows import Stage
 pytestmark = pytest.mark.case(56)
 
 
-def said(stage: Stage, task_id: int) -> str:
+def why_of(stage: Stage, task_id: int) -> str:
     with stage.jobs.database.read() as tx:
         return str(why(tx, task_id))
 
@@ -44,8 +44,8 @@ def test_two_that_await_each_other(stage: Stage, kind: Any) -> None:
     assert found(stage) == ("ok", ())
     stage.drain()
     text = "these tasks wait for one another, and none goes on until one is cancelled"
-    assert said(stage, a) == f"suspended, awaits task {b}; {text}: {a} -> {b} -> {a}"
-    assert said(stage, b) == f"suspended, awaits task {a}; {text}: {b} -> {a} -> {b}"
+    assert why_of(stage, a) == f"suspended, awaits task {b}; {text}: {a} -> {b} -> {a}"
+    assert why_of(stage, b) == f"suspended, awaits task {a}; {text}: {b} -> {a} -> {b}"
     assert found(stage) == (f"{text}: {a} -> {b} -> {a}", (a, b))
     stage.jobs.cancel_task(b)
     assert found(stage) == ("ok", ())
@@ -56,7 +56,7 @@ def test_two_that_await_each_other(stage: Stage, kind: Any) -> None:
 def test_one_that_will_give_up_breaks_it(stage: Stage, kind: Any) -> None:
     a, b = start_two(stage, kind, timeout=60)
     stage.drain()
-    assert "one another" not in said(stage, a) + said(stage, b)
+    assert "one another" not in why_of(stage, a) + why_of(stage, b)
     assert found(stage) == ("ok", ())
 
 
@@ -78,6 +78,6 @@ def test_one_that_awaits_what_depends_on_it(stage: Stage, kind: Any) -> None:
     waits = stage.start(outside, kind)
     stage.drain()
     a, b, c = made
-    assert said(stage, a).endswith(f": {a} -> {c} -> {b} -> {a}")
-    assert said(stage, waits) == f"suspended, awaits task {a}"
+    assert why_of(stage, a).endswith(f": {a} -> {c} -> {b} -> {a}")
+    assert why_of(stage, waits) == f"suspended, awaits task {a}"
     assert found(stage)[1] == (a, b, c)

@@ -72,17 +72,17 @@ def verdicts(node: Node, states: Sequence[State]) -> set[str]:
 
 def judged(node: Node, states: Sequence[State]) -> str:
     """What a task's edges together say: ready, open, failed or skipped."""
-    said = verdicts(node, states)
+    found = verdicts(node, states)
     for word, means in (("fail", "failed"), ("skip", "skipped"), ("open", "open")):
-        if word in said:
+        if word in found:
             return means
     return "ready"
 
 
 def broken_among(nodes: Sequence[Node], stored: Sequence[int], states: Sequence[State]) -> dict[int, str]:
     """The living tasks that an edge ends now."""
-    said = {n: judged(nodes[n], states) for n in stored if states[n] is None}
-    return {n: word for n, word in said.items() if word in ("failed", "skipped")}
+    words = {n: judged(nodes[n], states) for n in stored if states[n] is None}
+    return {n: word for n, word in words.items() if word in ("failed", "skipped")}
 
 
 def walk(nodes: Sequence[Node]) -> list[State]:
@@ -90,12 +90,12 @@ def walk(nodes: Sequence[Node]) -> list[State]:
     states: list[State] = [None] * len(nodes)
     for moment, node in enumerate(nodes):
         if states[moment] is None:
-            said = judged(node, states)
-            states[moment] = {"ready": node.end, "open": None}.get(said, said)
+            outcome = judged(node, states)
+            states[moment] = {"ready": node.end, "open": None}.get(outcome, outcome)
         stored = [n for n, other in enumerate(nodes) if not other.late or n <= moment]
         while broken := broken_among(nodes, stored, states):
-            for n, said in broken.items():
-                states[n] = said
+            for n, outcome in broken.items():
+                states[n] = outcome
     return states
 
 
@@ -103,11 +103,11 @@ def allowed(node: Node, states: Sequence[State], together: bool) -> set[State]:
     """Where a task may be, by its parents' final states. Of two broken edges either may have come first, unless
     all were looked at ``together``.
     """
-    said = judged(node, states)
-    if said not in ("failed", "skipped"):
-        return {{"ready": node.end, "open": None}[said]}
+    outcome = judged(node, states)
+    if outcome not in ("failed", "skipped"):
+        return {{"ready": node.end, "open": None}[outcome]}
     if together:
-        return {said}
+        return {outcome}
     return {{"fail": "failed", "skip": "skipped"}[v] for v in verdicts(node, states) & {"fail", "skip"}}
 
 

@@ -78,17 +78,17 @@ def test_every_child_ends(jobs: Scheduler) -> None:
 def test_no_statement_releases_more(jobs: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
     store(jobs, work)
     step(jobs)
-    told: list[tuple[Any, ...]] = []
+    released: list[tuple[Any, ...]] = []
     raw = statement._raw
 
-    def telling(connection: sa.Connection, text: str, bound: Any) -> list[tuple[Any, ...]]:
+    def recording(connection: sa.Connection, text: str, bound: Any) -> list[tuple[Any, ...]]:
         answer = raw(connection, text, bound)
         if "SET unmet" in text:
-            told.extend(answer)
+            released.extend(answer)
         return answer
 
-    monkeypatch.setattr(statement, "_raw", telling)
+    monkeypatch.setattr(statement, "_raw", recording)
     drain(jobs)
-    assert sum(children for _, children, _ in told) >= CHILDREN
-    assert max(children for _, children, _ in told) == 2
-    assert sum(ready for ready, _, _ in told) == CHILDREN - 1
+    assert sum(children for _, children, _ in released) >= CHILDREN
+    assert max(children for _, children, _ in released) == 2
+    assert sum(ready for ready, _, _ in released) == CHILDREN - 1

@@ -136,8 +136,8 @@ def test_a_forgotten_parent_counts_as_failed(bench: Bench) -> None:
     bench.execute("UPDATE schedd_tasks SET state = 0, unmet = 1 WHERE id = :id", id=child)
     assert any("never was" in text for text in problems(bench))
     with bench.jobs.database.write() as tx:
-        (told,) = repair(tx.at(bench.clock.now()))
-    assert told == f"counted the open edges anew of 1 task: {child}"
+        (message,) = repair(tx.at(bench.clock.now()))
+    assert message == f"counted the open edges anew of 1 task: {child}"
     assert bench.states(child, other) == ["failed", "scheduled"]
     assert problems(bench) == []
 

@@ -190,12 +190,12 @@ def test_a_broken_edge_beats_one_that_is_satisfied_in_the_same_moment(bench: Ben
 
 @pytest.mark.case(35)
 def test_run_tells_the_child_what_failed(bench: Bench) -> None:
-    told: list[dict[int, str]] = []
-    bench.script.bodies["child"] = lambda ctx: told.append(ctx.dependency_failures())
+    failures: list[dict[int, str]] = []
+    bench.script.bodies["child"] = lambda ctx: failures.append(ctx.dependency_failures())
     dead, good = bench.ended("dead"), bench.ended("success")
     bench.step("child", dead, good, otherwise="run").schedule()
     bench.drain()
-    assert told == [{dead: "dead: PermanentError: ends dead failed"}]
+    assert failures == [{dead: "dead: PermanentError: ends dead failed"}]
 
 
 @pytest.mark.case(35)

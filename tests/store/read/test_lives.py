@@ -37,12 +37,12 @@ class Witness:
                 found = states_at(tx, list(self.seen[max(self.seen)]), instant)
             assert set(states) <= set(found), "it had been made by then"
             for task_id, seen in states.items():
-                said = found[task_id]
-                if said is None:
+                answer = found[task_id]
+                if answer is None:
                     assert task_id in unknown, f"task {task_id} at {instant} was {seen}"
                     continue
                 held = {"claimed", "running"}
-                assert said.value == seen or {said.value, seen} <= held, f"task {task_id} at {instant}"
+                assert answer.value == seen or {answer.value, seen} <= held, f"task {task_id} at {instant}"
                 known += 1
         return known
 

@@ -56,7 +56,7 @@ def fail(ctx: Context) -> None:
     raise OSError("away")
 
 
-def told(jobs: Scheduler, task_id: int) -> str:
+def reason_of(jobs: Scheduler, task_id: int) -> str:
     with jobs.database.read() as tx:
         return why(tx, task_id) or ""
 
@@ -77,7 +77,7 @@ def test_a_life_that_ends_before_the_retry(jobs: Scheduler, ran: Ran, clock: Fak
     drain(jobs)
     found = jobs.get_task(task_id)
     assert (found.state, found.attempt, found.error_class) == (TaskState.CANCELLED, 2, "MaxDurationExceeded")
-    assert told(jobs, task_id).endswith(": it lived longer than its max_duration of 1 min")
+    assert reason_of(jobs, task_id).endswith(": it lived longer than its max_duration of 1 min")
     assert ends(jobs, task_id) == ["retried", "retried"]
     assert ran == ["it", "it", "child"]
     assert jobs.get_task_status(child) is TaskState.SUCCESS
@@ -106,9 +106,9 @@ def test_a_running_handler_is_asked_to_end(jobs: Scheduler, idle: Scheduler, ran
     def body(ctx: Context) -> None:
         step(jobs)
         clock.advance(21)
-        seen.append(told(jobs, ctx.id))
+        seen.append(reason_of(jobs, ctx.id))
         step(idle)
-        seen.append(told(jobs, ctx.id))
+        seen.append(reason_of(jobs, ctx.id))
         step(jobs)
         ctx.heartbeat()
         seen.append("not told")

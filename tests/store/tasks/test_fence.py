@@ -492,8 +492,8 @@ class TestOnPostgreSQL:
                 tx2.connection.execute(sa.text("SET LOCAL lock_timeout = '2s'"))
                 if what == "stamp":
                     beats = [(i, claimed[i].claim, 5.0, None) for i in (held, free)]
-                    told = control.stamp(tx2.at(clock.now()), worker, beats)
-                    assert told == {(held, 1), (free, 1)}
+                    stamped = control.stamp(tx2.at(clock.now()), worker, beats)
+                    assert stamped == {(held, 1), (free, 1)}
                 elif what == "mark_running":
                     mark_running(tx2, worker, [(i, 1, clock.now()) for i in (held, free)])
                 else:
