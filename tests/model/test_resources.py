@@ -24,7 +24,7 @@ def test_sizes_are_bytes_once_it_is_made() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"cpu": 0}, "cpu must be a number of cores above 0"),
         ({"cpu": True}, "cpu must be a number"),
@@ -36,8 +36,8 @@ def test_sizes_are_bytes_once_it_is_made() -> None:
         (8, "resources must be a Resources"),
     ],
 )
-def test_what_makes_no_sense_is_refused(given: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_what_makes_no_sense_is_refused(given: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         parse_resources(given)
 
 
@@ -59,13 +59,13 @@ def test_options_of_a_type_are_checked_when_it_is_made() -> None:
     )
     assert (made.executor, made.resources, made.executor_options) == ("k8s-big_1", '{"cpu":1}', '{"partition":"gpu"}')
     assert make_options("T", {"executor": "local"}).executor is None
-    for wrong, said in (
+    for wrong, message in (
         ([1], "mapping"),
         ({1: 2}, "mapping"),
         ({"a": object()}, "is not JSON"),
         ({"a": "x" * 20000}, "bytes"),
     ):
-        with pytest.raises(ConfigError, match=f"task type T: executor_options .*{said}"):
+        with pytest.raises(ConfigError, match=f"task type T: executor_options .*{message}"):
             make_options("T", {"executor_options": wrong})
 
 

@@ -161,7 +161,9 @@ def test_a_single_task_rings_with_its_own_commit(database: Database, monkeypatch
 
 
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
-def test_a_bell_that_fails_keeps_no_task_from_being_stored(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_notification_keeps_no_task_from_being_stored(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The queue of notifications may be full, say."""
     broken: list[str] = []
 

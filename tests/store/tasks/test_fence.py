@@ -358,7 +358,7 @@ class TestOnPostgreSQL:
         assert {bare.row(child).state, bare.row(second_child).state} == {st.SCHEDULED}
 
     def test_who_writes_without_locking_first_waits_a_moment_for_a_caller(self, bare: Bare) -> None:
-        """Then it says so: nothing is written, and what waits for nobody does it over."""
+        """Then it says so: nothing is written, and the caller writes again without waiting."""
         worker = bare.worker("a")
         held, free, parent = bare.task(count=3)
         (child,) = bare.task(parent)
@@ -377,7 +377,7 @@ class TestOnPostgreSQL:
     def test_a_child_of_what_is_being_written_is_released(
         self, bare: Bare, quick: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Whoever waits for a row sees, once it has it, what the holder has committed meanwhile."""
+        """A transaction that waited for a row sees, once it has it, what the holder has committed."""
         monkeypatch.setattr("scheduler.store.tasks.complete._ROW_LOCK_TIMEOUT", "10s")
         worker = bare.worker("a")
         (parent,) = bare.task()
@@ -435,7 +435,7 @@ class TestOnPostgreSQL:
 
     @pytest.mark.parametrize("end", [st.SUCCESS, st.DEAD])
     def test_a_held_grandchild_does_not_hold_up_the_cycle(self, bare: Bare, end: int) -> None:
-        """The end of a task that fails goes on down: whoever holds a row there must not be waited for either."""
+        """A failed task's end goes on down: it must not wait for a transaction that holds a row there either."""
         worker = bare.worker("a")
         (parent,) = bare.task()
         (child,) = bare.task(parent)
