@@ -1,7 +1,7 @@
 """Executors and placements: jobs of an engine elsewhere, each for one claim of a task.
 
 An executor has a row among the workers, without a lease of its own. What is claimed for a job is held by that row until
-the job takes it over with its first statement; whoever comes later changes nothing.
+the job takes it over with its first statement. A job that comes later changes nothing.
 """
 
 from __future__ import annotations

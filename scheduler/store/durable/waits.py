@@ -131,12 +131,12 @@ def tasks_ended(tx: Tx, ids: Sequence[int]) -> int:
     return _happened(tx, where, {"ids": tx.dialect.bind_ids(ids)})
 
 
-ANYBODY = "SELECT 1 FROM schedd_waits WHERE item > 0"
+ANY_WAITER = "SELECT 1 FROM schedd_waits WHERE item > 0"
 
 
 def any_waiting(tx: Tx) -> bool:
     """Whether any task waits for the end of another one: mostly none does."""
-    return bool(tx.rows(f"{ANYBODY} LIMIT 1"))
+    return bool(tx.rows(f"{ANY_WAITER} LIMIT 1"))
 
 
 def _happened(tx: Tx, where: str, bound: dict[str, str]) -> int:

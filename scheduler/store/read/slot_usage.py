@@ -16,7 +16,7 @@ from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import HELD
 from scheduler.store.read.workers import Fleet, WorkerRecord, orphans_phrase
 
-_NOBODY = 0  # no worker's id
+_NO_WORKER = 0  # no worker's id
 
 
 @dataclass
@@ -90,7 +90,7 @@ def _held(tx: Tx, fleet: Fleet) -> dict[int, Counter[SlotKey]]:
     for row in rows:
         slot_type = fleet.slot_types.get(row.kind)
         if slot_type is not None:
-            held.setdefault(row.worker or _NOBODY, Counter())[row.pool, slot_type] += row.n
+            held.setdefault(row.worker or _NO_WORKER, Counter())[row.pool, slot_type] += row.n
     return held
 
 

@@ -73,7 +73,7 @@ _SUCCEED_LOCKED = _SUCCEED_AND_RECORD.format(
     patience="",
     patiently="",
     parent=f", {_PARENT} AS parent",
-    more=f"array_agg(id) FILTER (WHERE parent), EXISTS ({waits.ANYBODY})",
+    more=f"array_agg(id) FILTER (WHERE parent), EXISTS ({waits.ANY_WAITER})",
 )
 # ``lock_timeout`` bounds the wait for each locked row. Dependents and waiters need a second statement: this one's
 # snapshot is older than the commits that it waited for.
@@ -87,7 +87,7 @@ _SUCCEED_UNLOCKED = _SUCCEED_AND_RECORD.format(
 )
 _FOLLOWS = f"""
 SELECT ARRAY(SELECT i.id FROM unnest(CAST(:ids AS bigint[])) i(id) WHERE {is_parent("i.id")}),
-  EXISTS ({waits.ANYBODY}), set_config('lock_timeout', :usual, true)
+  EXISTS ({waits.ANY_WAITER}), set_config('lock_timeout', :usual, true)
 """
 _SUCCEED = f"""
 WITH {{rows}}
