@@ -193,7 +193,7 @@ class Receiver:
     def _note(self, done: list[str], back: list[str]) -> None:
         for receipts, is_done in ((done, True), (back, False)):
             if receipts:
-                self._database.change(lambda tx: inbox.settled(tx, self.name, receipts, done=is_done))  # noqa: B023
+                self._database.change(lambda tx: inbox.settled(tx, self.name, self._holder, receipts, done=is_done))  # noqa: B023
 
     def _tend(self) -> None:
         """Settle the messages whose tasks have ended, give back those whose tasks wait long, keep the others."""

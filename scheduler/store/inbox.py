@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from scheduler.model import inbox as codes
@@ -26,6 +26,9 @@ _ROW = {
     "sequence": int,
 }
 _NAMES = ", ".join(_ROW)
+_OPEN = "ix_schedd_inbox_open"
+_AGAIN = {"message_key": str, "message_id": str, "receipt": str, "error": str}
+_MADE = {"message_key": str, "task_id": int, "verdict": int, "receipt": str, "error": str}
 _Made = tuple[str, int, int, str | None, str | None]  # key, task, verdict, receipt, error
 
 
@@ -130,14 +133,13 @@ def _note(tx: Tx, source: str, arrivals: Sequence[Arrival], rules: Rules) -> dic
         return {}
     rows = sorted((a.key, a.message_id, a.receipt, a.error) for a in arrivals)
     updated = tx.run(
-        "UPDATE schedd_inbox SET deliveries = deliveries + 1, last_at = :now, message_id = j.message_id, "
-        "expires_at = CASE WHEN expires_at > :until THEN expires_at ELSE :until END, "
+        f"{_with(tx, _AGAIN)} UPDATE schedd_inbox SET deliveries = deliveries + 1, last_at = :now, "
+        "message_id = j.message_id, expires_at = CASE WHEN expires_at > :until THEN expires_at ELSE :until END, "
         f"error = CASE WHEN verdict = {codes.DEAD} THEN coalesce(j.error, schedd_inbox.error) "
         "ELSE schedd_inbox.error END, "
         f"receipt = CASE WHEN verdict = {codes.OPEN} THEN j.receipt END, "
         f"holder = CASE WHEN verdict = {codes.OPEN} AND j.receipt IS NOT NULL THEN CAST(:holder AS text) END "
-        f"FROM {tx.dialect.rows({'message_key': str, 'message_id': str, 'receipt': str, 'error': str})} j "
-        "WHERE schedd_inbox.source = :source AND schedd_inbox.message_key = j.message_key "
+        "FROM j WHERE schedd_inbox.source = :source AND schedd_inbox.message_key = j.message_key "
         "RETURNING schedd_inbox.message_key, verdict, task_id",
         rows=bind_rows(rows),
         source=source,
@@ -153,6 +155,11 @@ def _note(tx: Tx, source: str, arrivals: Sequence[Arrival], rules: Rules) -> dic
             row.message_key, InboxState.from_code(row.verdict), row.task_id, True, state, run_at
         )
     return found
+
+
+def _with(tx: Tx, columns: Mapping[str, type]) -> str:
+    """The bound rows as ``j``; if it were not materialized, SQLite would read all messages of the source."""
+    return f"WITH j AS MATERIALIZED (SELECT * FROM {tx.dialect.rows(columns)} q)"
 
 
 def ends(tx: Tx, ids: Sequence[int]) -> dict[int, tuple[TaskState | None, int | None]]:
@@ -213,11 +220,10 @@ def _make_tasks(
 
 
 def _set_tasks(tx: Tx, source: str, made: list[_Made], holder: str | None) -> None:
-    columns = {"message_key": str, "task_id": int, "verdict": int, "receipt": str, "error": str}
     tx.run(
-        "UPDATE schedd_inbox SET task_id = j.task_id, held = NULL, error = j.error, verdict = j.verdict, "
-        "receipt = j.receipt, holder = CASE WHEN j.receipt IS NOT NULL THEN CAST(:holder AS text) END "
-        f"FROM {tx.dialect.rows(columns)} j "
+        f"{_with(tx, _MADE)} UPDATE schedd_inbox SET task_id = j.task_id, held = NULL, error = j.error, "
+        "verdict = j.verdict, receipt = j.receipt, "
+        "holder = CASE WHEN j.receipt IS NOT NULL THEN CAST(:holder AS text) END FROM j "
         "WHERE schedd_inbox.source = :source AND schedd_inbox.message_key = j.message_key",
         rows=bind_rows(sorted(made, key=lambda row: row[0])),
         source=source,
@@ -254,8 +260,9 @@ class Open(NamedTuple):
 def open_messages(tx: Tx, source: str, holder: str) -> list[Open]:
     """The messages whose receipts this receiver has."""
     rows = tx.run(
-        "SELECT i.message_key, i.receipt, i.task_id FROM schedd_inbox i WHERE i.source = :source "
-        "AND i.holder = :holder AND i.receipt IS NOT NULL ORDER BY i.message_key",
+        "SELECT i.message_key, i.receipt, i.task_id FROM schedd_inbox i "
+        f"{tx.dialect.by_index(_OPEN)} WHERE i.source = :source AND i.holder = :holder AND i.receipt IS NOT NULL "
+        "ORDER BY i.message_key",
         source=source,
         holder=holder,
     ).all()
@@ -267,15 +274,17 @@ def open_messages(tx: Tx, source: str, holder: str) -> list[Open]:
     return found
 
 
-def settled(tx: Tx, source: str, receipts: Sequence[str], *, done: bool) -> None:
-    """The transport has taken verdicts on these receipts. Not ``done``: the message comes again, with another one."""
+def settled(tx: Tx, source: str, holder: str, receipts: Sequence[str], *, done: bool) -> None:
+    """The transport has taken a holder's verdicts on these. Not ``done``: the message comes again, with another one."""
     tx.run(
-        f"UPDATE schedd_inbox SET receipt = NULL, holder = NULL, verdict = CASE WHEN CAST(:done AS integer) = 1 "
+        f"{_with(tx, {'receipt': str})} UPDATE schedd_inbox {tx.dialect.by_index(_OPEN)} "
+        "SET receipt = NULL, holder = NULL, verdict = CASE WHEN CAST(:done AS integer) = 1 "
         f"AND verdict = {codes.OPEN} THEN {codes.DONE} ELSE verdict END "
-        f"FROM {tx.dialect.rows({'receipt': str})} j "
-        "WHERE schedd_inbox.source = :source AND schedd_inbox.receipt = j.receipt",
+        "FROM j WHERE schedd_inbox.source = :source AND schedd_inbox.holder = :holder "
+        "AND schedd_inbox.receipt IS NOT NULL AND schedd_inbox.receipt = j.receipt",
         rows=bind_rows([(receipt,) for receipt in sorted(receipts)]),
         source=source,
+        holder=holder,
         done=int(done),
     )
 

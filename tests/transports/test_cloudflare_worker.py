@@ -201,6 +201,7 @@ def test_a_worker_that_is_not_let_in_keeps_its_messages(make: Callable[..., Tria
     assert trial.effects() == []
 
 
+@one_database
 def test_messages_wait_while_the_source_is_paused(make: Callable[..., Trial]) -> None:
     """Its messages are posted again, each later than before, and taken once it is resumed."""
     trial = make()
@@ -217,6 +218,7 @@ def test_messages_wait_while_the_source_is_paused(make: Callable[..., Trial]) ->
     assert len(trial.deliveries()) == 1
 
 
+@one_database
 def test_a_message_that_is_to_come_later_comes_later(make: Callable[..., Trial]) -> None:
     """``gap = "retry"``: the second of a subject is given back until the first has come."""
     trial = make(ordered_by="subject", gap="retry")
@@ -256,6 +258,7 @@ def test_a_batch_that_is_large_is_posted_in_parts(make: Callable[..., Trial]) ->
     assert set(trial.deliveries().values()) == {1}
 
 
+@one_database
 def test_the_end_of_the_task_settles_the_message_if_that_is_wanted(make: Callable[..., Trial]) -> None:
     trial = make(ack="end")
     trial.open_door()

@@ -49,6 +49,10 @@ class Dialect:
         :meth:`ids` one that PostgreSQL looks up by an index."""
         raise NotImplementedError
 
+    def by_index(self, _name: str) -> str:
+        """After a table: read it by this index, which SQLite does not find out without statistics."""
+        return ""
+
     def bind_ids(self, ids: Sequence[int]) -> str:
         """Ids as :meth:`among` reads them."""
         return bind_rows(ids)
@@ -80,6 +84,9 @@ class SQLite(Dialect):
 
     def among(self, column: str, param: str = "ids") -> str:
         return f"{column} IN {self.ids(param)}"
+
+    def by_index(self, name: str) -> str:
+        return f"INDEXED BY {name}"
 
     def reserve_ids(self, connection: sa.Connection, count: int) -> Sequence[int]:
         last = connection.execute(
