@@ -136,7 +136,7 @@ def test_ctrl_c_leaves_nothing_behind_but_the_photo(place: Path, demos: list[Dem
 
 
 @pytest.mark.parametrize("argument", ["PHOTO=text.jpg", "--frob"])
-def test_a_photo_that_cannot_be_used_is_told_in_one_line(place: Path, demos: list[Demo], argument: str) -> None:
+def test_a_photo_that_cannot_be_used_is_reported_in_one_line(place: Path, demos: list[Demo], argument: str) -> None:
     (place / "text.jpg").write_text("no picture")
     demo = Demo(place, argument)
     demos.append(demo)

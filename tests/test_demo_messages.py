@@ -32,7 +32,7 @@ def test_each_order_has_its_effects_once_although_the_daemon_is_killed(arguments
     assert all(verdict == "ok" for verdict, _ in promises), promises
 
 
-def test_a_wrong_argument_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_wrong_argument_is_reported_in_one_line(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(RUN), "--frob"], capture_output=True, text=True, check=False, cwd=tmp_path
     )

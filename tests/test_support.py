@@ -53,7 +53,7 @@ def test_setup_and_skipped_tests_show_nothing_and_failures_undo(book: Casebook) 
     assert any("FAIL 1" in line for line in book.lines())
 
 
-def test_a_test_that_names_no_database_is_told(book: Casebook) -> None:
+def test_a_test_that_names_no_database_gets_an_error(book: Casebook) -> None:
     book.add(report([(1, "")], "passed", test="vague"))
     assert book.untold() == ["vague"]
     assert len(book.gaps()) == 2

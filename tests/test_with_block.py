@@ -38,7 +38,7 @@ def test_the_block_closes_what_it_and_the_program_before_it_opened(database: Dat
     jobs = Scheduler(database.url)
     jobs.register(double)
     before = descriptors()
-    early = jobs.task(double, number=1).schedule()  # rings other processes: a notifier of the caller's
+    early = jobs.task(double, number=1).schedule()  # notifies other processes, by a notifier of the caller's
     with jobs:
         late = jobs.task(double, number=2).schedule()
         assert [jobs.result(early, timeout=10), jobs.result(late, timeout=10)] == [2, 4]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.bench import Bench, ring_and_step
+from support.bench import Bench, notify_and_step
 
 from .conftest import Ctl
 
@@ -39,7 +39,7 @@ def test_cascade_ends_dependants_as_cancelled(ctl: Ctl, live: Bench) -> None:
 def test_cascade_of_what_is_running_says_what_will_follow(ctl: Ctl, live: Bench) -> None:
     a = int(live.step("a").schedule())
     b = int(live.step("b", a).schedule())
-    ring_and_step(live.jobs)
+    notify_and_step(live.jobs)
     shown = ctl("cancel", "--cascade", "--dry-run", a)
     assert shown.stdout == (
         f"task {a} is running: cancel would be requested\n0 dependants would end with it\n"
@@ -63,7 +63,7 @@ def test_cancel_of_an_unknown_task_changes_nothing(ctl: Ctl, live: Bench) -> Non
 
 def test_cancel_of_what_is_running_names_nothing_that_it_does_not_do(ctl: Ctl, live: Bench) -> None:
     a = int(live.step("a").schedule())
-    ring_and_step(live.jobs)
+    notify_and_step(live.jobs)
     assert ctl("cancel", a).stdout == f"task {a} is running: cancel requested\n0 dependants ended with it\n"
 
 
@@ -112,7 +112,7 @@ def test_retry_of_what_cannot_be_retried(ctl: Ctl, live: Bench) -> None:
     done = live.ended("success")
     assert "has succeeded; only what failed or was cancelled can be retried" in ctl.fails(4, "retry", done)
     held = int(live.step("held").schedule())
-    ring_and_step(live.jobs)
+    notify_and_step(live.jobs)
     assert f"task {held} is claimed; it can be retried once it has ended" in ctl.fails(4, "retry", held)
     live.execute(f"UPDATE schedd_tasks SET state = 5 WHERE id = {held}")
     assert f"task {held} is running; it can be retried once it has ended" in ctl.fails(4, "retry", held)
@@ -155,7 +155,7 @@ def test_retry_of_a_task_and_of_what_ended_because_of_it(
 
 
 @pytest.mark.case(36)
-def test_retry_of_what_ends_again_at_once_is_told(ctl: Ctl, live: Bench) -> None:
+def test_retry_of_what_ends_again_at_once_is_reported(ctl: Ctl, live: Bench) -> None:
     dead = live.ended("dead")
     child = int(live.step("child", dead).schedule())
     result = ctl("retry", child)
@@ -200,7 +200,7 @@ def test_retry_under_a_key_that_another_task_has(ctl: Ctl, live: Bench) -> None:
 
 @pytest.mark.case(70)
 @pytest.mark.parametrize("command", [("retry",), ("dlq", "replay"), ("retry", "--kind", "Step")])
-def test_what_is_not_revived_for_its_key_is_told(ctl: Ctl, live: Bench, command: tuple[str, ...]) -> None:
+def test_what_is_not_revived_for_its_key_is_reported(ctl: Ctl, live: Bench, command: tuple[str, ...]) -> None:
     live.script.failing.add("parent")
     parent = int(live.step("parent").schedule())
     child = int(live.step("child", parent).key("k").schedule())

@@ -12,7 +12,7 @@ import pytest
 
 from scheduler.store.db.backup import backup_sqlite
 from scheduler.store.db.migrate import HEAD
-from support.bench import Bench, ring_and_step
+from support.bench import Bench, notify_and_step
 from support.databases import Database
 
 from .conftest import Ctl, environment_for
@@ -41,7 +41,7 @@ class TestUpgrade:
         assert result.exit_code == 1
         assert "newer than this program" in result.stderr
 
-    def test_the_next_schema_is_fine_and_told(self, ctl: Ctl, live: Bench) -> None:
+    def test_the_next_schema_is_fine_and_reported(self, ctl: Ctl, live: Bench) -> None:
         live.execute("UPDATE schedd_version SET version_num = :next", next=f"{int(HEAD) + 1:04}")
         result = ctl("db", "check")
         assert result.exit_code == 0
@@ -103,15 +103,15 @@ class TestBackup:
     def test_what_is_restored_goes_on(self, bench: Bench, tmp_path: Path) -> None:
         """What was held then is taken back; what has ended since runs again."""
         held, later = int(bench.step("held").schedule()), int(bench.step("later", 1).schedule())
-        ring_and_step(bench.jobs)
+        notify_and_step(bench.jobs)
         backup_sqlite(bench.database.path, tmp_path / "copy.db")
         assert bench.drain() == ["held", "later"]
         restored = Bench(Database(f"sqlite:///{tmp_path / 'copy.db'}", "sqlite"), bench.clock, bench.script)
         assert restored.states(held, later) == ["claimed", "waiting"]
-        ring_and_step(restored.jobs)
+        notify_and_step(restored.jobs)
         for _ in range(5):
             bench.clock.advance(9)
-            ring_and_step(restored.jobs)
+            notify_and_step(restored.jobs)
         restored.drain()
         assert restored.states(held, later) == ["success", "success"]
         restored.close()
@@ -204,7 +204,7 @@ class TestConfig:
 class TestMoving:
     """``db copy``, ``db export`` and ``db import``; tests/store/admin/test_transfer.py has what they keep."""
 
-    def test_a_store_is_copied_and_told_where_to_go_on(self, ctl: Ctl, bench: Bench, tmp_path: Path) -> None:
+    def test_a_store_is_copied_and_the_next_steps_are_printed(self, ctl: Ctl, bench: Bench, tmp_path: Path) -> None:
         bench.step("a").schedule()
         bench.jobs.close()
         target = f"sqlite:///{tmp_path / 'moved.db'}"
@@ -245,7 +245,7 @@ class TestMoving:
 
     def test_while_a_worker_lives_nothing_is_written(self, ctl: Ctl, live: Bench, tmp_path: Path) -> None:
         live.step("a").schedule()
-        ring_and_step(live.jobs)
+        notify_and_step(live.jobs)
         file = tmp_path / "store.jsonl"
         assert "stop them first" in ctl.fails(1, "db", "export", file)
         assert not file.exists()

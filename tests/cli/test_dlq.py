@@ -152,7 +152,7 @@ def test_replay_all_is_bounded(ctl: Ctl, live: Bench) -> None:
     ctl.fails(2, "dlq", "replay-all", "--limit", 0)
 
 
-def test_what_was_done_is_told_when_it_breaks_off(ctl: Ctl, live: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_done_is_reported_when_it_breaks_off(ctl: Ctl, live: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     made = live.die(*(f"m{i}" for i in range(5)))
     written = Session.write
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from scheduler import AsyncContext, Context, Task
-from support.bench import Bench, engine_of, ring_and_step
+from support.bench import Bench, engine_of, notify_and_step
 from support.fleet import until
 
 from .conftest import Ctl
@@ -35,14 +35,14 @@ def worker(live: Bench, high: Any = (0, 0), medium: Any = (0, 0), low: Any = (0,
         made.register(kind)
     engine_state = engine_of(made).engine_state
     engine_state.options = engine_state.options._replace(give_back=600.0)  # nothing that it claims ever starts
-    ring_and_step(made)
+    notify_and_step(made)
 
 
 def held(live: Bench, *tasks: Task, priority: str = "medium", on: int = 0) -> None:
     """These are claimed by the worker ``on``, and none of them ends."""
     made = [int(live.jobs.task(one).priority(priority).schedule()) for one in tasks]
     # A cycle shares its room out among the kinds; and each program measures the server's clock for itself.
-    until(lambda: [ring_and_step(live.workers[on])] and set(live.states(*made)) == {"claimed"})
+    until(lambda: [notify_and_step(live.workers[on])] and set(live.states(*made)) == {"claimed"})
 
 
 def why_of(ctl: Ctl, live: Bench, task: Task, priority: str = "medium") -> str:
@@ -131,7 +131,7 @@ def test_no_live_worker_has_such_a_slot(
     made = int(live.jobs.task(task).priority(priority).schedule())
     later = int(live.jobs.task(task).priority(priority).after(3600).schedule())
     assert str(ctl.json("show", later)["why"]).endswith(f"; at present {reason}")
-    ring_and_step(live.jobs)
+    notify_and_step(live.jobs)
     assert live.state(made) == "scheduled"
     (stuck,) = ctl.json("status")["stuck"]
     assert (stuck["problem"], stuck["text"]) == ("unserved", f"1 task is ready, but {reason}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.bench import Bench, Soft, ring_and_step
+from support.bench import Bench, Soft, notify_and_step
 
 from .conftest import Ctl
 
@@ -77,7 +77,7 @@ def test_dead_letters_by_their_envelope(ctl: Ctl, live: Bench) -> None:
 @pytest.mark.case(29, 61)
 def test_show_tells_what_attempts_ran_with_where_that_was_something_else(ctl: Ctl, live: Bench) -> None:
     made = int(live.step("one").key("k", conflict="replace").subject("first").schedule())
-    ring_and_step(live.jobs)
+    notify_and_step(live.jobs)
     live.step("two").key("k", conflict="replace").subject("second").schedule()
     shown = ctl("show", made).stdout
     assert "rerun" in shown

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from scheduler import StoreUnavailableError
 from scheduler.store.db.database import Database
 from scheduler.store.db.errors import StoreError
-from support.bench import Bench, engine_of, ring_and_step
+from support.bench import Bench, engine_of, notify_and_step
 
 from .conftest import Ctl
 
@@ -86,7 +86,7 @@ def test_logs_go_on_after_it(ctl: Ctl, live: Bench, outage: Callable[..., Outage
 def test_a_drain_goes_on_after_it(ctl: Ctl, live: Bench, outage: Callable[..., Outage], lapsed: bool) -> None:
     """Leases that ran out meanwhile are about to be renewed."""
     live.step("first").schedule()
-    ring_and_step(live.jobs)
+    notify_and_step(live.jobs)
     worker = engine_of(live.jobs).worker
 
     def lapse() -> None:
@@ -97,14 +97,14 @@ def test_a_drain_goes_on_after_it(ctl: Ctl, live: Bench, outage: Callable[..., O
     def ends() -> None:
         for _ in range(3):
             engine_of(live.jobs).periodic.timers.bring_forward("told")
-            ring_and_step(live.jobs)
+            notify_and_step(live.jobs)
 
     outage(1, at_last=lapse)
     result = ctl("worker", "drain", worker, "--wait")
     assert (result.exit_code, result.stdout, result.stderr) == (0, f"worker {worker} has drained\n", SAID)
 
 
-def test_what_is_away_at_once_or_for_too_long_is_told(ctl: Ctl, live: Bench, outage: Callable[..., Outage]) -> None:
+def test_what_is_away_at_once_or_for_too_long_is_reported(ctl: Ctl, live: Bench, outage: Callable[..., Outage]) -> None:
     made = int(live.step("later").schedule())
     outage(0)
     assert ctl.fails(5, "wait", made) == "schedctl: store here: nothing answers there\n"
@@ -124,7 +124,7 @@ def test_a_program_that_waits_goes_on_after_it(live: Bench, outage: Callable[...
     assert returned == {"wait": {made: live.jobs.get_task(made)}, "result": "later"}[call]
 
 
-def test_a_program_is_told_of_what_waiting_does_not_help(live: Bench, outage: Callable[..., Outage]) -> None:
+def test_a_program_gets_the_error_that_waiting_does_not_help(live: Bench, outage: Callable[..., Outage]) -> None:
     made = live.step("later").schedule()
     for given in ({"first": 0}, {"first": 1, "heals": False}, {"first": 1, "refused": 1000}):
         outage(**given)

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from scheduler.ports import FOREVER
 from scheduler.store.admin import doctor as checks
 from scheduler.store.db import horizon
-from support.bench import Bench, ring_and_step
+from support.bench import Bench, notify_and_step
 from support.databases import Database
 
 from .conftest import Ctl
@@ -62,7 +62,7 @@ def test_the_oldest_ready_task_counts_from_the_end_of_its_last_parent(ctl: Ctl, 
 
 
 @pytest.mark.case(24)
-def test_an_unregistered_kind_is_left_alone_and_told(ctl: Ctl, live: Bench) -> None:
+def test_an_unregistered_kind_is_left_alone_and_reported(ctl: Ctl, live: Bench) -> None:
     """Many of them, due earlier and of a higher priority, delay no other task."""
     first = int(live.step("first").schedule())
     source = (
@@ -93,7 +93,7 @@ def test_what_is_stuck(ctl: Ctl, live: Bench) -> None:
     dead = live.ended("dead")
     child = int(live.step("child", dead, otherwise="wait").schedule())
     held = int(live.step("held").schedule())
-    ring_and_step(live.jobs)
+    notify_and_step(live.jobs)
     live.execute(f"UPDATE schedd_tasks SET state = 5, timeout = 1000000, started_at = 1000000 WHERE id = {held}")
     live.step("mail").queue("mail").schedule()
     live.execute("UPDATE schedd_workers SET queues = '[\"default\"]'")
@@ -189,7 +189,7 @@ class TestDoctor:
         live.step("child", parent, int(live.step("other").schedule())).schedule()
         live.step("waits", live.ended("dead"), otherwise="wait").schedule()
         held = int(live.step("held").schedule())
-        ring_and_step(live.jobs)
+        notify_and_step(live.jobs)
         assert live.state(held) == "claimed"
         assert self.problems(ctl, status=0) == {}
         assert ctl("doctor").exit_code == 0
@@ -212,7 +212,7 @@ class TestDoctor:
         """As after a restore that lacks a table: a thousand are looked for at a time, here two."""
         monkeypatch.setattr(checks, "_MAX_IDS", 2)
         held = [int(live.step("held").schedule()) for _ in range(5)]
-        ring_and_step(live.jobs)
+        notify_and_step(live.jobs)
         waits = [int(live.step("waits", *held).schedule()) for _ in range(5)]
         live.execute("DELETE FROM schedd_workers")
         live.execute("UPDATE schedd_tasks SET unmet = 7 WHERE state = 0")
@@ -233,7 +233,7 @@ class TestDoctor:
 
     def test_claims_without_a_live_worker(self, ctl: Ctl, live: Bench) -> None:
         held = int(live.step("held").schedule())
-        ring_and_step(live.jobs)
+        notify_and_step(live.jobs)
         live.execute("UPDATE schedd_workers SET state = 3")
         assert self.problems(ctl) == {"claims": f"1 task held by no live worker, which the next one takes back: {held}"}
         result = ctl("doctor", "--repair")
@@ -242,7 +242,7 @@ class TestDoctor:
 
     def test_claims_of_an_unknown_worker(self, ctl: Ctl, live: Bench) -> None:
         held = int(live.step("held").schedule())
-        ring_and_step(live.jobs)
+        notify_and_step(live.jobs)
         live.execute("DELETE FROM schedd_worker_kinds")
         live.execute("DELETE FROM schedd_workers")
         assert self.problems(ctl) == {"claims": f"1 task held by no live worker, which the next one takes back: {held}"}
@@ -252,7 +252,7 @@ class TestDoctor:
 
     def test_leases_that_ran_out_are_left_to_the_daemons(self, ctl: Ctl, live: Bench) -> None:
         held = int(live.step("held").schedule())
-        ring_and_step(live.jobs)
+        notify_and_step(live.jobs)
         live.execute("UPDATE schedd_workers SET lease_until = 1")
         result = ctl("doctor", "--repair")
         assert (result.exit_code, "nothing that this could repair" in result.stderr) == (1, True)
@@ -260,7 +260,7 @@ class TestDoctor:
 
     def test_a_replacement_that_was_forgotten(self, ctl: Ctl, live: Bench) -> None:
         held = int(live.step("held").key("k").schedule())
-        ring_and_step(live.jobs)
+        notify_and_step(live.jobs)
         assert int(live.step("new").key("k", conflict="replace").schedule()) == held
         live.execute("UPDATE schedd_tasks SET state = 1, worker = NULL")
         assert self.problems(ctl) == {"replaced": f"1 task replaced, and still what it was: {held}"}

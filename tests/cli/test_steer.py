@@ -8,7 +8,7 @@ import pytest
 
 from scheduler import StoreUnavailableError
 from scheduler.store.admin import bulk
-from support.bench import Bench, ring_and_step
+from support.bench import Bench, notify_and_step
 
 from .conftest import Ctl
 
@@ -34,7 +34,7 @@ def test_rerun_waits_for_what_runs_below(ctl: Ctl, live: Bench) -> None:
     a = int(live.step("a").schedule())
     live.drain()
     b = int(live.step("b", a).schedule())
-    ring_and_step(live.jobs)
+    notify_and_step(live.jobs)
     assert f"task {b}, below task {a}, is claimed and has begun" in ctl.fails(4, "rerun", a)
 
 

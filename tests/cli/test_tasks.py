@@ -244,12 +244,12 @@ class TestWhy:
 
     def hold(self, live: Bench, slots: int) -> int:
         """A task that the bench's worker has claimed and does not run."""
-        from support.bench import ring_and_step
+        from support.bench import notify_and_step
 
         live.worker(pools={"high": (1, 1), "medium": (slots, 1), "low": (0, 1)})
         live.drain()
         made = int(live.step("held").schedule())
-        ring_and_step(live.jobs)
+        notify_and_step(live.jobs)
         assert live.state(made) == "claimed"
         return made
 

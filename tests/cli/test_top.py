@@ -15,7 +15,7 @@ import time
 
 import pytest
 
-from support.bench import Bench, ring_and_step
+from support.bench import Bench, notify_and_step
 from support.databases import one_database
 
 from .conftest import PROGRAM, Ctl
@@ -27,7 +27,7 @@ def running(live: Bench, count: int) -> list[int]:
     """Tasks that run, the first for the longest."""
     live.ended("success")
     made = [int(live.step(f"s{n}").key(f"key-{n}").schedule()) for n in range(count)]
-    ring_and_step(live.jobs)
+    notify_and_step(live.jobs)
     for seconds, task_id in enumerate(reversed(made), start=1):
         live.execute(
             "UPDATE schedd_tasks SET state = 5, started_at = :at, progress = 42, progress_message = 'half way' "

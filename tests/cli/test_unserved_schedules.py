@@ -47,7 +47,7 @@ def test_a_paused_one_is_not_reported(ctl: Ctl, since: str) -> None:
     assert found["level"] == "ok"
 
 
-def test_several_are_told_together(ctl: Ctl, live: Bench, since: str) -> None:
+def test_several_are_reported_together(ctl: Ctl, live: Bench, since: str) -> None:
     assert ctl("run", "--cron", "0 6 * * *", "--key", "also", "--", "true").exit_code == 0
     printed = ctl("cron", "list").stderr
     assert printed.startswith("schedctl: 2 schedules make tasks that no worker runs, since no live worker serves kind ")

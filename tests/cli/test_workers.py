@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scheduler.testing import engine_of
-from support.bench import Bench, ring_and_step
+from support.bench import Bench, notify_and_step
 
 from .conftest import Ctl
 
@@ -19,13 +19,13 @@ def steps(live: Bench, count: int = 1) -> None:
     """Step the worker; each step reads its row, which it else does four times a second at most."""
     for _ in range(count):
         engine_of(live.jobs).periodic.timers.bring_forward("told")
-        ring_and_step(live.jobs)
+        notify_and_step(live.jobs)
 
 
 def test_what_each_runs_is_named(ctl: Ctl, live: Bench) -> None:
-    ring_and_step(live.jobs)
+    notify_and_step(live.jobs)
     running = [int(live.step(f"s{n}").schedule()) for n in range(7)]
-    ring_and_step(live.jobs)
+    notify_and_step(live.jobs)
     live.execute("UPDATE schedd_tasks SET state = 5, started_at = 1000000 WHERE state = 4")
     (worker,) = ctl.json("workers")
     assert [(t["id"], t["kind"], t["since"]) for t in worker["running"]] == [
@@ -39,9 +39,9 @@ def test_what_each_runs_is_named(ctl: Ctl, live: Bench) -> None:
 
 
 @pytest.mark.case(3)
-def test_handlers_that_lost_their_claims_are_told(ctl: Ctl, live: Bench) -> None:
+def test_handlers_that_lost_their_claims_are_reported(ctl: Ctl, live: Bench) -> None:
     """They fill slots, although nothing is held."""
-    ring_and_step(live.jobs)
+    notify_and_step(live.jobs)
     pools = '{"medium":[8,0],"processes":2,"orphans":[[1,0,2,[5,7],true],[2,0,1,[9],false]]}'
     live.execute("UPDATE schedd_workers SET pools = :pools", pools=pools)
     (worker,) = ctl.json("workers")
@@ -60,7 +60,7 @@ def test_handlers_that_lost_their_claims_are_told(ctl: Ctl, live: Bench) -> None
 
 def test_one_that_drains_claims_nothing_until_it_resumes(ctl: Ctl, live: Bench) -> None:
     first = live.step("first").schedule()
-    ring_and_step(live.jobs)
+    notify_and_step(live.jobs)
     worker = engine_of(live.jobs).worker
     assert live.state(first) == "claimed"
     assert ctl("worker", "drain", worker).stdout == f"worker {worker} drains\n"
@@ -84,7 +84,7 @@ def test_one_that_drains_claims_nothing_until_it_resumes(ctl: Ctl, live: Bench) 
 
 def test_waiting_for_it_ends_when_it_holds_nothing(ctl: Ctl, live: Bench) -> None:
     live.step("first").schedule()
-    ring_and_step(live.jobs)
+    notify_and_step(live.jobs)
     worker = engine_of(live.jobs).worker
     late = ctl("worker", "drain", worker, "--wait", "--timeout", "0")
     assert late.exit_code == 124
@@ -99,14 +99,14 @@ def test_waiting_for_it_ends_when_it_holds_nothing(ctl: Ctl, live: Bench) -> Non
 
 def test_waiting_for_one_that_died_ends(ctl: Ctl, live: Bench) -> None:
     live.step("first").schedule()
-    ring_and_step(live.jobs)
+    notify_and_step(live.jobs)
     worker = engine_of(live.jobs).worker
     live.execute("UPDATE schedd_workers SET lease_until = 1")
     assert f"worker {worker} lost its lease and still holds 1 task" in ctl.fails(1, "worker", "drain", worker, "--wait")
 
 
 def test_waiting_for_it_ends_when_no_handler_is_left(ctl: Ctl, live: Bench) -> None:
-    ring_and_step(live.jobs)
+    notify_and_step(live.jobs)
     worker = engine_of(live.jobs).worker
     pools = '{"medium":[8,0],"orphans":[[1,0,1,[5]]]}'
     live.execute("UPDATE schedd_workers SET pools = :pools, state = 1", pools=pools)
@@ -118,7 +118,7 @@ def test_waiting_for_it_ends_when_no_handler_is_left(ctl: Ctl, live: Bench) -> N
 
 
 def test_a_worker_that_is_not_there_or_has_ended(ctl: Ctl, live: Bench) -> None:
-    ring_and_step(live.jobs)
+    notify_and_step(live.jobs)
     worker = engine_of(live.jobs).worker
     for command in ("drain", "resume"):
         assert "there is no worker 99" in ctl.fails(3, "worker", command, 99)
@@ -129,8 +129,8 @@ def test_a_worker_that_is_not_there_or_has_ended(ctl: Ctl, live: Bench) -> None:
 
 
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
-def test_a_clock_that_is_off_is_told(ctl: Ctl, live: Bench) -> None:
-    ring_and_step(live.jobs)
+def test_a_clock_that_is_off_is_reported(ctl: Ctl, live: Bench) -> None:
+    notify_and_step(live.jobs)
     live.execute("UPDATE schedd_workers SET skew = -600000000")
     found = {f["check"]: f for f in ctl.json("doctor")}
     assert found["workers' clocks"]["level"] == "note"
@@ -139,7 +139,7 @@ def test_a_clock_that_is_off_is_told(ctl: Ctl, live: Bench) -> None:
 
 
 @pytest.mark.case(77)
-def test_a_worker_is_told_to_restart(ctl: Ctl, live: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_worker_is_asked_to_restart(ctl: Ctl, live: Bench, caplog: pytest.LogCaptureFixture) -> None:
     steps(live)
     worker = engine_of(live.jobs).worker
     restarts: list[str] = []
@@ -151,11 +151,11 @@ def test_a_worker_is_told_to_restart(ctl: Ctl, live: Bench, caplog: pytest.LogCa
 
 
 @pytest.mark.case(77)
-def test_a_handler_that_hangs_is_told(ctl: Ctl, live: Bench) -> None:
+def test_a_handler_that_hangs_is_reported(ctl: Ctl, live: Bench) -> None:
     """In ``workers``, ``status``, ``doctor``, ``show`` and by ``cancel``, each with the ways out."""
     steps(live)
     task_id = int(live.step("s").schedule())
-    ring_and_step(live.jobs)
+    notify_and_step(live.jobs)
     worker = engine_of(live.jobs).worker
     live.execute("UPDATE schedd_tasks SET state = 5, started_at = 1000000 WHERE state = 4")
     live.execute(
@@ -186,7 +186,7 @@ def test_what_runs_for_long_without_a_timeout_is_noted(ctl: Ctl, live: Bench) ->
     """So many times its worker may have died under it, too, which ``list`` tells apart from its budget."""
     steps(live)
     task_id = int(live.step("s").schedule())
-    ring_and_step(live.jobs)
+    notify_and_step(live.jobs)
     live.execute("UPDATE schedd_tasks SET state = 5, started_at = 1000000, attempt = 2 WHERE state = 4")
     text = f"1 task running for more than 1 h without a timeout: {task_id}; should one hang, nothing reports it"
     assert text in ctl("doctor").stdout

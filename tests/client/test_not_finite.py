@@ -84,7 +84,7 @@ def test_a_handler_s_value_fails_for_good(jobs: Scheduler, kind: type[Task], how
 
 
 @pytest.mark.case(62)
-def test_a_caller_is_told_at_once(jobs: Scheduler) -> None:
+def test_a_caller_gets_the_error_at_once(jobs: Scheduler) -> None:
     with pytest.raises(PayloadError, match=r"payload of fit is not JSON: it has nan at \$\.given\.loss; put None"):
         jobs.task(fit, BAD).schedule()
     with pytest.raises(PayloadError, match="headers is not JSON: it has inf at"):

@@ -358,7 +358,7 @@ def test_a_byte_order_mark_is_no_mistake() -> None:
         ("[worker]\nlease = 3\nlease = 4\n", "Cannot overwrite a value"),
     ],
 )
-def test_a_mistake_in_the_file_is_told(text: str, says: str) -> None:
+def test_a_mistake_in_the_file_is_named(text: str, says: str) -> None:
     write(text)
     assert says in refused()
 
@@ -377,7 +377,7 @@ def test_a_mistake_in_the_file_is_told(text: str, says: str) -> None:
         ("SCHEDD_WORKER__QUEUES", "[1]", "setting SCHEDD_WORKER__QUEUES: expected a list of texts"),
     ],
 )  # fmt: skip
-def test_a_mistake_in_the_environment_is_told(variable: str, text: str, says: str) -> None:
+def test_a_mistake_in_the_environment_is_named(variable: str, text: str, says: str) -> None:
     assert says in refused(**{variable: text})
 
 
@@ -411,7 +411,7 @@ def test_a_file_without_permission(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refused() == "cannot read the configuration file config.toml: Permission denied"
 
 
-def test_a_mistake_in_a_credential_is_told_without_its_value(empty_directory: Path) -> None:
+def test_a_mistake_in_a_credential_is_named_without_its_value(empty_directory: Path) -> None:
     environ = {"CREDENTIALS_DIRECTORY": str(empty_directory / "credentials")}
     write("hunter2", "credentials/worker.lease")
     message = refused(**environ)

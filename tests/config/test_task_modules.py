@@ -172,7 +172,7 @@ def test_setup_can_be_tried_again_when_the_store_is_back() -> None:
     assert jobs.called == names
 
 
-def test_a_module_with_nothing_in_it_is_told() -> None:
+def test_a_module_with_nothing_in_it_is_logged() -> None:
     loader = TaskModules(Jobs())
     name = module("x = 1")
     assert loader.register(config(name)) == []

@@ -210,7 +210,7 @@ def test_past_the_drain_time_it_ends_without_those_that_run(start: Start, system
     assert child.end() == 0  # although the handler of task 7 goes on for ever
 
 
-def test_what_systemd_is_told_during_the_last_write_does_not_end_it(start: Start, systemd: Systemd) -> None:
+def test_a_message_to_systemd_during_the_last_write_does_not_end_it(start: Start, systemd: Systemd) -> None:
     """By then the scheduler says that it was never started; that ended the daemon, with status 2."""
     child = start(
         plan={"left": [7], "slow": True, "status_every": 0.02}, WATCHDOG_USEC="200000", SCHEDD_WORKER__DRAIN="0"
@@ -312,7 +312,7 @@ def test_it_works_with_closed_streams(start: Start, systemd: Systemd, tmp_path: 
 # The store at start
 
 
-def test_a_store_that_is_away_is_waited_for_and_told_once_per_change(start: Start, systemd: Systemd) -> None:
+def test_a_store_that_is_away_is_waited_for_and_logged_once_per_change(start: Start, systemd: Systemd) -> None:
     one, two = ["nothing answers there", True], ["the server takes no more connections", True]
     child = start(plan={"starts": [one, one, one, two, two]})
     systemd.expect("STATUS=waiting for the store: nothing answers there")
@@ -502,7 +502,7 @@ def test_a_reload_that_hangs_does_not_block_a_stop(start: Start, systemd: System
 # The watchdog
 
 
-def test_the_watchdog_is_told_while_the_loop_goes_round(start: Start, systemd: Systemd) -> None:
+def test_the_watchdog_is_notified_while_the_loop_runs(start: Start, systemd: Systemd) -> None:
     child = start(plan={"status_every": 0.02}, WATCHDOG_USEC="200000")
     systemd.expect("READY=1")
     for _ in range(3):

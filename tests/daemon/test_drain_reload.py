@@ -259,7 +259,7 @@ def test_a_server_that_is_away_at_start_is_waited_for(
 
 @pytest.mark.case(9)
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
-def test_the_watchdog_is_told_while_the_server_is_away(
+def test_the_watchdog_is_notified_while_the_server_is_away(
     road: Road, jobs: Scheduler, nursery: Nursery, systemd: Systemd
 ) -> None:
     road.open()
@@ -321,7 +321,7 @@ def test_an_idle_daemon_costs_next_to_nothing(
     assert resident < 80
 
 
-def test_its_start_is_told_in_one_line_with_counts(database: Database, jobs: Scheduler, nursery: Nursery) -> None:
+def test_its_start_is_logged_in_one_line_with_counts(database: Database, jobs: Scheduler, nursery: Nursery) -> None:
     schedule_waiting(jobs, nursery, 2)
     child = schedd(nursery, database.url)
     line = json.loads(child.expect('"event":"ready"'))

@@ -217,7 +217,9 @@ def test_a_worker_that_gets_no_connection_any_more_goes_on_when_it_does(
 
 
 @pytest.mark.case(9)
-def test_a_low_statement_timeout_is_told_and_tried_again(guarded: Guarded, nursery: Nursery, systemd: Systemd) -> None:
+def test_a_low_statement_timeout_is_logged_and_tried_again(
+    guarded: Guarded, nursery: Nursery, systemd: Systemd
+) -> None:
     """Statements take too long, since another session has locked the table."""
     guarded.sql("ALTER ROLE guest SET statement_timeout = '200ms'")
     try:
@@ -254,7 +256,7 @@ def test_a_server_that_takes_no_writes_is_waited_for(guarded: Guarded, nursery: 
 
 
 @pytest.mark.case(82, pure=True)
-def test_a_server_that_takes_no_writes_any_more_is_told_once(
+def test_a_server_that_takes_no_writes_any_more_is_logged_once(
     guarded: Guarded, nursery: Nursery, systemd: Systemd
 ) -> None:
     """It answers what only reads, which is no sign that it is back; and the commands say what is amiss."""

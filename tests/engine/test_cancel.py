@@ -20,7 +20,7 @@ from scheduler import (
     UnknownTaskError,
 )
 from scheduler.errors import Cancelled
-from support.bench import Bench, Step, ring_and_step, run_claimed
+from support.bench import Bench, Step, notify_and_step, run_claimed
 from support.databases import Database
 
 PATIENCE = 20  # seconds after which a test that should be told gives up
@@ -228,13 +228,13 @@ def test_what_is_not_running_never_runs(bench: Bench, state: str) -> None:
     if state == "retry":
         bench.drain()
     if state == "claimed":
-        ring_and_step(bench.jobs)
+        notify_and_step(bench.jobs)
     assert bench.state(task_id) == state
     before = list(bench.script.ran)
     done = bench.jobs.cancel_task(task_id)
     if state == "claimed":
         assert (done.cancelled, done.requested) == ((), (task_id,))
-        ring_and_step(bench.jobs)  # the engine hears of it
+        notify_and_step(bench.jobs)  # the engine hears of it
         run_claimed(bench.jobs)
         bench.drain()
     else:
@@ -281,15 +281,15 @@ def test_a_dead_workers_task_that_was_cancelled_is_not_run_again(bench: Bench) -
     dying, other = bench.worker(queues=["default"], lease=30), bench.worker(lease=30)
     task_id = int(bench.step("task").schedule())
     child = bench.step("child", task_id, when="failure").schedule()
-    ring_and_step(dying)
-    ring_and_step(other)
+    notify_and_step(dying)
+    notify_and_step(other)
     assert bench.jobs.cancel_task(task_id).requested == (task_id,)
     for _ in range(5):  # renewing its own lease meanwhile: a worker that did not get round to it reaps no other
         bench.clock.advance(9)
-        ring_and_step(other)
+        notify_and_step(other)
     assert bench.state(task_id) == "cancelled"
     for _ in range(3):
-        ring_and_step(other)
+        notify_and_step(other)
         run_claimed(other)
     assert bench.script.ran == ["child"]
     assert bench.states(task_id, child) == ["cancelled", "success"]
@@ -300,7 +300,7 @@ def test_cascade_from_a_running_task(bench: Bench) -> None:
     task_id = int(bench.step("task").schedule())
     child = bench.step("child", task_id).schedule()
     cleans = bench.step("cleans", task_id, when="failure").schedule()
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     done = bench.jobs.cancel_task(task_id, cascade=True)
     assert (done.requested, done.affected, done.later) == ((task_id,), (), (child,))
     assert bench.states(child, cleans) == ["waiting", "waiting"], "they move when the handler has ended"
@@ -313,7 +313,7 @@ def test_cascade_goes_on_below_what_runs_once_that_has_ended(bench: Bench) -> No
     """The middle one started before its parent was opened again; below it nothing moves before it has ended."""
     top = bench.ended("dead")
     middle = int(bench.step("middle", top, when="success", otherwise="run").schedule())
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     assert bench.state(middle) == "claimed"
     bench.jobs.retry_task(top)
     beside = int(bench.step("beside", top).schedule())
@@ -332,13 +332,13 @@ def test_a_reaper_carries_the_cascade_out(bench: Bench) -> None:
     dying, other = bench.worker(queues=["default"], lease=30), bench.worker(lease=30)
     task_id = int(bench.step("task").schedule())
     child = bench.step("child", task_id, otherwise="run").schedule()
-    ring_and_step(dying)
-    ring_and_step(other)
+    notify_and_step(dying)
+    notify_and_step(other)
     bench.jobs.cancel_task(task_id, cascade=True)
     for _ in range(5):
         bench.clock.advance(9)
         assert bench.states(task_id, child) in (["claimed", "waiting"], ["cancelled", "cancelled"])
-        ring_and_step(other)
+        notify_and_step(other)
     assert bench.states(task_id, child) == ["cancelled", "cancelled"]
 
 
@@ -346,14 +346,14 @@ def test_a_reaper_carries_the_cascade_out(bench: Bench) -> None:
 def test_asked_again_with_cascade_and_then_retried(bench: Bench) -> None:
     task_id = int(bench.step("task").schedule())
     child = bench.step("child", task_id, otherwise="run").schedule()
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     assert bench.jobs.cancel_task(task_id).later == ()
     assert bench.jobs.cancel_task(task_id, cascade=True).later == (child,)
     bench.drain()
     assert bench.states(task_id, child) == ["cancelled", "cancelled"]
     bench.jobs.retry_task(task_id)
     other = bench.step("other", task_id, otherwise="run").schedule()
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     bench.jobs.cancel_task(task_id)
     bench.drain()
     assert bench.states(task_id, other) == ["cancelled", "success"], "the second cancel asked for no cascade"
@@ -366,14 +366,14 @@ def test_a_cascade_waits_for_no_open_session(bench: Bench) -> None:
     task_id = int(bench.step("task").schedule())
     child = int(bench.step("child", task_id, otherwise="run").schedule())
     other = int(bench.step("other").schedule())
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     bench.jobs.cancel_task(task_id, cascade=True)
     caller = bench.worker()
     with caller.database.write() as tx:
         grandchild = caller.task(Step("grandchild")).depend_on(child).schedule(connection=tx.connection)
         for _ in range(3):
             run_claimed(bench.jobs)
-            ring_and_step(bench.jobs)
+            notify_and_step(bench.jobs)
         assert bench.states(task_id, child, other) == ["claimed", "waiting", "success"]
     bench.drain()
     assert bench.states(task_id, child, grandchild) == ["cancelled"] * 3

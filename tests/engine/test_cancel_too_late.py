@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.bench import Bench, ring_and_step, run_claimed
+from support.bench import Bench, notify_and_step, run_claimed
 
 
 @pytest.mark.case(37, 48)
@@ -21,7 +21,7 @@ def test_cancelling_an_ended_task_takes_nothing_along(bench: Bench) -> None:
 def test_what_a_cancelled_handler_returned_is_no_success(bench: Bench) -> None:
     """So that a task has one success in its history, also when it is retried after the cancel."""
     task_id = int(bench.step("late").schedule())
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     run_claimed(bench.jobs)
     bench.jobs.cancel_task(task_id)
     bench.drain()

@@ -194,7 +194,7 @@ def test_an_async_handler_reports_too(fleet: Fleet, clock: FakeClock) -> None:
 
 @pytest.mark.case(4)
 @pytest.mark.parametrize("when", ["while the other runs", "after the other ended"])
-def test_a_late_completion_changes_nothing_and_is_told(
+def test_a_late_completion_changes_nothing_and_is_logged(
     fleet: Fleet, clock: FakeClock, caplog: pytest.LogCaptureFixture, when: str
 ) -> None:
     first, second = named(fleet, "first"), named(fleet, "second")
@@ -252,7 +252,7 @@ def test_the_same_process_cannot_mix_up_two_claims_of_one_task(fleet: Fleet, clo
 
 
 @pytest.mark.case(4)
-def test_claims_of_a_snoozed_task_are_told_apart(fleet: Fleet, clock: FakeClock) -> None:
+def test_claims_of_a_snoozed_task_are_distinct(fleet: Fleet, clock: FakeClock) -> None:
     jobs = named(fleet, "only")
     contexts: list[Context] = []
 

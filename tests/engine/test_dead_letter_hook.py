@@ -86,7 +86,7 @@ def test_the_hook_of_a_real_engine_holds_nothing_up(fleet: Fleet) -> None:
 
 @pytest.mark.case(21, 66)
 @pytest.mark.parametrize("answers", ["lost", "there"])
-def test_the_hook_is_told_of_tasks_that_kill_their_workers(
+def test_the_hook_gets_tasks_that_kill_their_workers(
     fleet: Fleet, clock: Any, monkeypatch: pytest.MonkeyPatch, answers: str
 ) -> None:
     """Also if the commit that set them aside came through without its answer."""

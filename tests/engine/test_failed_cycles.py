@@ -14,7 +14,7 @@ from scheduler.engine.execution.executor import execute
 from scheduler.errors import StoreUnavailableError
 from scheduler.store.tasks import claim as claims
 from scheduler.testing import drain, engine_of
-from support.bench import Bench, ring_and_step, run_claimed
+from support.bench import Bench, notify_and_step, run_claimed
 
 
 @pytest.mark.case(2)
@@ -22,7 +22,7 @@ def test_a_lost_worker_that_cannot_join_again_at_once_claims_nothing_meanwhile(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = engine_of(bench.jobs)
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     bench.execute("UPDATE schedd_workers SET state = 3")
     task = bench.step("task").schedule()
 
@@ -34,7 +34,7 @@ def test_a_lost_worker_that_cannot_join_again_at_once_claims_nothing_meanwhile(
         bench.clock.advance(11)
         for _ in range(2):
             with contextlib.suppress(StoreUnavailableError):
-                ring_and_step(bench.jobs)
+                notify_and_step(bench.jobs)
     assert bench.state(task) == "scheduled"
     bench.drain()
     assert bench.script.ran == ["task"]
@@ -45,12 +45,12 @@ def test_a_lost_worker_that_cannot_join_again_at_once_claims_nothing_meanwhile(
 def test_what_waited_for_a_slot_when_the_lease_was_lost_takes_no_room_any_more(bench: Bench) -> None:
     jobs = bench.worker(pools={"high": (0, 0), "medium": (2, 0), "low": (0, 0)})
     first = [bench.step(f"first {n}").schedule() for n in range(2)]
-    ring_and_step(jobs)
+    notify_and_step(jobs)
     engine = engine_of(jobs)
     assert len(engine.engine_state.held) == 2
     bench.execute("UPDATE schedd_workers SET state = 3")
     engine.periodic.timers.bring_forward("renew")
-    ring_and_step(jobs)
+    notify_and_step(jobs)
     bench.execute("UPDATE schedd_tasks SET state = 1, worker = NULL, claimed_at = NULL WHERE state IN (1, 4)")
     later = [bench.step(f"later {n}").schedule() for n in range(2)]
     drain(jobs)
@@ -61,7 +61,7 @@ def test_what_waited_for_a_slot_when_the_lease_was_lost_takes_no_room_any_more(b
 
 def test_a_request_that_its_handler_stopped_waiting_for_stops_no_cycle(bench: Bench) -> None:
     first = bench.step("first").schedule()
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     engine = engine_of(bench.jobs)
     (attempt,) = engine.engine_state.held.values()
     engine.engine_state.inline = None
@@ -70,7 +70,7 @@ def test_a_request_that_its_handler_stopped_waiting_for_stops_no_cycle(bench: Be
     ).cancel()  # what asyncio does when it cancels who awaits it
     run_claimed(bench.jobs)
     second = bench.step("second").schedule()
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     bench.drain()
     assert bench.states(first, second) == ["success", "success"]
     assert not engine.engine_state.held
@@ -79,7 +79,7 @@ def test_a_request_that_its_handler_stopped_waiting_for_stops_no_cycle(bench: Be
 @pytest.mark.case(18)
 def test_an_outcome_that_cannot_be_recorded_keeps_no_other_from_it(bench: Bench) -> None:
     ids = [bench.step(name).schedule() for name in ("one", "bad", "two")]
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     run_claimed(bench.jobs)
     engine = engine_of(bench.jobs)
     reported = list(engine.engine_state.outcomes)
@@ -91,7 +91,7 @@ def test_an_outcome_that_cannot_be_recorded_keeps_no_other_from_it(bench: Bench)
         )
     later = bench.step("later").schedule()
     with pytest.raises(sa.exc.DBAPIError):
-        ring_and_step(bench.jobs)
+        notify_and_step(bench.jobs)
     engine._needs_scan = True  # as the loop does
     bench.drain()
     assert bench.states(*ids, later) == ["success", "dead", "success", "success"]
@@ -101,7 +101,7 @@ def test_an_outcome_that_cannot_be_recorded_keeps_no_other_from_it(bench: Bench)
 
 def quiet(bench: Bench) -> Engine:
     """An engine that has nothing to do and knows it."""
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     engine = engine_of(bench.jobs)
     engine.step()
     return engine
@@ -113,7 +113,7 @@ def away(*_: Any, **__: Any) -> Any:
 
 @pytest.mark.case(9)
 def test_what_a_failed_round_was_for_is_done_by_the_next(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ring is used up by then."""
+    """The failed round has used up the notification."""
     engine = quiet(bench)
     task = bench.step("task").schedule()
     engine.wake()
@@ -146,7 +146,7 @@ def test_ends_that_wait_for_a_cycle_outlive_an_urgent_one_that_fails(
 ) -> None:
     """It takes none of them, and may not lose them either."""
     task = bench.step("task").schedule()
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     run_claimed(bench.jobs)
     engine = engine_of(bench.jobs)
     with monkeypatch.context() as broken:
@@ -163,7 +163,7 @@ def test_ends_that_wait_for_a_cycle_outlive_an_urgent_one_that_fails(
 def test_an_end_reported_right_before_the_engine_sleeps_is_not_slept_over(bench: Bench) -> None:
     """The thread that reports it does not wake the engine yet."""
     bench.step("task").schedule()
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     engine_state = engine_of(bench.jobs).engine_state
     engine_state.sleep(0.0)
     assert engine_state._wakeups.empty()
@@ -193,7 +193,7 @@ class _Refused(deque[Any]):
 def test_a_request_that_the_guard_answers_as_a_cycle_begins_loses_no_end(bench: Bench) -> None:
     """Else the cycle fails with the ends in its hands: their tasks stay claimed by a worker that is well."""
     ended, asking = bench.step("ended").schedule(), bench.step("asking").schedule()
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     engine = engine_of(bench.jobs)
     held = {key[0]: attempt for key, attempt in engine.engine_state.held.items()}
     engine.engine_state.inline = None

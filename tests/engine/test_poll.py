@@ -17,7 +17,9 @@ def plain(ctx: Context) -> None: ...
 
 
 @pytest.mark.parametrize("look", ["succeeds", "fails"])
-def test_a_ring_that_was_lost(fleet: Fleet, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, look: str) -> None:
+def test_a_notification_that_was_lost(
+    fleet: Fleet, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, look: str
+) -> None:
     """Within a second, also while the look that tells whether a cycle is worth it cannot be made."""
     jobs, caller = fleet.worker(plain), fleet.worker(plain)
     step(jobs)

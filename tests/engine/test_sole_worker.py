@@ -63,7 +63,7 @@ def test_a_sole_worker_sends_no_notification(fleet: Fleet) -> None:
     assert notifications_for_a_child(jobs, notifier) == 0
 
 
-def test_who_comes_rings_and_is_rung_for(fleet: Fleet, clock: FakeClock) -> None:
+def test_a_worker_that_joins_notifies_and_is_notified(fleet: Fleet, clock: FakeClock) -> None:
     first, second = fleet.worker(plain), fleet.worker(plain)
     notifier, its = with_notifier(first), with_notifier(second)
     step(first)
@@ -71,13 +71,15 @@ def test_who_comes_rings_and_is_rung_for(fleet: Fleet, clock: FakeClock) -> None
     assert its.sent == 1
     assert not engine_of(second).lease.is_only_worker()
     clock.advance(COMMANDS_EVERY_S)
-    step(first)  # as that ring makes it
+    step(first)  # as that notification makes it
     engine_of(first).step()
     assert not engine_of(first).lease.is_only_worker()
     assert notifications_for_a_child(first, notifier) > 0
 
 
-def test_who_comes_rings_though_its_first_look_fails(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_joins_notifies_though_its_first_look_fails(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     jobs = fleet.worker(plain)
     notifier = with_notifier(jobs)
 

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from scheduler import Scheduler, Task
 from scheduler.errors import StoreUnavailableError
 from scheduler.model.defaults import RETENTION
-from support.bench import Bench, ring_and_step
+from support.bench import Bench, notify_and_step
 from support.databases import Database
 
 
@@ -38,7 +38,7 @@ def test_some_of_the_retention_times_may_be_given(database: Database) -> None:
 def test_kinds_registered_while_the_database_is_away_are_published_later(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
 
     def away(*_: Any) -> Any:
         raise StoreUnavailableError("away")
@@ -47,8 +47,8 @@ def test_kinds_registered_while_the_database_is_away_are_published_later(
     with monkeypatch.context() as m:
         m.setattr("scheduler.store.workers.publish_kinds", away)
         with pytest.raises(StoreUnavailableError):
-            ring_and_step(bench.jobs)
-    ring_and_step(bench.jobs)
+            notify_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     with bench.jobs.database.read() as tx:
         found = tx.connection.execute(sa.text("SELECT 1 FROM schedd_worker_kinds WHERE kind = 'fine'")).scalar()
     assert found == 1

@@ -16,13 +16,13 @@ from scheduler.model.spec import TaskId
 from scheduler.ports import FAILPOINTS
 from scheduler.store import workers
 from scheduler.testing import engine_of
-from support.bench import Bench, Side, Step, ring_and_step, run_claimed
+from support.bench import Bench, Side, Step, notify_and_step, run_claimed
 from support.databases import Database
 
 
 def test_the_last_write_records_what_an_earlier_cycle_could_not(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     task = bench.step("task").schedule()
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     run_claimed(bench.jobs)
     engine = engine_of(bench.jobs)
 
@@ -103,9 +103,9 @@ def test_an_engine_that_drains_sleeps(database: Database) -> None:
     assert len(steps) < 200
 
 
-def test_who_asks_after_the_engine_has_stopped_is_told(bench: Bench) -> None:
+def test_a_call_after_the_engine_has_stopped_gets_an_error(bench: Bench) -> None:
     bench.step("task").schedule()
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     engine = engine_of(bench.jobs)
     (attempt,) = engine.engine_state.held.values()
     engine.engine_state.inline = None
@@ -147,8 +147,8 @@ def test_a_closed_scheduler_leaves_no_file_open(database: Database) -> None:
 
 @pytest.mark.case(8)
 def test_a_drain_that_was_asked_for_outlives_a_cycle_that_fails(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ring that told of it is used up by then."""
-    ring_and_step(bench.jobs)
+    """The failed cycle has used up its notification."""
+    notify_and_step(bench.jobs)
     engine = engine_of(bench.jobs)
     bench.clock.advance(1)
     with bench.jobs.database.write() as tx:
@@ -160,14 +160,14 @@ def test_a_drain_that_was_asked_for_outlives_a_cycle_that_fails(bench: Bench, mo
     with monkeypatch.context() as broken:
         broken.setattr(engine.dispatch, "run", fail)
         with pytest.raises(StoreUnavailableError):
-            ring_and_step(bench.jobs)
+            notify_and_step(bench.jobs)
     engine.step()
     assert engine.registration.drain_requested
 
 
 def quiet(bench: Bench) -> Engine:
     """An engine that has nothing to do and knows it."""
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     engine = engine_of(bench.jobs)
     engine.step()
     return engine
@@ -191,7 +191,7 @@ def test_what_a_cycle_claims_while_a_drain_begins_goes_back_with_the_next(
 
     with monkeypatch.context() as patched:
         patched.setattr(FAILPOINTS, "hit", hit)
-        ring_and_step(bench.jobs)
+        notify_and_step(bench.jobs)
     assert not any(slots.waiting for slots in engine.slots.values())
     engine.step()
     assert (bench.state(task), engine.engine_state.held, bench.script.ran) == ("scheduled", {}, [])
@@ -232,7 +232,7 @@ def test_what_was_put_off_is_answered_when_the_engine_stops_without_its_database
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.step("task").schedule()
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     engine = engine_of(bench.jobs)
     (attempt,) = engine.engine_state.held.values()
     engine.engine_state.inline = None

@@ -59,7 +59,7 @@ def test_the_worker_says_it_once_loses_nothing_and_goes_on(database: Database, f
     assert [r.size for r in sizes] == [300_002] * 5
 
 
-def test_a_caller_is_told_and_nothing_is_half_written(database: Database, jobs: Scheduler) -> None:
+def test_a_caller_gets_an_error_and_nothing_is_half_written(database: Database, jobs: Scheduler) -> None:
     parent = jobs.task(Work()).schedule()
     full = connect(database.url)
     limit = pages(database) + 2

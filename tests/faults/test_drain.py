@@ -113,7 +113,7 @@ def test_a_daemon_hands_back_what_outlasts_its_drain_time(fleet: Fleet, jobs: Sc
 
 
 @pytest.mark.case(74, 77)
-def test_a_daemon_that_is_told_to_restart_ends_what_hangs(fleet: Fleet, jobs: Scheduler) -> None:
+def test_a_restarting_daemon_ends_what_hangs(fleet: Fleet, jobs: Scheduler) -> None:
     """What is past its timeout has used its attempt, all else goes back."""
     daemon = fleet.daemon(worker__drain="0.1", **DAEMON)
     held, deaf = jobs.task(Hold()).schedule(), jobs.task(Deaf()).schedule()

@@ -156,5 +156,5 @@ def test_a_high_task_starts_at_once_in_the_flood(fleet: Fleet, jobs: Scheduler, 
     tell(f"{len(waits)} in the flood: median {statistics.median(waits):.1f} ms, longest {max(waits):.1f} ms")
     assert len(waits) >= 5, "the flood was over too soon"
     # 20 ms are promised of a machine that has nothing else to do: the fastest quarter had it to itself. A cycle that
-    # is not bounded, or a ring that is not heard, costs hundreds, and always.
+    # is not bounded, or a lost notification, costs hundreds, and always.
     assert statistics.quantiles(waits, n=4)[0] <= 20

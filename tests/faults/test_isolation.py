@@ -76,7 +76,7 @@ def test_state_is_made_once_in_each_child(database: Database, shared_fork_server
 
 
 @one_database
-def test_state_that_cannot_come_along_is_told(database: Database, shared_fork_server: None) -> None:
+def test_state_that_cannot_come_along_is_reported(database: Database, shared_fork_server: None) -> None:
     jobs = started(database, state=object())
     assert "child_state" in error_of(jobs, kinds.State())
     serves_on(jobs)
@@ -399,7 +399,7 @@ def test_fifty_processes_are_gone_when_the_attempt_is_over(jobs: Scheduler, mark
 
 
 @one_database
-def test_a_handler_that_comes_back_twice_is_heard_once(jobs: Scheduler) -> None:
+def test_a_handler_that_returns_twice_is_recorded_once(jobs: Scheduler) -> None:
     task_id = run(jobs, kinds.Forks())
     assert result(jobs, task_id) == "parent"
     assert history(jobs, task_id) == [(1, "succeeded")]
@@ -407,7 +407,7 @@ def test_a_handler_that_comes_back_twice_is_heard_once(jobs: Scheduler) -> None:
 
 
 @one_database
-def test_a_worker_that_a_handler_forked_can_be_ended_and_heard(jobs: Scheduler) -> None:
+def test_a_worker_that_a_handler_forked_can_be_ended_and_reports_its_end(jobs: Scheduler) -> None:
     """It ignored SIGTERM, so that multiprocessing waited for it for ever, and what it wrote was lost."""
     task_id = run(jobs, kinds.Workers())
     assert result(jobs, task_id) == -signal.SIGTERM

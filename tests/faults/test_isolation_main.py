@@ -94,7 +94,7 @@ def test_a_module_run_as_a_program(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["-c", "stdin"])
-def test_a_program_without_a_file_is_told_when_it_registers(tmp_path: Path, how: str) -> None:
+def test_a_program_without_a_file_gets_an_error_when_it_registers(tmp_path: Path, how: str) -> None:
     done = run(tmp_path, "-c", GUARDED, "jobs.db") if how == "-c" else run(tmp_path, "-", "jobs.db", given=GUARDED)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith(
@@ -103,7 +103,7 @@ def test_a_program_without_a_file_is_told_when_it_registers(tmp_path: Path, how:
     assert "a program without a file" in done.stderr
 
 
-def test_a_program_without_a_guard_is_told_what_to_do(tmp_path: Path) -> None:
+def test_a_program_without_a_guard_gets_an_error_with_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text("import logging\nlogging.basicConfig()\n" + UNGUARDED)
     done = run(tmp_path, "program.py", "jobs.db")
     assert done.returncode == 1

@@ -17,7 +17,7 @@ ONE = {"pools": {"high": (0, 0), "medium": (1, 1), "low": (0, 0)}}
 TIMEOUT = 0.75  # of the second attempt, too, which does not wait for it
 
 
-def test_a_thread_that_asks_its_context_is_told_so(fleet: Fleet, jobs: Scheduler) -> None:
+def test_a_thread_that_asks_its_context_gets_the_timeout(fleet: Fleet, jobs: Scheduler) -> None:
     worker = fleet.worker(options=ONE)
     scheduled = time.monotonic()  # its own account of its start may be late
     task_id = jobs.task(Attentive()).schedule()

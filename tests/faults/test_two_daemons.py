@@ -193,7 +193,7 @@ def test_whatever_handlers_raise_both_go_on(pair: Pair) -> None:
 
 
 @pytest.mark.case(8)
-def test_one_is_told_to_end(pair: Pair) -> None:
+def test_one_gets_a_sigterm(pair: Pair) -> None:
     pair.daemons()
     running = pair.held(2 * SLOTS, "drain")
     with pair.jobs.batch() as batch:

@@ -107,7 +107,7 @@ def make(database: Database, monkeypatch: pytest.MonkeyPatch) -> Make:
     return made
 
 
-def test_a_success_is_told_with_its_result(make: Make) -> None:
+def test_a_success_is_sent_with_its_result(make: Make) -> None:
     rig = make()
     made = rig.jobs.task(Told("a")).key("k").subject("s").correlation("c").schedule()
     (message,) = rig.sent()
@@ -119,7 +119,7 @@ def test_a_success_is_told_with_its_result(make: Make) -> None:
     assert rig.waiting() == 0
 
 
-def test_a_success_in_a_child_process_is_told(make: Make, database: Database) -> None:
+def test_a_success_in_a_child_process_is_sent(make: Make, database: Database) -> None:
     rig = make()
     jobs = Scheduler(database.url, processes=1)
     jobs.register(ToldByChild)
@@ -130,7 +130,7 @@ def test_a_success_in_a_child_process_is_told(make: Make, database: Database) ->
     assert [one["payload_inline"] for one in rig.sent()] == ["c"]
 
 
-def test_only_a_success_is_told(make: Make) -> None:
+def test_only_a_success_is_sent(make: Make) -> None:
     rig = make()
     rig.jobs.task(Told("fail")).schedule()
     rig.jobs.task(Told("b")).schedule()

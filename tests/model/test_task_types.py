@@ -148,7 +148,7 @@ class Colour(Enum):
         (bytes, "Bytes"),
     ],
 )
-def test_a_concurrency_key_is_told_where_others_can_make_the_same(annotation: Any, why: str | None) -> None:
+def test_a_concurrency_key_is_published_where_others_can_make_the_same(annotation: Any, why: str | None) -> None:
     def paint(ctx: Context, of: Any, other: Colour) -> None: ...
 
     paint.__annotations__["of"] = annotation

@@ -39,7 +39,7 @@ def test_waiting_for_parents_then_for_a_worker_then_running() -> None:
     ]
 
 
-def test_a_delay_is_told_from_the_wait_for_a_worker() -> None:
+def test_a_delay_is_distinct_from_the_wait_for_a_worker() -> None:
     done = Attempted(1, 1, 450, 460, 500, END.SUCCEEDED)
     ended = life(S.SUCCESS, run_at=400, attempts=[done], finished_at=500)
     assert phases(ended) == [

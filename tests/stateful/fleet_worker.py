@@ -284,7 +284,7 @@ class FleetWorker:
             else:
                 row.until = now + round(LEASE * SECOND)
         if self._at("told", TOLD_EVERY) and self.rows[self.wid].dead:
-            self._lost()  # it reads its own row whenever the notifier rings, and each step rings
+            self._lost()  # it reads its own row at each notification, and each step sends one
         if self._at("reap", REAP_EVERY, early):
             self._reap()
             self.due["reap"] = min(self.due["reap"], self.clock.monotonic() + self._next_reap())

@@ -200,7 +200,7 @@ class World:
         engine = engine_of(made)
         engine.dispatch.planner.batch = rng.choice((2, 4, 256))
         if rng.random() < 0.5:
-            engine._poll_every = lambda: 1.0  # type: ignore[method-assign]  # so that it relies on being rung for
+            engine._poll_every = lambda: 1.0  # type: ignore[method-assign]  # so that it relies on notifications
         return made
 
     # what happens

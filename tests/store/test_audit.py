@@ -14,7 +14,7 @@ from scheduler.errors import UnknownWorkerError
 from scheduler.store import audit
 from scheduler.store.admin import retention
 from scheduler.store.read import explain
-from support.bench import Bench, Step, ring_and_step
+from support.bench import Bench, Step, notify_and_step
 
 
 def entries(bench: Bench, **wanted: Any) -> list[tuple[str, Any, str | None, str | None]]:
@@ -303,7 +303,7 @@ def test_every_group_of_verbs_has_awaited_forms(bench: Bench) -> None:
 
 def test_force_from_programs_ends_what_runs(bench: Bench) -> None:
     running = int(bench.step("running").schedule())
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     done = bench.jobs.cancel_task(running, force=True)
     assert done.requested == (running,)
     (entry,) = bench.jobs.audit(running)

@@ -160,8 +160,8 @@ def at(text: str) -> datetime:
     return datetime.fromisoformat(text)
 
 
-def ring_and_step(jobs: Scheduler) -> float:
-    """One step of an inline engine that was rung, without running what it claims."""
+def notify_and_step(jobs: Scheduler) -> float:
+    """Take one step of an inline engine that was notified, without running what it claims."""
     engine = engine_of(jobs)
     engine.wake()
     return engine.step()

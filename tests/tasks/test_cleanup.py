@@ -105,7 +105,7 @@ def test_a_directory_that_is_exchanged_for_a_link(tmp_path: Path, monkeypatch: p
     assert victim.exists()
 
 
-def test_what_cannot_be_removed_is_told_and_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_removed_is_reported_and_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a", "b", "c"):
         age_file(tmp_path / name)
     unlink = os.unlink

@@ -311,7 +311,7 @@ class AsyncWatched(Watched):
         ([None], []),
     ],
 )
-def test_hooks_are_told_of_each_failure_once(
+def test_hooks_get_each_failure_once(
     fleet: Fleet, clock: FakeClock, kind: type[Watched], says: Any, calls: Any
 ) -> None:
     jobs = fleet.worker(kind, state={"says": says, "calls": []})
@@ -323,7 +323,7 @@ def test_hooks_are_told_of_each_failure_once(
 
 
 @pytest.mark.case(15)
-def test_a_snooze_is_no_failure_to_be_told_of(fleet: Fleet, clock: FakeClock) -> None:
+def test_a_snooze_is_no_failure_for_hooks(fleet: Fleet, clock: FakeClock) -> None:
     jobs = fleet.worker(Watched, state={"says": [Snooze(1)], "calls": []})
     jobs.task(Watched("one")).schedule()
     for _ in range(3):

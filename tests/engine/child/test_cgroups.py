@@ -214,7 +214,7 @@ def test_what_takes_long_to_end_is_removed_when_it_has(kernel: Kernel, monkeypat
     assert not dead.exists()
 
 
-def test_a_group_that_cannot_be_made_is_told_once(kernel: Kernel, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_group_that_cannot_be_made_is_logged_once(kernel: Kernel, caplog: pytest.LogCaptureFixture) -> None:
     home = cgroups.CgroupRoot(kernel.mount / "gone")
     assert home.make() is None
     assert home.make() is None
@@ -340,7 +340,7 @@ class Reports:
         self.sent.append(msgspec.msgpack.decode(data))
 
 
-def test_an_end_is_told_when_all_have_gone_however_long_that_takes(
+def test_an_end_is_reported_when_all_have_gone_however_long_that_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A busy machine: they become fewer, slowly. What does not become fewer is given up."""

@@ -13,7 +13,7 @@ from scheduler import Scheduler
 from scheduler.engine.engine import Engine
 from scheduler.errors import StoreUnavailableError
 from scheduler.testing import engine_of
-from support.bench import Bench, ring_and_step, run_claimed
+from support.bench import Bench, notify_and_step, run_claimed
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def commit_unknown(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.case(9)
 def test_a_claim_whose_commit_was_not_answered_is_given_back(bench: Bench, commit_unknown: Any) -> None:
     first = bench.step("first").schedule()
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     run_claimed(bench.jobs)
     second = bench.step("second").schedule()
     commit_unknown(bench.jobs)
@@ -56,7 +56,7 @@ def test_a_claim_whose_commit_was_not_answered_is_given_back(bench: Bench, commi
 
 def quiet(bench: Bench) -> Engine:
     """An engine that has nothing to do and knows it."""
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     engine = engine_of(bench.jobs)
     engine.step()
     return engine
@@ -72,7 +72,7 @@ def test_a_claim_that_no_worker_knows_of_goes_back_though_a_row_is_locked(
     quiet(bench)
     engine = engine_of(bench.jobs)
     ends = bench.step("ends").schedule()
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     unknown = bench.step("unknown").schedule()
     commit_unknown(bench.jobs)
     with pytest.raises(StoreUnavailableError):
@@ -83,7 +83,7 @@ def test_a_claim_that_no_worker_knows_of_goes_back_though_a_row_is_locked(
     row = {"id": unknown if locked == "unknown" else ends}
     with bench.jobs.database.write() as tx:
         tx.connection.execute(sa.text("SELECT id FROM schedd_tasks WHERE id = :id FOR SHARE"), row)
-        ring_and_step(bench.jobs)
+        notify_and_step(bench.jobs)
     bench.drain()
     assert bench.states(ends, unknown) == ["success", "success"]
     assert (bench.script.ran, bench.jobs.get_task(unknown).attempt) == (["ends", "unknown"], 1)

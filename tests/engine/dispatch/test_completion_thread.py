@@ -152,7 +152,7 @@ def test_with_a_backlog_and_only_then(fleet: Fleet) -> None:
 
 
 @postgresql
-def test_what_a_recorded_end_releases_is_found_without_a_ring(fleet: Fleet) -> None:
+def test_what_a_recorded_end_releases_is_found_without_a_notification(fleet: Fleet) -> None:
     jobs, completion_thread = in_fours(fleet, plain, fails_once)
     parent = jobs.task(plain).schedule()
     child = jobs.task(fails_once).with_retry(RetryPolicy(0, max_attempts=2)).depend_on(parent).schedule()
@@ -209,7 +209,9 @@ def test_what_the_last_recorded_end_makes_due_is_known(fleet: Fleet, clock: Fake
 
 
 @postgresql
-def test_what_is_handed_back_beside_a_claim_is_told_to_others(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_handed_back_beside_a_claim_is_notified_to_others(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No slot here began it in time: another worker may, at once."""
     jobs, completion_thread = in_fours(fleet, plain)
     engine = engine_of(jobs)
@@ -319,9 +321,11 @@ def test_what_a_caller_holds_is_put_off(fleet: Fleet) -> None:
 
 @postgresql
 @pytest.mark.parametrize("claim", ["succeeds", "fails"])
-def test_what_a_recorded_end_left_to_be_done_is_told(fleet: Fleet, monkeypatch: pytest.MonkeyPatch, claim: str) -> None:
-    """Others are rung for, an overlooked wait is looked for, a schedule may fire again; if the claim beside it fails,
-    with the next cycle."""
+def test_what_a_recorded_end_left_to_be_done_is_passed_on(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, claim: str
+) -> None:
+    """Other workers are notified, a missed wait is looked for, a schedule may fire again. If the claim beside it fails,
+    the next cycle does it."""
     jobs, completion_thread = in_fours(fleet, plain, fails_once)
     engine = engine_of(jobs)
     parent = jobs.task(plain).schedule()
@@ -640,7 +644,7 @@ def test_what_is_kept_for_the_next_cycle_is_not_for_an_urgent_one(fleet: Fleet) 
 
 
 @pytest.mark.parametrize("dialect", ["sqlite", "postgresql"], indirect=True)
-def test_an_error_while_ends_are_told_strands_no_claim(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_while_ends_are_logged_strands_no_claim(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program's own logging may raise."""
     jobs, _ = in_fours(fleet, plain)
     ids = flood(jobs)

@@ -303,7 +303,7 @@ def test_what_was_replaced_while_it_ran_is_due_again(fleet: Fleet, clock: FakeCl
 
 
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
-def test_what_is_handed_back_is_told_of_although_the_cycle_is_done_over(fleet: Fleet, clock: FakeClock) -> None:
+def test_what_is_handed_back_is_notified_although_the_cycle_is_done_over(fleet: Fleet, clock: FakeClock) -> None:
     jobs = fleet.worker(plain)
     engine = engine_of(jobs)
     first = jobs.task(plain).schedule()

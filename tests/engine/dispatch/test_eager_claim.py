@@ -1,4 +1,4 @@
-"""Who is rung and has nothing to do claims of the lane that gave the last task, before it looks at all lanes."""
+"""A notified idle worker claims from the lane that gave the last task, before it looks at all lanes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def ran_one(fleet: Fleet, *types: Any, **options: Any) -> Scheduler:
 
 
 def work(jobs: Scheduler) -> None:
-    """A ring, what it brings, and the cycle that records that."""
+    """Notify the worker, run what it claims, and take the cycle that records that."""
     step(jobs)
     run_claimed(jobs)
     step(jobs)
@@ -68,7 +68,7 @@ def state(jobs: Scheduler, task_id: int) -> TaskState:
     return jobs.get_task_status(task_id)
 
 
-def test_what_it_is_rung_for_is_claimed_without_a_look(fleet: Fleet, guessed: list[int], clock: FakeClock) -> None:
+def test_what_it_is_notified_of_is_claimed_without_a_look(fleet: Fleet, guessed: list[int], clock: FakeClock) -> None:
     jobs = ran_one(fleet, plain)
     guessed.clear()
     ids = [jobs.task(plain).schedule() for _ in range(2)]
@@ -131,7 +131,7 @@ def test_all_that_a_task_brings_comes_with_it(fleet: Fleet, guessed: list[int]) 
 
 
 def test_who_was_too_late_looks_only_once(fleet: Fleet, guessed: list[int]) -> None:
-    """Each ring wakes all workers."""
+    """Each notification wakes all workers."""
     jobs = ran_one(fleet, plain)
     guessed.clear()
     jobs.task(plain).after(3600).schedule()

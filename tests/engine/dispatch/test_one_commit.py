@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scheduler.ports import FAILPOINTS
-from support.bench import Bench, ring_and_step, run_claimed
+from support.bench import Bench, notify_and_step, run_claimed
 
 
 class Crash(Exception):
@@ -18,7 +18,7 @@ def test_a_crash_before_the_commit_leaves_neither_the_end_nor_the_release(
 ) -> None:
     parent = int(bench.step("parent").schedule())
     child = int(bench.step("child", parent).schedule())
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     run_claimed(bench.jobs)
 
     def crash(name: str) -> None:
@@ -28,7 +28,7 @@ def test_a_crash_before_the_commit_leaves_neither_the_end_nor_the_release(
     with monkeypatch.context() as patch:
         patch.setattr(FAILPOINTS, "hit", crash)
         with pytest.raises(Crash):
-            ring_and_step(bench.jobs)
+            notify_and_step(bench.jobs)
     assert bench.states(parent, child) == ["claimed", "waiting"]
     assert bench.jobs.get_attempts(parent) == []
     assert bench.drain() == ["child"]

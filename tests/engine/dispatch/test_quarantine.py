@@ -9,7 +9,7 @@ import pytest
 from scheduler.engine.execution.executor import execute
 from scheduler.errors import StoreUnavailableError
 from scheduler.testing import drain, engine_of
-from support.bench import Bench, ring_and_step
+from support.bench import Bench, notify_and_step
 from support.fleet import rows
 
 
@@ -30,7 +30,7 @@ def test_a_poison_task_whose_pool_is_taken_for_long_delays_no_other_task(bench: 
     bench.jobs._options = bench.jobs._options._replace(pools={"high": (1, 0), "medium": (2, 0), "low": (1, 0)})
     engine = engine_of(bench.jobs)
     bench.step("long").priority("low").schedule()
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     (low,) = [s for key, s in engine.slots.items() if key == (2, False)]
     attempt = low.waiting.popleft()  # its handler is under way
     attempt.started_at, attempt.started_mono = bench.clock.now(), bench.clock.monotonic()
@@ -40,10 +40,10 @@ def test_a_poison_task_whose_pool_is_taken_for_long_delays_no_other_task(bench: 
     other = bench.step("other").schedule()
     for _ in range(3):
         bench.clock.advance(1.5)
-        ring_and_step(bench.jobs)
+        notify_and_step(bench.jobs)
         while engine.slots[1, False].run_one():
             pass
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     assert bench.states(suspect, other) == ["scheduled", "success"]
     engine.engine_state.report(attempt, execute(attempt, engine.engine_state))
     bench.drain()
@@ -60,7 +60,7 @@ def test_a_suspect_that_has_run_for_long_is_none_although_a_cycle_failed(
 ) -> None:
     bench.step("suspect").schedule()
     bench.execute("UPDATE schedd_tasks SET lane = '!' || lane, suspect = 2")
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     engine = engine_of(bench.jobs)
     (medium,) = [slots for slots in engine.slots.values() if slots.waiting]
     attempt = medium.waiting.popleft()  # its handler is under way
@@ -70,7 +70,7 @@ def test_a_suspect_that_has_run_for_long_is_none_although_a_cycle_failed(
     with monkeypatch.context() as broken:
         broken.setattr(engine.dispatch, "_claim", away)
         with pytest.raises(StoreUnavailableError):
-            ring_and_step(bench.jobs)
-    ring_and_step(bench.jobs)
+            notify_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     assert [row.lane for row in rows(bench.jobs, "SELECT lane FROM schedd_tasks")] == ["Step"]
     assert engine.dispatch.planner.alone is None

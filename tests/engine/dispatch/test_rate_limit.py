@@ -196,7 +196,7 @@ def test_a_rate_and_a_cap_hold_together(fleet: Fleet, clock: FakeClock, starts: 
     assert drain(jobs) == 3
 
 
-def test_rates_are_told_as_they_are_written() -> None:
+def test_rates_are_shown_as_they_are_written() -> None:
     for text in ("100/min", "1/s", "5/2h", "7/day", "3/90s", "2/30min"):
         assert str(parse_rate(text)) == text
 

@@ -82,7 +82,7 @@ def test_what_there_is_no_room_for_is_everybodys(fleet: Fleet, clock: FakeClock)
     step(jobs)
     assert run_claimed(jobs)
     engine = engine_of(jobs)
-    assert engine.dispatch.run(engine._conn(), claiming=True).ready >= 3  # for which others are rung
+    assert engine.dispatch.run(engine._conn(), claiming=True).ready >= 3  # for which other workers are notified
     assert states(jobs, *children) == ["scheduled"] * 3 + ["claimed"] * 4  # the earliest first
     step(others)
     assert states(jobs, *children) == ["claimed"] * 7

@@ -248,7 +248,7 @@ def worker(fleet: Fleet, letters: list[Any]) -> Scheduler:
 
 
 @pytest.mark.case(9)
-def test_an_end_whose_commit_was_not_answered_is_told_as_any_other(
+def test_an_end_whose_commit_was_not_answered_is_reported_as_any_other(
     worker: Scheduler, letters: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "scheduler.engine")

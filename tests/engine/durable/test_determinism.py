@@ -86,7 +86,7 @@ def test_the_order_counts_among_repeats_of_one_name(stage: Stage, strict: Any) -
     assert stage.jobs.result(task_id, 0) == [[1, 1], [1, 2]]
 
 
-def test_a_recorded_step_that_is_never_met_is_told(stage: Stage, kind: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_recorded_step_that_is_never_met_is_logged(stage: Stage, kind: Any, caplog: pytest.LogCaptureFixture) -> None:
     async def body(ctx: Any) -> Any:
         await ctx.step("stays", ctx.state.do, "stays")
         if ctx.attempt == 1:
@@ -107,7 +107,7 @@ def test_a_recorded_step_that_is_never_met_is_told(stage: Stage, kind: Any, capl
     assert notes(stage, task_id) == [("went", note), ("went#2", note)]
 
 
-def test_a_name_that_changed_its_sort_is_done_anew_and_told(
+def test_a_name_that_changed_its_type_is_done_anew_and_logged(
     stage: Stage, kind: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def body(ctx: Any) -> Any:

@@ -273,7 +273,7 @@ def test_a_step_as_a_decorator(stage: Stage, decorates: Any) -> None:
 
 
 @pytest.mark.case(52)
-def test_an_async_step_in_a_thread_is_told(stage: Stage) -> None:
+def test_an_async_step_in_a_thread_is_refused(stage: Stage) -> None:
     stage.jobs.register(AsyncInSync)
     task_id = stage.jobs.task(AsyncInSync()).schedule()
     stage.drain()

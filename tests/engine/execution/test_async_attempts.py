@@ -262,7 +262,7 @@ def test_the_log_says_what_an_attempt_waits_for(
 
 
 @pytest.mark.case(77)
-def test_where_a_thread_hangs_is_told(
+def test_where_a_thread_hangs_is_reported(
     jobs: Scheduler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(hung, "HUNG_AFTER_S", 0.0)
@@ -308,7 +308,7 @@ def test_it_ends_with_a_handler_that_fails(jobs: Scheduler) -> None:
     assert gates.runs == 1
 
 
-def test_tasks_that_a_handler_leaves_are_told_of_once(jobs: Scheduler, caplog: pytest.LogCaptureFixture) -> None:
+def test_tasks_that_a_handler_leaves_are_logged_once(jobs: Scheduler, caplog: pytest.LogCaptureFixture) -> None:
     remains._logged.clear("leaves_a_task")
     with jobs:
         for _ in range(2):
@@ -318,6 +318,6 @@ def test_tasks_that_a_handler_leaves_are_told_of_once(jobs: Scheduler, caplog: p
     assert logged[0].startswith("a handler of leaves_a_task has ended and left 1 asyncio task running")
 
 
-def test_a_handler_in_a_thread_is_told_that_it_is_not_for_it(jobs: Scheduler) -> None:
+def test_a_handler_in_a_thread_gets_an_error_that_it_is_not_for_it(jobs: Scheduler) -> None:
     with jobs, pytest.raises(TaskFailedError, match=r"ctx\.wait_until is for async handlers"):
         jobs.result(jobs.task(in_a_thread).schedule(), timeout=PATIENCE)

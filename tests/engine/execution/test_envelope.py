@@ -115,7 +115,7 @@ def test_what_is_not_given_has_its_default(fleet: Fleet, clock: FakeClock) -> No
 @pytest.mark.parametrize(
     ("text", "outcomes"), [("fine", ["succeeded"]), ("busy", ["retried", "dead"]), ("refused", ["dead"])]
 )
-def test_every_attempt_is_told_and_recorded_with_it(
+def test_every_attempt_is_logged_and_recorded_with_it(
     fleet: Fleet, clock: FakeClock, caplog: pytest.LogCaptureFixture, text: str, outcomes: list[str]
 ) -> None:
     caplog.set_level(logging.INFO, "scheduler.engine")

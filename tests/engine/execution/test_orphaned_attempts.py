@@ -230,7 +230,7 @@ def test_it_is_published_when_that_changes_and_only_then(
     assert published == [1, 0]
 
 
-def test_that_no_child_process_can_be_started_is_told(fleet: Fleet) -> None:
+def test_that_no_child_process_can_be_started_is_reported(fleet: Fleet) -> None:
     """Nothing is claimed for them then."""
     jobs = worker(fleet, Room())
     step(jobs)

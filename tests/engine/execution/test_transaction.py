@@ -315,7 +315,7 @@ def test_a_crash_leaves_all_of_it_or_nothing(
     assert stage.ends(task_id) == (["succeeded"] if committed else ["lost", "succeeded"])
 
 
-def test_misuse_is_told(stage: Stage, ledger: Any) -> None:
+def test_misuse_is_refused(stage: Stage, ledger: Any) -> None:
     raised: list[str] = []
 
     async def body(ctx: Any) -> Any:

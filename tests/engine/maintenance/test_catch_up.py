@@ -9,7 +9,7 @@ import pytest
 
 from scheduler.store.admin.doctor import check
 from scheduler.testing import drain
-from support.bench import Bench, Step, ring_and_step
+from support.bench import Bench, Step, notify_and_step
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 Seen = list[tuple[datetime, int, datetime | None]]
@@ -85,11 +85,11 @@ def test_thousands_missed_come_in_ticks(bench: Bench) -> None:
     slots: list[datetime] = []
     bench.script.bodies["tick"] = lambda ctx: slots.append(ctx.slot)
     bench.jobs.task(Step("tick")).key("tick").every(60).catchup("all").schedule()
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     bench.clock.advance(2500 * 60)
     made = []
     for _ in range(4):
-        ring_and_step(bench.jobs)
+        notify_and_step(bench.jobs)
         with bench.jobs.database.read() as tx:
             made.append(tx.connection.exec_driver_sql("SELECT count(*) FROM schedd_tasks").scalar_one())
     assert made == [1000, 2000, 2500, 2500]
@@ -201,12 +201,12 @@ def test_tasks_running_on_two_daemons_survive_a_jump(bench: Bench, jump: timedel
         drain(second)  # runs the other handler inside of this one
 
     def inner(ctx: Any) -> None:
-        ring_and_step(first)
-        ring_and_step(second)
+        notify_and_step(first)
+        notify_and_step(second)
         bench.clock.jump(jump)
         for _ in range(100):  # more than a lease
             for jobs in (first, second):
-                ring_and_step(jobs)
+                notify_and_step(jobs)
             bench.clock.advance(0.5)
         assert bench.states(*ids) == ["running", "running"]
 

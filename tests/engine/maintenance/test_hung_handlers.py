@@ -124,7 +124,7 @@ def texts(jobs: Scheduler, task_id: int) -> tuple[str | None, list[str], list[st
 
 
 @pytest.mark.case(77)
-def test_a_handler_past_its_timeout_is_told_of_with_its_stack(
+def test_a_handler_past_its_timeout_is_reported_with_its_stack(
     fleet: Fleet, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     reports: list[Any] = []

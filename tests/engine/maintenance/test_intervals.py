@@ -9,7 +9,7 @@ import pytest
 
 from scheduler import RetryPolicy
 from scheduler.testing import engine_of
-from support.bench import Bench, Step, ring_and_step
+from support.bench import Bench, Step, notify_and_step
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -62,7 +62,7 @@ def test_overlap(bench: Bench) -> None:
     tick(bench, "allows").every(10).schedule()
     for _ in range(4):
         bench.clock.advance(10)
-        ring_and_step(bench.jobs)  # claimed, and not run
+        notify_and_step(bench.jobs)  # claimed, and not run
     assert sorted(bench.drain()) == ["allows"] * 4 + ["skips"]
     assert sorted(bench.advance(10)) == ["allows", "skips"]
 
@@ -71,7 +71,7 @@ def test_overlap(bench: Bench) -> None:
 def test_a_changed_fixed_delay_waits_for_the_run_under_way(bench: Bench) -> None:
     tick(bench).every(60, mode="fixed_delay").overlap("skip").schedule()
     bench.clock.advance(60)
-    ring_and_step(bench.jobs)  # claimed, still going
+    notify_and_step(bench.jobs)  # claimed, still going
     tick(bench).every(1, mode="fixed_delay").overlap("skip").schedule()
     bench.clock.advance(1)
     engine_of(bench.jobs).periodic.schedules.tick(engine_of(bench.jobs)._conn())

@@ -23,14 +23,14 @@ from scheduler.store import reaper, workers
 from scheduler.store.db.statements import run
 from scheduler.store.db.tx import Tx
 from scheduler.testing import FakeClock, engine_of
-from support.bench import Bench, ring_and_step
+from support.bench import Bench, notify_and_step
 from support.fleet import Fleet, let_notifier_work
 
 
 @pytest.mark.case(2, 4)
 def test_a_worker_that_was_declared_dead_meanwhile_claims_nothing(bench: Bench) -> None:
     """It stood still between its last renewal and its cycle: what it claimed now would be taken back at once."""
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     engine = engine_of(bench.jobs)
     with bench.jobs.database.write() as tx:
         tx.connection.execute(sa.text("UPDATE schedd_workers SET state = 3 WHERE id = :id"), {"id": engine.worker})
@@ -47,18 +47,18 @@ def test_a_worker_that_was_declared_dead_meanwhile_claims_nothing(bench: Bench) 
 @pytest.mark.case(10)
 def test_the_next_reap_is_when_the_next_lease_runs_out(bench: Bench) -> None:
     """So that what a dead worker held runs again as soon as its lease has run out."""
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     other = bench.worker()
-    ring_and_step(other)
+    notify_and_step(other)
     bench.clock.advance(13)  # so that it reaps, which a worker that has just begun does not
-    ring_and_step(other)
+    notify_and_step(other)
     task = bench.step("task").schedule()
-    ring_and_step(other)
-    ring_and_step(bench.jobs)
+    notify_and_step(other)
+    notify_and_step(bench.jobs)
     engine, dead = engine_of(bench.jobs), engine_of(other).worker
     held = sa.text("SELECT worker FROM schedd_tasks WHERE id = :id")
     lease = sa.text("SELECT lease_until FROM schedd_workers WHERE id = :id")
-    for _ in range(500):  # by the worker's own timetable, without any ring
+    for _ in range(500):  # by the worker's own timetable, without a notification
         wait = max(0.001, engine.step())
         with bench.jobs.database.read() as tx:
             if tx.connection.execute(held, {"id": task}).scalar_one() != dead:
@@ -73,18 +73,18 @@ def test_the_next_reap_is_when_the_next_lease_runs_out(bench: Bench) -> None:
 @pytest.mark.case(9, 10)
 def test_after_an_outage_the_others_have_time_to_renew(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """One had renewed right before it and is back in time for its own lease, the other's has run out meanwhile."""
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     other = bench.worker()
-    ring_and_step(other)
+    notify_and_step(other)
     bench.clock.advance(13)  # neither has just begun
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     engine = engine_of(bench.jobs)
     bench.step("task").schedule()
-    ring_and_step(other)  # it renews, and claims
+    notify_and_step(other)  # it renews, and claims
     (held,) = engine_of(other).engine_state.held
     bench.clock.advance(5)
     engine.periodic.timers.bring_forward("renew")
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
 
     def away() -> float:
         raise StoreUnavailableError("away")
@@ -98,7 +98,7 @@ def test_after_an_outage_the_others_have_time_to_renew(bench: Bench, monkeypatch
         bench.clock.advance(seconds)
         engine.periodic.timers.bring_forward("reap")
         engine.drain()
-        ring_and_step(bench.jobs)
+        notify_and_step(bench.jobs)
         assert bench.state(held[0]) == state, f"after another {seconds} s"
 
 
@@ -122,7 +122,7 @@ def test_the_guard_looks_when_the_lease_runs_out(bench: Bench) -> None:
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
 def test_a_long_cycle_that_gets_answers_is_not_cut(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else what takes longer than a lease would be begun again and again, and nothing else be done."""
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     engine, clock = engine_of(bench.jobs), bench.clock
     cut: list[int] = []
     monkeypatch.setattr(bench.jobs.database, "cut", lambda thread: cut.append(thread) or 1)
@@ -151,9 +151,9 @@ def test_a_long_cycle_that_gets_answers_is_not_cut(bench: Bench, monkeypatch: py
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
 def test_no_worker_waits_for_one_that_stands_still_while_it_renews(bench: Bench) -> None:
     """Its row is locked by its own transaction, and nothing comes from it any more."""
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     other = bench.worker()
-    ring_and_step(other)
+    notify_and_step(other)
     stuck = engine_of(other).worker
     with bench.jobs.database.connect() as holder:
         workers.renew(Tx(holder, 0), stuck, 0)  # begun, not committed; its lease has long run out
@@ -175,7 +175,7 @@ def test_no_worker_waits_for_one_that_stands_still_while_it_renews(bench: Bench)
 def begun(bench: Bench, name: str = "task") -> Attempt:
     """An attempt whose handler is under way."""
     bench.step(name).schedule()
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     engine = engine_of(bench.jobs)
     (slots,) = [slots for slots in engine.inline_slots() if slots.waiting]
     attempt = slots.waiting.popleft()
@@ -193,7 +193,7 @@ def lapse(bench: Bench) -> None:
 
 def renew(bench: Bench) -> None:
     engine_of(bench.jobs).periodic.timers.bring_forward("renew")
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
 
 
 def end(bench: Bench, attempt: Attempt) -> None:
@@ -203,7 +203,7 @@ def end(bench: Bench, attempt: Attempt) -> None:
 
 
 @pytest.mark.case(4, 9)
-def test_a_lease_that_is_renewed_after_all_lets_those_go_on_who_were_not_told(bench: Bench) -> None:
+def test_a_late_renewal_lets_those_handlers_go_on_that_were_not_notified(bench: Bench) -> None:
     attempt, notified = begun(bench), begun(bench, "notified")
     lapse(bench)
     assert attempt.lost
@@ -282,7 +282,7 @@ def test_who_was_refused_an_answer_goes_back_though_the_lease_is_renewed(bench: 
 
 
 @pytest.mark.case(4, 9)
-def test_who_waits_for_an_answer_is_told_that_the_lease_has_run_out(bench: Bench) -> None:
+def test_a_handler_that_waits_for_an_answer_learns_that_the_lease_has_run_out(bench: Bench) -> None:
     """The loop may wait for a server that never answers, and no other thread answers requests."""
     attempt = begun(bench)
     engine_state = engine_of(bench.jobs).engine_state
@@ -296,7 +296,7 @@ def test_who_waits_for_an_answer_is_told_that_the_lease_has_run_out(bench: Bench
 @pytest.mark.case(4)
 def test_a_lease_counts_from_before_it_was_asked_for(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server's answer may be late: the others count from when it wrote the row."""
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     engine = engine_of(bench.jobs)
     lease = Lease(engine.engine_state, lapses=True)
     real = workers.renew
@@ -315,7 +315,7 @@ def test_a_lease_counts_from_before_it_was_asked_for(bench: Bench, monkeypatch: 
 @pytest.mark.case(9, 47)
 def test_patience_after_an_outage_shortens_none_that_there_is(bench: Bench) -> None:
     """The clock has jumped: every lease only looks as if it had run out."""
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     engine = engine_of(bench.jobs)
     engine.lease.detect_clock_jump()
     bench.clock.jump(3600)
@@ -334,7 +334,7 @@ def test_a_busy_engine_looks_for_the_dead_no_more_often(
     """Than every two seconds, and when another's lease may have run out: each look is a question to the database."""
     busy, other = fleet.worker(), fleet.worker(lease=lease)
     for jobs in (busy, other):
-        ring_and_step(jobs)
+        notify_and_step(jobs)
     engine, looked = engine_of(busy), 0
     let_notifier_work(busy)
     look = reaper.find_expired
@@ -349,7 +349,7 @@ def test_a_busy_engine_looks_for_the_dead_no_more_often(
         if n == 1300:  # who has just joined is patient, and looks at another time
             looked = 0
         clock.advance(0.01)
-        ring_and_step(busy)
+        notify_and_step(busy)
         engine_of(other).step()
     assert 4 <= looked <= most
 
@@ -366,9 +366,9 @@ def _stand_still(bench: Bench, other: Scheduler) -> None:
     for _ in range(6):
         bench.clock.advance(8)
         engine_of(other).periodic.timers.bring_forward("reap")
-        ring_and_step(other)
+        notify_and_step(other)
     dead = engine_of(bench.jobs).worker
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     assert engine_of(bench.jobs).worker != dead
 
 
@@ -376,14 +376,14 @@ def _stand_still(bench: Bench, other: Scheduler) -> None:
 def test_after_a_lost_lease_nothing_runs_here_beside_its_first_handler(bench: Bench) -> None:
     task = bench.step("task").schedule()
     other = bench.worker()
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     attempt = _taken_by_a_slot(bench)
     attempt.started_at, attempt.started_mono = bench.clock.now(), bench.clock.monotonic()
-    ring_and_step(other)
+    notify_and_step(other)
     engine_of(other).drain()
     _stand_still(bench, other)
     bench.clock.advance(1)
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     assert not any(slots.waiting for slots in engine_of(bench.jobs).inline_slots()), "its handler has not ended"
     engine = engine_of(bench.jobs)
     engine.engine_state.report(attempt, execute(attempt, engine.engine_state))
@@ -396,9 +396,9 @@ def test_after_a_lost_lease_nothing_runs_here_beside_its_first_handler(bench: Be
 def test_what_was_lost_before_its_handler_began_does_not_begin(bench: Bench) -> None:
     bench.step("task").schedule()
     other = bench.worker()
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     attempt = _taken_by_a_slot(bench)
-    ring_and_step(other)
+    notify_and_step(other)
     engine_of(other).drain()
     _stand_still(bench, other)
     assert execute(attempt, engine_of(bench.jobs).engine_state).end is AttemptEnd.HANDED_BACK
@@ -406,10 +406,10 @@ def test_what_was_lost_before_its_handler_began_does_not_begin(bench: Bench) -> 
 
 
 @pytest.mark.case(4)
-def test_who_is_told_of_a_lost_lease_as_it_is_renewed_goes_back(bench: Bench) -> None:
+def test_a_handler_that_learns_of_a_lost_lease_as_it_is_renewed_goes_back(bench: Bench) -> None:
     """A handler that learns of the loss during a late renewal has not failed its task."""
     task = bench.step("task").schedule()
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     attempt = _taken_by_a_slot(bench)
     attempt.started_at = bench.clock.now()
     attempt.lost = True
@@ -427,11 +427,11 @@ def test_a_worker_that_stood_still_does_what_it_was_asked_meanwhile(bench: Bench
     bench.step("held").schedule()
     engine, other = engine_of(bench.jobs), bench.worker()
     for jobs in (bench.jobs, other):
-        ring_and_step(jobs)
+        notify_and_step(jobs)
     if not drains:
         _ask(bench, drain=True)
         bench.clock.advance(1)
-        ring_and_step(bench.jobs)
+        notify_and_step(bench.jobs)
         assert not engine.claims
     _ask(bench, drain=drains)
     engine_of(other).drain()

@@ -10,7 +10,7 @@ import pytest
 from scheduler.ports import FOREVER
 from scheduler.store import schedules
 from scheduler.testing import engine_of
-from support.bench import Bench, Side, Step, ring_and_step, run_claimed
+from support.bench import Bench, Side, Step, notify_and_step, run_claimed
 
 
 def tick(bench: Bench, name: str = "tick") -> Any:
@@ -66,7 +66,7 @@ def test_a_schedule_whose_task_cannot_be_stored_stops_nothing_else(bench: Bench)
 
 
 def test_other_duties_that_fail_stop_no_task(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
 
     def fails(*_: Any, **__: Any) -> Any:
         raise ValueError("unforeseen")
@@ -76,7 +76,7 @@ def test_other_duties_that_fail_stop_no_task(bench: Bench, monkeypatch: pytest.M
     for name in ("one", "two", "three"):
         bench.clock.advance(61)
         bench.step(name).schedule()
-        ring_and_step(bench.jobs)  # it holds something, so it looks for cancels, too
+        notify_and_step(bench.jobs)  # it holds something, so it looks for cancels, too
         assert bench.drain() == [name]
 
 
@@ -84,10 +84,10 @@ def test_other_duties_that_fail_stop_no_task(bench: Bench, monkeypatch: pytest.M
 def test_a_changed_fixed_delay_never_runs_beside_itself(bench: Bench) -> None:
     tick(bench).every(60, mode="fixed_delay").schedule()
     bench.clock.advance(60)
-    ring_and_step(bench.jobs)  # claimed, still going
+    notify_and_step(bench.jobs)  # claimed, still going
     tick(bench).every(1, mode="fixed_delay").schedule()
     bench.clock.advance(1)
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     assert next_at(bench) == FOREVER
     assert bench.drain() == ["tick"]
     assert bench.advance(1) == ["tick"]
@@ -98,11 +98,11 @@ def test_a_changed_fixed_delay_never_runs_beside_itself(bench: Bench) -> None:
 def test_one_that_is_deleted_and_brought_back_never_runs_beside_itself(bench: Bench, mode: Any) -> None:
     tick(bench).every(60, mode=mode).overlap("skip").schedule()
     bench.clock.advance(60)
-    ring_and_step(bench.jobs)  # claimed, still going
+    notify_and_step(bench.jobs)  # claimed, still going
     bench.jobs.schedules.delete("tick")
     tick(bench).every(60, mode=mode).overlap("skip").run_on_startup().schedule()
     bench.clock.advance(60)
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     assert [t.state.value for t in bench.jobs.list_tasks()] == ["claimed"]
     assert bench.drain() == ["tick"]
     assert bench.advance(60) == ["tick"]
@@ -112,10 +112,10 @@ def test_one_that_is_deleted_and_brought_back_never_runs_beside_itself(bench: Be
 def test_a_fixed_delay_goes_on_though_its_run_has_been_removed(bench: Bench) -> None:
     tick(bench).every(60, mode="fixed_delay").schedule()
     bench.clock.advance(60)
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     assert next_at(bench) == FOREVER
     bench.execute("DELETE FROM schedd_tasks")  # long after its end, before any worker looked
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     bench.script.ran.clear()
     assert bench.advance(60) == ["tick"]
 
@@ -167,7 +167,7 @@ def test_two_engines_that_see_the_same_end_start_one_run(bench: Bench) -> None:
 def test_an_engine_does_not_wait_for_a_locked_schedule(bench: Bench) -> None:
     tick(bench).every(10, mode="fixed_delay").schedule()
     bench.clock.advance(10)
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     run_claimed(bench.jobs)
     engine_of(bench.jobs).dispatch.run(engine_of(bench.jobs)._conn(), claiming=False)  # its end is recorded, not more
     bench.step("task").schedule()

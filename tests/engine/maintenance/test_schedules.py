@@ -21,7 +21,7 @@ from scheduler import (
 )
 from scheduler.store import schedules
 from scheduler.testing import FakeClock, drain, engine_of
-from support.bench import Bench, Side, Soft, Step, ring_and_step
+from support.bench import Bench, Side, Soft, Step, notify_and_step
 
 START = datetime(2026, 1, 1, tzinfo=UTC)  # a Thursday; where FakeClock starts
 
@@ -208,11 +208,11 @@ def test_two_engines_one_slot(bench: Bench) -> None:
     first, second = bench.worker(), bench.worker()
     tick(bench).every(10).schedule()
     for jobs in (first, second):
-        ring_and_step(jobs)
+        notify_and_step(jobs)
     for _ in range(5):
         bench.clock.advance(10)
         for jobs in (first, second):
-            ring_and_step(jobs)
+            notify_and_step(jobs)
         drain(second)
         drain(first)
     assert bench.script.ran == ["tick"] * 5
@@ -223,12 +223,12 @@ def test_two_engines_at_the_same_moment(bench: Bench) -> None:
     """The first has fired the slot and not committed when the other comes."""
     first, second = bench.worker(), bench.worker()
     tick(bench).every(10).schedule()
-    ring_and_step(second)
+    notify_and_step(second)
     bench.clock.advance(10)
     with first.database.write() as tx:
         fired = schedules.tick(tx.at(bench.clock.now()), 60)
         assert [len(f.ids) for f in fired] == [1]
-        side = Side(lambda: ring_and_step(second))
+        side = Side(lambda: notify_and_step(second))
         if not bench.database.is_sqlite:
             side.result()
     side.result()
@@ -265,7 +265,7 @@ def test_registering_a_change(bench: Bench) -> None:
 
 
 @pytest.mark.case(42)
-def test_what_takes_the_place_of_another_schedule_is_told(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_takes_the_place_of_another_schedule_is_logged(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     """A name is one schedule, over all kinds; without a key it is that of its kind and payload."""
     caplog.set_level(logging.INFO, "scheduler.store")
     for _ in range(2):
@@ -293,7 +293,7 @@ def test_the_name_without_a_key_comes_from_kind_and_payload(bench: Bench) -> Non
 def test_an_engine_without_notifications_finds_a_new_schedule(bench: Bench) -> None:
     """The notifier may be lossy; behind it every engine looks once a second."""
     deaf, caller = bench.worker(), bench.worker()
-    ring_and_step(deaf)
+    notify_and_step(deaf)
     caller.task(Step("tick")).key("tick").every(10).schedule()
     for _ in range(12):
         bench.clock.advance(1)
@@ -360,7 +360,7 @@ def test_trigger_runs_it_once_now_beside_its_slots(bench: Bench) -> None:
 def test_delete(bench: Bench) -> None:
     tick(bench).every(10).schedule()
     bench.clock.advance(10)
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     bench.jobs.schedules.delete("tick")
     assert bench.drain() == ["tick"]  # the task that it had made stays
     assert bench.advance(100) == []

@@ -89,7 +89,7 @@ def stalls(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if "stalled" in record.getMessage()]
 
 
-def test_a_quiet_handler_is_told_of_once_while_its_lease_is_alive(
+def test_a_quiet_handler_is_reported_once_while_its_lease_is_alive(
     fleet: Fleet, room: Room, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     jobs = fleet.worker(*KINDS, state=room)
@@ -231,7 +231,7 @@ def test_nor_if_the_commit_that_took_it_back_was_not_answered(
 
 
 @pytest.mark.parametrize("ends_first", [True, False])
-def test_the_last_stall_is_told_although_its_commit_was_not_answered(
+def test_the_last_stall_is_logged_although_its_commit_was_not_answered(
     fleet: Fleet, room: Room, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, ends_first: bool
 ) -> None:
     letters: list[Any] = []

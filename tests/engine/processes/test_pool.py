@@ -30,7 +30,7 @@ from scheduler.errors import ProcessDied
 from scheduler.model.registry import PROCESS
 from scheduler.ports import spawn_thread
 from scheduler.testing import engine_of
-from support.bench import Bench, ring_and_step
+from support.bench import Bench, notify_and_step
 from support.databases import one_database
 
 pytestmark = one_database
@@ -42,7 +42,7 @@ class Pool:
     """``pool``: one whose thread is this one; ``child``: set up as ready; ``reported``: (task id, how it ended)."""
 
     def __init__(self, bench: Bench, options: ProcessOptions) -> None:
-        ring_and_step(bench.jobs)
+        notify_and_step(bench.jobs)
         self.bench = bench
         self.engine_state = engine_of(bench.jobs).engine_state
         self.reported: list[tuple[int, str]] = []
@@ -81,7 +81,7 @@ class Pool:
 
     def claim(self, *names: str) -> list[Attempt]:
         ids = [self.bench.step(name).schedule() for name in names]
-        ring_and_step(self.bench.jobs)
+        notify_and_step(self.bench.jobs)
         held = {key[0]: attempt for key, attempt in self.engine_state.held.items()}
         for slots in engine_of(self.bench.jobs).inline_slots():
             slots.waiting.clear()
@@ -189,7 +189,7 @@ def test_one_that_has_begun_while_its_engine_stood_still_is_not_ended(made: Pool
 
 
 @pytest.mark.case(8)
-def test_what_has_ended_is_told_at_a_hard_stop_though_its_processes_have_not(made: Pool) -> None:
+def test_what_has_ended_is_reported_at_a_hard_stop_though_its_processes_have_not(made: Pool) -> None:
     """Else it would be handed back, and done again."""
     (attempt,) = made.claim("task")
     (number,) = made.give(attempt)
@@ -361,7 +361,7 @@ def clock(made: Pool, monkeypatch: pytest.MonkeyPatch) -> Any:
     return clock
 
 
-def test_a_fork_server_that_does_not_answer_is_told_of_and_ended(
+def test_a_fork_server_that_does_not_answer_is_logged_and_ended(
     made: Pool, clock: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What waited for a child waited for ever, and what was to be killed was not."""

@@ -9,7 +9,7 @@ from msgspec import field
 
 from scheduler import ConfigError, Context, Task
 from scheduler.store.admin import bulk
-from support.bench import Bench, Soft, Step, ring_and_step
+from support.bench import Bench, Soft, Step, notify_and_step
 
 
 class Order(Task):
@@ -171,7 +171,7 @@ def test_failures_are_chosen_by_their_cause(bench: Bench) -> None:
 
 def test_what_runs_is_asked_to_end(bench: Bench) -> None:
     running = int(bench.step("running").schedule())
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     waiting = int(bench.step("child", running).schedule())
     done = bench.jobs.cancel_tasks(kind="Step", cascade=True)
     assert (done.ids, done.requested, done.dependants) == ([waiting], [running], 0)

@@ -251,7 +251,7 @@ def test_none_of_a_parent_that_did_not_succeed(jobs: Scheduler, clock: FakeClock
 
 
 @pytest.mark.case(51)
-def test_a_result_that_an_earlier_version_took_away_is_told_of(jobs: Scheduler, clock: FakeClock) -> None:
+def test_a_result_that_an_earlier_version_removed_is_reported(jobs: Scheduler, clock: FakeClock) -> None:
     """It looked at those that had returned nothing alike: what cannot be known is not guessed."""
     parent = jobs.task(echo, 1).schedule()
     drain(jobs)

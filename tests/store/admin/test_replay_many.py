@@ -16,7 +16,7 @@ import pytest
 from scheduler import ConfigError, Context, InvalidTransitionError, Scheduler, Task, TaskId, UnknownTaskError, task
 from scheduler.ports import FAILPOINTS
 from scheduler.testing import drain
-from support.bench import Bench, Side, Soft, Step, ring_and_step
+from support.bench import Bench, Side, Soft, Step, notify_and_step
 from support.fleet import Fleet
 
 ENDED = ("success", "failed", "cancelled", "skipped")
@@ -38,7 +38,7 @@ def test_a_bulk_replay_is_bounded_and_begins_with_the_oldest(bench: Bench) -> No
 
 
 @pytest.mark.case(20)
-def test_a_bulk_replay_is_of_a_hundred_unless_told_otherwise(bench: Bench) -> None:
+def test_a_bulk_replay_is_of_a_hundred_by_default(bench: Bench) -> None:
     made = bench.die(*(f"m{i}" for i in range(250)))
     assert bench.jobs.dead_letters.replay_all() == made[:100]
     assert bench.jobs.dead_letters.metrics().count == 150
@@ -191,7 +191,7 @@ def test_what_is_not_dead_is_not_replayed(bench: Bench, end: str) -> None:
 def test_what_lives_or_never_was_is_not_replayed(bench: Bench) -> None:
     waits = bench.step("later").after(60).schedule()
     held = bench.step("held").schedule()
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     for made, state in ((waits, "scheduled"), (held, "claimed")):
         with pytest.raises(InvalidTransitionError, match=f"is {state};"):
             bench.jobs.dead_letters.replay(made)

@@ -418,7 +418,7 @@ def test_no_more_are_kept_than_there_is_use_for(store: Store) -> None:
 
 
 @pytest.mark.parametrize("runs", [False, True])
-def test_a_single_task_is_rung_for(jobs: Scheduler, database: Database, runs: bool) -> None:
+def test_a_single_task_is_notified(jobs: Scheduler, database: Database, runs: bool) -> None:
     """By a program that only stores as by one that runs tasks itself, and hears of its own."""
     other = Store(database.url, SystemClock())
     other.open()
@@ -502,7 +502,7 @@ def test_through_a_pooler_nothing_is_prepared_on_one(database: Database, postgre
         jobs.register(work)
         for _ in range(20):
             jobs.task(work).schedule()
-        assert kept(jobs.database)  # two, if what rings for all of them was there at the same moment
+        assert kept(jobs.database)  # two, if the connection that notifies for all of them was there at the same moment
         for raw in kept(jobs.database):
             assert raw.prepare_threshold is None
             assert raw.autocommit

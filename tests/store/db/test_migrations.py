@@ -144,7 +144,7 @@ def refuses(database: Database, *says: str, **options: Any) -> None:
 
 
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
-def test_postgresql_is_migrated_only_when_told_to(empty_database: Database) -> None:
+def test_postgresql_is_migrated_only_when_asked_to(empty_database: Database) -> None:
     for _ in range(2):
         refuses(empty_database, "the database is not migrated", "schedctl db upgrade", "auto_migrate = true")
     assert definitions(empty_database) == {}

@@ -1,4 +1,4 @@
-"""Rings on PostgreSQL: a NOTIFY takes a lock that all commits share, so many rings become few."""
+"""Notifications on PostgreSQL: a NOTIFY takes a lock that all commits share, so many become few."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ APART = 0.2
 
 
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
-def test_many_rings_become_few_and_the_last_is_heard(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_notifications_become_few_and_the_last_arrives(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(notifiers, "_DEBOUNCE", APART)
     store = Store(database.url, SystemClock())
     notifier = notifiers.PgNotifier(store)
@@ -48,7 +50,7 @@ def test_many_rings_become_few_and_the_last_is_heard(database: Database, monkeyp
 
 
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
-def test_one_thread_rings_for_all_who_asked_too_soon(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_thread_notifies_for_all_that_asked_too_soon(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends when no more requests come, or with the notifier. A later request starts another one."""
     monkeypatch.setattr(notifiers, "_DEBOUNCE", 0.2)
     monkeypatch.setattr(notifiers, "_LINGER", 2)
@@ -91,8 +93,10 @@ def expect_notifications(ear: psycopg.Connection[Any], count: int) -> None:
 
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("thread", ["there is one", "none can be started"])
-def test_no_ring_is_owed_when_it_closes(database: Database, monkeypatch: pytest.MonkeyPatch, thread: str) -> None:
-    """What an engine hands back with its last turn is rung for, too."""
+def test_no_notification_is_pending_when_it_closes(
+    database: Database, monkeypatch: pytest.MonkeyPatch, thread: str
+) -> None:
+    """Other workers are notified of what an engine hands back with its last cycle, too."""
     monkeypatch.setattr(notifiers, "_DEBOUNCE", 3600.0)
 
     def spawn(target: Callable[[], None], name: str) -> threading.Thread:
@@ -115,7 +119,7 @@ def test_no_ring_is_owed_when_it_closes(database: Database, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
-def test_who_rings_wakes_the_others_and_not_itself(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notifier_wakes_the_others_and_not_itself(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notifiers, "_DEBOUNCE", 0.0)
     store = Store(database.url, SystemClock())
     received: queue.Queue[str] = queue.Queue()
@@ -140,7 +144,7 @@ def work(ctx: Context) -> None: ...
 
 
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
-def test_a_single_task_rings_with_its_own_commit(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_task_notifies_with_its_own_commit(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """A NOTIFY of its own would be another commit."""
     monkeypatch.setattr(notifiers, "_DEBOUNCE", 3600.0)
     notified: list[object] = []
@@ -151,7 +155,7 @@ def test_a_single_task_rings_with_its_own_commit(database: Database, monkeypatch
         ear.execute(f"LISTEN {notifiers.CHANNEL}")
         first = jobs.task(work).schedule()
         assert sum(1 for _ in ear.notifies(timeout=20, stop_after=1)) == 1
-        second = jobs.task(work).schedule()  # soon after: a timer rings for it
+        second = jobs.task(work).schedule()  # soon after: a timer notifies for it
         assert sum(1 for _ in ear.notifies(timeout=0)) == 0
     assert jobs._notifier is not None
     assert jobs._notifier.piggyback() is None, "one is on its way"
@@ -181,7 +185,7 @@ def test_a_failed_notification_keeps_no_task_from_being_stored(
 
 
 @pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
-def test_many_tasks_in_one_transaction_ring_once(bench: Bench) -> None:
+def test_many_tasks_in_one_transaction_notify_once(bench: Bench) -> None:
     notified: list[int] = []
     before = threading.active_count()
     engine = bench.jobs.database.open()

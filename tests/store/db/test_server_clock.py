@@ -11,7 +11,7 @@ from scheduler.model.times import SECOND
 from scheduler.store.db.database import Database as Store
 from scheduler.store.db.errors import StoreError
 from scheduler.testing import FakeClock, engine_of
-from support.bench import Bench, ring_and_step
+from support.bench import Bench, notify_and_step
 
 on_postgres = pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
 
@@ -26,11 +26,11 @@ class Machine(FakeClock):
 @pytest.mark.case(47)
 def test_a_jump_of_the_machines_clock_is_made_up_for_at_once(bench: Bench) -> None:
     bench.clock = Machine()
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     early = bench.step("early").after(1800).schedule()
     for by in (3600, -7200):
         bench.clock.jump(by)
-        ring_and_step(bench.jobs)
+        notify_and_step(bench.jobs)
         assert abs(bench.jobs.database.now() - time.time() * SECOND) < 10 * SECOND
         assert bench.drain() == []
     assert bench.state(early) == "scheduled"
@@ -41,11 +41,11 @@ def test_a_jump_of_the_machines_clock_is_made_up_for_at_once(bench: Bench) -> No
 def test_after_a_jump_of_the_servers_clock_no_worker_is_reaped(bench: Bench) -> None:
     bench.clock = Machine()
     engine = engine_of(bench.jobs)
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     other = bench.worker()
-    ring_and_step(other)
+    notify_and_step(other)
     bench.step("task").schedule()
-    ring_and_step(other)
+    notify_and_step(other)
     (held,) = engine_of(other).engine_state.held
     bench.jobs.database.server_clock.offset -= 3600 * SECOND  # as it was before the server's clock jumped by an hour
     bench.execute("UPDATE schedd_workers SET lease_until = lease_until - :jump", jump=3600 * SECOND)
@@ -54,7 +54,7 @@ def test_after_a_jump_of_the_servers_clock_no_worker_is_reaped(bench: Bench) -> 
     for _ in range(3):
         bench.clock.advance(3)
         engine.periodic.timers.bring_forward("reap")
-        ring_and_step(bench.jobs)
+        notify_and_step(bench.jobs)
     with bench.jobs.database.read() as tx:
         states = tx.connection.exec_driver_sql("SELECT state FROM schedd_workers ORDER BY id").fetchall()
     assert [row[0] for row in states] == [0, 0]

@@ -239,7 +239,7 @@ def test_the_error_of_a_store_that_is_away_is_short(tmp_path: Path) -> None:
     assert "sqlalchemy" not in "\n".join(text)
 
 
-def test_who_waited_in_vain_is_told_why(database: Database, jobs: Scheduler) -> None:
+def test_a_wait_in_vain_gets_the_reason(database: Database, jobs: Scheduler) -> None:
     made = jobs.task(quick).schedule()
     with pytest.raises(
         TimeoutError, match=f"still not ended: {made}; task {made}: due since .*, but no worker is live"

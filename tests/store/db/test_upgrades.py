@@ -200,7 +200,7 @@ def test_the_migration_after_an_index_waits_no_longer_for_a_table(
 
 
 @on_postgres
-def test_another_upgrade_that_takes_long_is_told(
+def test_another_upgrade_that_takes_long_is_logged(
     old: Database, next_program: Callable[..., None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(migrate, "ALONE_PAUSE", 0.001)

@@ -43,7 +43,7 @@ def _as_other_user(path: str) -> str | None:
 
 
 @pytest.mark.case(82)
-def test_it_is_told_what_takes_no_writes(database: Database, store: Store) -> None:
+def test_what_takes_no_writes_is_named(database: Database, store: Store) -> None:
     with store.read() as tx:
         assert no_writes(tx.connection) is None
         assert status(tx.at(store.now())).stuck == []

@@ -49,22 +49,22 @@ def test_both_serve_until_the_very_end(tmp_path: Path) -> None:
     notifier.close()
 
 
-def test_who_comes_within_a_tick_of_the_file_system_is_rung(tmp_path: Path) -> None:
+def test_a_listener_that_comes_within_a_tick_of_the_file_system_is_notified(tmp_path: Path) -> None:
     """Before Linux 6.13 a directory's time goes by some milliseconds: two that came in the same ones look like one."""
-    first, ringer, second = (SocketNotifier(tmp_path) for _ in range(3))
+    first, sender, second = (SocketNotifier(tmp_path) for _ in range(3))
     notified = threading.Event()
     first.listen("first", lambda: None)
     changed = time.time_ns() + 10**10  # the tick is not over
     os.utime(tmp_path, ns=(changed, changed))
-    ringer.notify()
+    sender.notify()
     second.listen("second", notified.set)
     os.utime(tmp_path, ns=(changed, changed))
-    ringer.notify()
+    sender.notify()
     assert notified.wait(10.0)
     os.utime(tmp_path, ns=(changed - 2 * 10**10,) * 2)
-    ringer.notify()
-    assert ringer._seen[0], "what has settled is not read again for each ring"
-    for notifier in (first, ringer, second):
+    sender.notify()
+    assert sender._seen[0], "what has settled is not read again for each notification"
+    for notifier in (first, sender, second):
         notifier.close()
 
 

@@ -13,14 +13,14 @@ from scheduler import Scheduler
 from scheduler.store.db import statements as statement
 from scheduler.store.graph import cancel_cascade as cascade
 from scheduler.store.tasks import control
-from support.bench import Bench, Step, ring_and_step, run_claimed
+from support.bench import Bench, Step, notify_and_step, run_claimed
 
 
 def chain(bench: Bench, length: int, *, started: bool = False) -> list[int]:
     """Tasks that wait for one another; ``started``: the first one has been claimed."""
     first = int(bench.step("first").schedule())
     if started:
-        ring_and_step(bench.jobs)
+        notify_and_step(bench.jobs)
         assert bench.state(first) == "claimed"
     with bench.jobs.batch() as batch:
         last: Any = first
@@ -74,7 +74,7 @@ def test_of_a_chain_below_what_runs(bench: Bench) -> None:
         assert (done.requested, done.later) == ((ids[0],), tuple(ids[1:]))
         run_claimed(bench.jobs)
         with counting(bench.jobs) as ended:
-            ring_and_step(bench.jobs)
+            notify_and_step(bench.jobs)
         assert bench.states(*ids) == ["cancelled"] * length
         counts.append((len(asked), len(ended)))
     assert counts[0] == counts[1]
@@ -107,7 +107,7 @@ def test_it_stops_below_what_is_held_but_not_beside_it(bench: Bench) -> None:
     """A task with two parents ends with one of them while the other is held."""
     top = bench.ended("dead")
     held = int(bench.step("held", top, otherwise="run").schedule())
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     bench.jobs.retry_task(top)
     beside = int(bench.step("beside", top).schedule())
     both = int(bench.step("both", held, beside).schedule())

@@ -15,7 +15,7 @@ from scheduler import (
     UnknownTaskError,
 )
 from scheduler.testing import drain
-from support.bench import Bench, Soft, Step, ring_and_step
+from support.bench import Bench, Soft, Step, notify_and_step
 
 LONG = 10**9
 
@@ -224,7 +224,7 @@ def test_add_dependency_is_refused_once_claimed(bench: Bench) -> None:
     bench.script.bodies["child"] = lambda ctx: refused(bench, ctx.id, parent)
     parent = int(bench.step("parent").after(60).schedule())
     child = int(bench.step("child").schedule())
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     refused(bench, child, parent)
     assert bench.drain() == ["child"]
     assert bench.state(child) == "success"
@@ -355,7 +355,7 @@ def test_restart_in_the_middle_keeps_every_edge(bench: Bench) -> None:
             above = here
     drain(first)
     bench.clock.advance(2)
-    ring_and_step(first)
+    notify_and_step(first)
     assert first.get_task_status(batch.ids[4]) == "claimed"
     edges = {i: first.get_task_dependencies(i) for i in batch.ids}
 

@@ -21,7 +21,15 @@ from scheduler.ports import FAILPOINTS
 from scheduler.store.admin import retention
 from scheduler.store.tasks import control
 from scheduler.testing import drain, engine_of
-from support.bench import Bench, Side, Step, ring_and_step, run_claimed, wait_until_blocked, wait_until_blocked_or_ended
+from support.bench import (
+    Bench,
+    Side,
+    Step,
+    notify_and_step,
+    run_claimed,
+    wait_until_blocked,
+    wait_until_blocked_or_ended,
+)
 
 
 @pytest.fixture
@@ -68,7 +76,7 @@ def test_enqueue_is_first_and_the_parent_finishes_afterwards(bench: Bench, commi
     """The open insert holds the parent; nothing else waits for it (on SQLite every writer waits)."""
     parent, beside = bench.step("parent").schedule(), bench.step("beside").schedule()
     caller = bench.worker()
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     with caller.database.open().connect() as connection, connection.begin() as transaction:
         child = caller.task(Step("child")).depend_on(parent).schedule(connection)
         side = Side(lambda: drain(bench.jobs))
@@ -92,17 +100,17 @@ def test_two_workers_release_one_child(bench: Bench, before_finish_commits: Any)
     parents = [bench.step(name).queue(name).schedule() for name in ("left", "right")]
     child = bench.step("child", *parents).schedule()
     for jobs in (left, right):
-        ring_and_step(jobs)
+        notify_and_step(jobs)
         run_claimed(jobs)
     sides: list[Side] = []
 
     def other_finishes() -> None:
-        sides.append(Side(lambda: ring_and_step(right)))
+        sides.append(Side(lambda: notify_and_step(right)))
         if not bench.database.is_sqlite:
             sides[0].result()  # finishing never waits: it tries again next cycle
 
     before_finish_commits(other_finishes)
-    ring_and_step(left)
+    notify_and_step(left)
     sides[0].result()
     drain(right)
     assert bench.states(*parents, child) == ["success"] * 3
@@ -175,7 +183,7 @@ def test_cancel_is_first_and_wins_over_the_outcome(bench: Bench) -> None:
         bench.step("child", task).schedule(),
         bench.step("cleans", task, when="failure").schedule(),
     )
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     run_claimed(bench.jobs)
     other = bench.worker()
     with other.database.write() as tx:
@@ -230,13 +238,13 @@ DAY = 86400.0
 def test_a_parent_that_finishes_while_its_child_is_reopened_releases_it(bench: Bench) -> None:
     dead, running = bench.step("dead").schedule(), bench.step("running").schedule()
     child = bench.step("child", dead, running).schedule()
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     engine = engine_of(bench.jobs)
     (slots,) = [s for s in engine.inline_slots() if len(s.waiting) == 2]
     other = slots.waiting.pop()
     bench.script.failing.add("dead")
     slots.run_one()
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     assert bench.states(dead, running, child) == ["dead", "claimed", "failed"]
     bench.script.failing.clear()
     slots.waiting.append(other)

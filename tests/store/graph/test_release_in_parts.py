@@ -56,7 +56,7 @@ def test_every_child_is_released_once(jobs: Scheduler, children: int) -> None:
     assert left == [(below[0] - 1, 1, 0), (below[-1], 0, 1)]
 
 
-def test_how_many_became_ready_is_told(jobs: Scheduler) -> None:
+def test_how_many_became_ready_is_returned(jobs: Scheduler) -> None:
     parent = jobs.task(work).schedule()
     other = jobs.task(work).schedule()
     with jobs.batch() as batch:

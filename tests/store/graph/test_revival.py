@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from scheduler import InvalidTransitionError, RetryPolicy, Snooze, UnknownTaskError
 from scheduler.store.admin import doctor as checks
-from support.bench import Bench, Side, Soft, Step, ring_and_step, run_claimed, wait_until_blocked_or_ended
+from support.bench import Bench, Side, Soft, Step, notify_and_step, run_claimed, wait_until_blocked_or_ended
 
 REVIVABLE = ("dead", "failed", "cancelled")
 
@@ -106,9 +106,9 @@ def test_a_finished_child_with_another_open_parent(bench: Bench) -> None:
     bench.execute("UPDATE schedd_tasks SET run_at = run_at + 60000000 WHERE id = :id", id=first)
     bench.jobs.retry_task(first)
     assert (bench.state(child), bench.jobs.get_task(child).unmet) == ("waiting", 2)
-    ring_and_step(bench.jobs)  # first is claimed
+    notify_and_step(bench.jobs)  # first is claimed
     bench.clock.advance(10)
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     assert (bench.state(other), bench.state(child)) == ("claimed", "waiting")
     assert sorted(bench.drain()[:2]) == ["first", "other"]
     assert bench.state(child) == "success"
@@ -147,9 +147,9 @@ def test_children_that_have_started_are_left_alone(bench: Bench, kept: str) -> N
         del bench.script.bodies["child"]
         bench.script.failing.add("child")
     if kept == "claimed":
-        ring_and_step(bench.jobs)
+        notify_and_step(bench.jobs)
         run_claimed(bench.jobs)
-        ring_and_step(bench.jobs)
+        notify_and_step(bench.jobs)
     else:
         bench.drain()
     assert bench.state(child) == kept
@@ -290,13 +290,13 @@ def test_a_claim_that_went_back_keeps_its_edges_as_they_were(bench: Bench) -> No
     """Whether its handler had begun is unknown: its edges no longer count, and doctor leaves them out, too."""
     parent = bench.ended("dead")
     child = int(bench.step("child", parent, when="failure").schedule())
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     assert bench.state(child) == "claimed"
     bench.jobs.retry_task(parent)
     bench.clock.advance(2)
     bench.script.failing = set()
     bench.execute("UPDATE schedd_tasks SET run_at = run_at + 60000000 WHERE id = :id", id=child)
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     assert bench.state(child) == "scheduled"
     another = int(bench.step("another").schedule())
     with pytest.raises(InvalidTransitionError):

@@ -23,7 +23,7 @@ def noop(ctx: Context, n: int = 0) -> None:
     """Does nothing."""
 
 
-def test_a_count_stops_where_it_is_told_to(database: Database) -> None:
+def test_a_count_stops_at_its_limit(database: Database) -> None:
     jobs = Scheduler.for_testing(url=database.url, clock=FakeClock())
     jobs.register(noop)
     with jobs.database.read() as tx:

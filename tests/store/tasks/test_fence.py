@@ -149,7 +149,7 @@ def test_a_stale_claim_beside_the_new_one_decides_nothing_below(
 
 
 @pytest.mark.case(3, 4)
-def test_stamps_of_two_claims_are_told_apart(bare: Bare, clock: FakeClock) -> None:
+def test_stamps_of_two_claims_are_distinct(bare: Bare, clock: FakeClock) -> None:
     worker = bare.worker("a")
     (task_id,) = bare.task()
     (first,) = bare.claim(worker)
@@ -202,7 +202,7 @@ def test_running_is_marked_under_the_fence(bare: Bare, clock: FakeClock) -> None
 
 
 @pytest.mark.case(4)
-def test_who_is_a_suspect_is_told_under_the_fence(bare: Bare) -> None:
+def test_who_is_a_suspect_is_decided_under_the_fence(bare: Bare) -> None:
     worker = bare.worker("a")
     (task_id,) = bare.task()
     (first,) = bare.claim(worker)

@@ -23,7 +23,7 @@ from scheduler.store.tasks.complete import finish
 from scheduler.store.tasks.enqueue import enqueue
 from scheduler.testing import FakeClock
 from support.bare_workers import Bare
-from support.bench import Bench, Side, Step, ring_and_step
+from support.bench import Bench, Side, Step, notify_and_step
 from support.databases import Database
 
 pytestmark = pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
@@ -199,7 +199,7 @@ def test_reaping_does_not_wait_for_an_open_session_either(bench: Bench) -> None:
     dying = bench.worker(queues=["default"], lease=30)
     parent = bench.step("parent").schedule()
     child = bench.step("child", parent).schedule()
-    ring_and_step(dying)
+    notify_and_step(dying)
     bench.jobs.cancel_task(parent)
     other = bench.worker()
     bench.clock.advance(31)
@@ -217,7 +217,7 @@ def test_nor_does_it_where_the_new_set_ends_at_once(bench: Bench) -> None:
     dying = bench.worker(queues=["default"], lease=30)
     task_id = bench.step("one").key("k").schedule()
     child = bench.step("child", task_id).schedule()
-    ring_and_step(dying)
+    notify_and_step(dying)
     bench.step("two", dead).key("k", conflict="replace").schedule()
     other = bench.worker()
     bench.clock.advance(31)

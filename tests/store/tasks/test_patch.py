@@ -19,7 +19,7 @@ from scheduler import (
     Task,
     UnknownTaskError,
 )
-from support.bench import Bench, Step, ring_and_step
+from support.bench import Bench, Step, notify_and_step
 
 
 class Keyed(Task, concurrency_key="{name}"):
@@ -133,7 +133,7 @@ def test_recorded_steps_hold_payload_and_headers(bench: Bench) -> None:
 
 def test_what_is_under_way_or_has_ended_stays(bench: Bench) -> None:
     task_id = int(bench.step("a").schedule())
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     with pytest.raises(InvalidTransitionError, match="is claimed; it is under way"):
         bench.jobs.update_task(task_id, priority="high")
     bench.drain()

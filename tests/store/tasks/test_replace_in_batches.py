@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.bench import Bench, Step, ring_and_step
+from support.bench import Bench, Step, notify_and_step
 
 pytestmark = pytest.mark.case(28, 31)
 
@@ -58,7 +58,7 @@ def test_one_that_runs_does_not_end_with_its_replacement(bench: Bench) -> None:
     dead = bench.ended("dead")
     task_id = bench.step("one").key("k").schedule()
     below = bench.step("below", task_id).schedule()
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     assert bench.step("two", dead).key("k", conflict="replace").schedule() == task_id
     assert bench.states(task_id, below) == ["claimed", "waiting"]
 

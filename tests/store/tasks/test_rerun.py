@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from scheduler import DuplicateKeyError, InvalidTransitionError, UnknownTaskError
-from support.bench import Bench, ring_and_step
+from support.bench import Bench, notify_and_step
 
 
 def chain(bench: Bench, *names: str) -> list[int]:
@@ -69,7 +69,7 @@ def test_what_has_begun_below_refuses_all(bench: Bench) -> None:
     a, b = chain(bench, "a", "b")
     bench.drain()
     below = int(bench.step("below", b).schedule())
-    ring_and_step(bench.jobs)
+    notify_and_step(bench.jobs)
     with pytest.raises(InvalidTransitionError, match=f"task {below}, below task {a}, is claimed"):
         bench.jobs.rerun(a)
     assert bench.states(a, b, below) == ["success", "success", "claimed"]
@@ -81,7 +81,7 @@ def test_what_has_begun_below_refuses_all(bench: Bench) -> None:
 def test_only_what_has_ended_runs_again(bench: Bench, state: str) -> None:
     task_id = int(bench.step("a").schedule())
     if state == "claimed":
-        ring_and_step(bench.jobs)
+        notify_and_step(bench.jobs)
     with pytest.raises(InvalidTransitionError, match=f"task {task_id} is {state}"):
         bench.jobs.rerun(task_id)
     with pytest.raises(UnknownTaskError):
