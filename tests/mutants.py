@@ -70,8 +70,8 @@ MUTANTS = (
         (
             Change(
                 "scheduler/store/workers.py",
-                'heartbeat_at = :now{told} "\n        f"WHERE id = :worker AND state < {STOPPED} AND',
-                'heartbeat_at = :now{told} "\n        f"WHERE id = :worker AND',
+                'heartbeat_at = :now{also} "\n        f"WHERE id = :worker AND state < {STOPPED} AND',
+                'heartbeat_at = :now{also} "\n        f"WHERE id = :worker AND',
             ),
         ),
         ("tests/engine/test_claim_lease.py", "tests/store/tasks/test_fence.py"),
