@@ -32,7 +32,7 @@ Counts = dict[tuple[str, ...], int]
 class _Told(NamedTuple):
     trouble: Trouble
     at: float  # when its text was new
-    until: float  # it is over unless it is told again
+    until: float  # it is over unless it is reported again
 
 
 class Traffic:
@@ -72,7 +72,7 @@ class Traffic:
         return [*found, Family(TRANSPORT_UNREACHABLE, [Sample(labels, int(labels in away)) for labels in known])]
 
     def tell(self, trouble: Trouble, lasts: float) -> None:
-        """Something is wrong; it is over in ``lasts`` seconds unless it is told again, or at :meth:`is_well`.
+        """Something is wrong; it is over in ``lasts`` seconds unless it is reported again, or at :meth:`is_well`.
 
         The first ``since`` stays, and a text for a minute.
         """
