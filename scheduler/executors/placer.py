@@ -173,18 +173,22 @@ class Placer:
     def _settle(self, worker: int, unattached: Sequence[Placement], answers: Answers, now: int) -> list[Placement]:
         """Take back what was cancelled or replaced, and what no job will begin. Returns what stays."""
         stay: list[Placement] = []
+        asked: list[Placement] = []
+        lost: list[Placement] = []
         for placement in unattached:
             why = self._why_lost(placement, answers, now)
             if placement.cancel_requested is not None or placement.rerun == 1:
-                self._take_back.asked_for(worker, placement)
+                asked.append(placement)
             elif why is not None:
                 seen = answers.of(placement)
                 counts = seen is None or seen.phase is not Phase.PREEMPTED
                 self._take_back.lost(worker, placement, why, self._link.tail(placement, answers), counts=counts)
+                lost.append(placement)
             else:
                 stay.append(placement)
-                continue
-            self._cancel([placement], answers)  # after the fence: a job that starts late changes nothing
+        if asked:
+            self._take_back.asked_for(worker, asked)
+        self._cancel([*asked, *lost], answers)  # after the fence: a job that starts late changes nothing
         return stay
 
     def _why_lost(self, placement: Placement, answers: Answers, now: int) -> str | None:

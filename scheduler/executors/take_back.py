@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from scheduler.engine.dead_letter_hook import DeadLetterHook
 from scheduler.model import state as st
@@ -46,10 +46,13 @@ class TakeBack:
         self._ring = ring
         self._dead_letters = dead_letters
 
-    def asked_for(self, worker: int, placement: Placement) -> None:
-        """The task was cancelled, or replaced: then it runs as what it is now."""
-        cancelled = placement.cancel_requested is not None and placement.rerun != 1
-        self._end(worker, placement, AttemptEnd.CANCELLED if cancelled else AttemptEnd.HANDED_BACK)
+    def asked_for(self, worker: int, found: Sequence[Placement]) -> None:
+        """These tasks were cancelled, or replaced: then they run as what they are now."""
+        ends = {}
+        for placement in found:
+            cancelled = placement.cancel_requested is not None and placement.rerun != 1
+            ends[placement] = AttemptEnd.CANCELLED if cancelled else AttemptEnd.HANDED_BACK
+        self._end(worker, ends)
 
     def lost(self, worker: int, placement: Placement, why: str, tail: str | None, *, counts: bool = True) -> None:
         """The job will not begin: the task goes back without using an attempt, and fails after some in a row.
@@ -61,7 +64,7 @@ class TakeBack:
         if lost < MAX_LOST_STARTS or not counts:
             log.warning("executor %s, job %s: %s", self._name, placement.name, why, extra={"task": placement.task_id})
             due = self._database.now() + round(lost * self._interval * SECOND)
-            self._end(worker, placement, AttemptEnd.HANDED_BACK, reason=why, log_text=tail, due=due, lost=counts)
+            self._end(worker, {placement: AttemptEnd.HANDED_BACK}, reason=why, log_text=tail, due=due, lost=counts)
             return
         wrote = (tail or "").strip()
         last = f"; it wrote: {wrote.splitlines()[-1][:LAST_LINE]}" if wrote else ""
@@ -77,14 +80,13 @@ class TakeBack:
         log.error("%s", failure.text, extra={"task": placement.task_id})
         end = AttemptEnd.DEAD if placement.dead_letter else AttemptEnd.FAILED
         self._dead_letters.pending.add(placement.task_id)
-        self._end(worker, placement, end, failure=failure, reason=failure.text, log_text=tail, lost=True)
+        self._end(worker, {placement: end}, failure=failure, reason=failure.text, log_text=tail, lost=True)
         self._dead_letters.notify_pending(self._database)
 
     def _end(
         self,
         worker: int,
-        placement: Placement,
-        end: AttemptEnd,
+        ends: Mapping[Placement, AttemptEnd],
         *,
         failure: Failure | None = None,
         reason: str | None = None,
@@ -92,28 +94,33 @@ class TakeBack:
         due: int | None = None,
         lost: bool = False,
     ) -> None:
-        def work(tx: Tx) -> bool:
-            outcome = Outcome(
-                placement.task_id,
-                placement.claim,
-                placement.attempt,
-                end,
-                _STATES[end],
-                placement.claimed_at,
-                None,
-                tx.now,
-                failure=failure,
-                run_at=due,
-                refund=1 if end is AttemptEnd.HANDED_BACK else 0,
-                log=log_text,
-            )
-            done = finish(tx, worker, [outcome])
-            if done.lost or done.deferred:
-                return False
-            placements.end(tx, [placement.key], lost=lost, reason=reason)
-            if failure is not None:
-                placements.count_no_more(tx, placement.task_id)
-            return True
+        """End these claims in one transaction, but for those that a job has taken over."""
+
+        def work(tx: Tx) -> int:
+            outcomes = [
+                Outcome(
+                    placement.task_id,
+                    placement.claim,
+                    placement.attempt,
+                    end,
+                    _STATES[end],
+                    placement.claimed_at,
+                    None,
+                    tx.now,
+                    failure=failure,
+                    run_at=due,
+                    refund=1 if end is AttemptEnd.HANDED_BACK else 0,
+                    log=log_text,
+                )
+                for placement, end in ends.items()
+            ]
+            done = finish(tx, worker, outcomes)
+            left = {(outcome.task_id, outcome.claim) for outcome in (*done.lost, *done.deferred)}
+            over = [placement.key for placement in ends if placement.key not in left]
+            placements.end(tx, over, lost=lost, reason=reason)
+            for task_id, _ in over if failure is not None else ():
+                placements.count_no_more(tx, task_id)
+            return len(over)
 
         if self._database.change(work):
             self._ring()

@@ -24,7 +24,8 @@ from support.placed import Newer, Work
 
 NAME = "it"
 TESTS = Path(__file__).parents[1]
-GATE = 'while [ ! -e "$0" ]; do sleep 0.02; done; exec "$@"'
+GATE = 'read go < "$0"; exec "$@"'
+MAX_GATED = 1000
 PATIENCE = 90.0  # seconds: the machine may be busy
 
 
@@ -82,6 +83,24 @@ class Unreliable:
         self.inner.close()
 
 
+class Gate:
+    """Keeps jobs waiting before they begin, without work for the machine."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "gate"
+        os.mkfifo(self.path)
+        self._fd = -1
+
+    def open(self) -> None:
+        """Let them begin, and those that come later."""
+        self._fd = os.open(self.path, os.O_RDWR)
+        os.write(self._fd, b"\n" * MAX_GATED)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+
+
 class TestCommands(JobCommands):
     """A job's command, behind a gate if there is one, or another one altogether."""
 
@@ -89,13 +108,13 @@ class TestCommands(JobCommands):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config, 1.0)
-        self.gate: Path | None = None  # a job begins once this file is there
+        self.gate: Gate | None = None  # a job begins once it is open
         self.instead: list[str] | None = None
         self.more: dict[str, str] = {}  # of the environment
 
     def argv(self, executor: str, task_id: int, claim: int) -> Sequence[str]:
         argv = self.instead or list(super().argv(executor, task_id, claim))
-        return argv if self.gate is None else ["/bin/sh", "-c", GATE, str(self.gate), *argv]
+        return argv if self.gate is None else ["/bin/sh", "-c", GATE, str(self.gate.path), *argv]
 
     def env(self) -> Mapping[str, str]:
         return {**super().env(), "PYTHONPATH": str(TESTS), **self.more}
@@ -120,6 +139,7 @@ class Place:
         self.jobs.register(Newer)
         self.engine = Unreliable(make_executor(self.config, NAME))
         self.commands = TestCommands(self.config)
+        self.gate: Gate | None = None
         self.rung = 0
         self.placer = Placer(
             NAME,
@@ -143,8 +163,15 @@ class Place:
             self.engine.cancel(handles, 0.0)
             self.until(lambda: all(seen.phase.over for seen in self.engine.observe()), step=False)
         finally:
+            if self.gate is not None:
+                self.gate.close()
             self.placer.close()
             self.jobs.close()
+
+    def shut(self) -> Gate:
+        """Have jobs wait at a gate before they begin."""
+        self.commands.gate = self.gate = Gate(self.directory)
+        return self.gate
 
     def schedule(self, how: str = "plain") -> int:
         """Store a task; what its bodies do is in the notes."""

@@ -55,11 +55,11 @@ def test_jobs_run_and_record(place: Place) -> None:
 
 
 def test_one_question_and_few_submissions_serve_many_jobs(place: Place) -> None:
-    place.commands.gate = place.directory / "gate"
-    ids = [place.schedule() for _ in range(100)]
+    place.shut()
+    ids = [place.schedule() for _ in range(50)]
     place.placer._section = place.config.executors["it"].__class__(type="process", max_pending=100, max_running=100)
     place.placer.step()
-    assert (place.engine.asked, place.engine.submissions, len(place.engine.submitted)) == (1, 1, 100)
+    assert (place.engine.asked, place.engine.submissions, len(place.engine.submitted)) == (1, 1, 50)
     place.placer.step()
     assert (place.engine.asked, place.engine.submissions) == (2, 1)
     place.jobs.cancel_task(ids[0])
@@ -121,12 +121,12 @@ def test_a_daemon_that_is_killed_loses_and_doubles_nothing(place: Place, databas
 
 def test_a_job_killed_before_it_begins_is_a_lost_start(place: Place) -> None:
     """It uses no attempt; the next job runs the task."""
-    place.commands.gate = place.directory / "gate"
+    gate = place.shut()
     task_id = place.schedule()
     place.until(lambda: _running(place))
     _kill(place)
     place.until(lambda: len(place.placements(task_id)) == 2)
-    place.commands.gate.touch()
+    gate.open()
     place.until(lambda: place.ended(task_id))
     assert place.outcomes(task_id) == ["succeeded"]
     first, second = place.placements(task_id)
@@ -161,7 +161,7 @@ def test_a_job_that_the_engine_forgets_goes_on(place: Place) -> None:
 
 
 def test_a_job_that_begins_after_its_claim_was_taken_back_changes_nothing(place: Place) -> None:
-    place.commands.gate = place.directory / "gate"
+    place.shut()
     task_id = place.schedule()
     place.until(lambda: _running(place))
     place.commands.gate, place.engine.forgets = None, True  # so that it is taken back while it waits
@@ -176,7 +176,7 @@ def test_a_job_that_begins_after_its_claim_was_taken_back_changes_nothing(place:
 
 
 def test_what_waits_in_the_engine_is_cancelled_at_once(place: Place) -> None:
-    place.commands.gate = place.directory / "gate"
+    place.shut()
     task_id = place.schedule()
     place.until(lambda: _running(place))
     place.jobs.cancel_task(task_id)
@@ -245,7 +245,7 @@ def test_code_that_is_too_old_leaves_the_task_alone(place: Place) -> None:
 
 
 def test_why_says_what_the_engine_says(place: Place) -> None:
-    place.commands.gate = place.directory / "gate"
+    place.shut()
     task_id = place.schedule()
     with place.jobs.database.read() as tx:
         assert "no daemon has had [executors.it] in its configuration" in str(why(tx, task_id))
@@ -262,13 +262,13 @@ def test_jobs_of_another_store_are_left_alone(place: Place, tmp_path: Path, sett
     other.mkdir()
     theirs = Place(f"sqlite:///{other / 'jobs.db'}", other, settings)
     try:
-        theirs.commands.gate = other / "gate"
+        gate = theirs.shut()
         task_id = theirs.schedule()
         theirs.until(lambda: _running(theirs))
         mine = place.schedule()
         place.until(lambda: place.ended(mine))
         place.until(lambda: len(place.handles()) == 1)
-        theirs.commands.gate.touch()
+        gate.open()
         theirs.until(lambda: theirs.ended(task_id))
         place.placer.step()
         assert theirs.outcomes(task_id) == ["succeeded"]
