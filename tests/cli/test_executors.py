@@ -1,0 +1,97 @@
+"""``schedctl executors``, ``--executor`` and ``--resources``, and what ``show`` and ``why`` say of placed tasks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scheduler import Context, Task
+from scheduler.config.executors import Executor as Section
+from scheduler.executors.placer import Placer
+from support.bench import Bench
+from support.fleet import step
+from support.memory_engine import MemoryEngine, NoCommands
+
+from .conftest import Ctl
+
+
+class Fit(Task, executor="batch", resources={"cpu": 1}, executor_options={"nice": 3}):
+    name: str
+
+    def run(self, ctx: Context) -> None: ...
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    file = tmp_path / "executors.toml"
+    file.write_text(f'[executors.batch]\ntype = "process"\ndirectory = "{tmp_path / "jobs"}"\n')
+    return str(file)
+
+
+@pytest.fixture
+def placer(live: Bench) -> Placer:
+    live.jobs.register(Fit)
+    step(live.jobs)
+    section = Section(type="memory")
+    engine = MemoryEngine()
+    jobs = live.jobs
+    return Placer("batch", section, engine, jobs.database, jobs.registry, "vm:1:ab", NoCommands(), ring=lambda: None)
+
+
+def shown(ctl: Ctl, *arguments: str, **environ: str) -> Any:
+    return json.loads(ctl("-o", "json", *arguments, **environ).stdout)
+
+
+def test_executors_are_listed_with_their_daemon_and_jobs(ctl: Ctl, placer: Placer, config: str) -> None:
+    (before,) = shown(ctl, "executors", "list", SCHEDD_CONFIG=config)
+    assert (before["executor"], before["type"], before["placed_by"]) == ("batch", "process", None)
+    ctl("submit", "Fit", "-P", "name=a")
+    placer.step()
+    (row,) = shown(ctl, "executors", "list", SCHEDD_CONFIG=config)
+    assert (row["placed_by"], row["pending"], row["running"], row["draining"]) == ("vm:1:ab", 1, 0, False)
+    ctl("worker", "drain", str(row["worker"]))
+    assert shown(ctl, "executors", "list")[0]["draining"]  # also one that this configuration does not have
+    ctl("worker", "resume", str(row["worker"]))
+    assert [one["host"] for one in shown(ctl, "workers")] != []
+    assert "executor" not in [one["host"] for one in shown(ctl, "workers")]
+
+
+def test_checks_are_findings(ctl: Ctl, live: Bench, config: str) -> None:
+    found = shown(ctl, "executors", "check", SCHEDD_CONFIG=config)
+    assert [one["ok"] for one in found] == [True, True]
+    assert "jobs keep their files in" in found[0]["found"]
+    assert "there is no executor 'x'; [executors] has batch" in ctl.fails(
+        2, "executors", "check", "x", SCHEDD_CONFIG=config
+    )
+    assert "there is no executor: write one as [executors.NAME]" in ctl.fails(2, "executors", "check")
+
+
+def test_show_and_why_tell_of_jobs(ctl: Ctl, placer: Placer, live: Bench) -> None:
+    ctl("submit", "Fit", "-P", "name=a")
+    task_id = str(live.jobs.list_tasks(kind="Fit")[0].id)
+    assert "no daemon has had [executors.batch]" in ctl("why", task_id).stdout
+    placer.step()
+    placer.step()
+    assert f"placed on batch as handle-{task_id}-1: queued" in ctl("why", task_id).stdout
+    view = shown(ctl, "show", task_id)
+    (placement,) = view["placements"]
+    assert (placement["executor"], placement["state"], placement["phase"]) == ("batch", "submitted", "queued")
+    assert (view["executor"], view["resources"], view["executor_options"]) == ("batch", {"cpu": 1}, {"nice": 3})
+    text = ctl("show", task_id).stdout
+    assert "placements:" in text
+    assert f"handle-{task_id}-1" in text
+
+
+def test_where_a_task_runs_is_said_on_the_command_line(ctl: Ctl, placer: Placer, live: Bench) -> None:
+    ctl("submit", "Fit", "-P", "name=a", "--executor", "local")
+    ctl("submit", "Fit", "-P", "name=b", "--executor", "other", "--resources", "cpu=2,memory=1G")
+    ctl("submit", "Fit", "-P", "name=c", "--executor", "batch")
+    tasks = sorted(live.jobs.list_tasks(kind="Fit"), key=lambda task: task.id)
+    assert [task.executor for task in tasks] == [None, "other", "batch"]
+    assert [task.executor_options for task in tasks] == [None, None, {"nice": 3}]
+    assert str(tasks[1].resources) == "cpu 2, memory 1 GiB"
+    assert "executor must be the name" in ctl.fails(2, "submit", "Fit", "-P", "name=a", "--executor", "No such")
+    assert "cpu=2,memory=4G" in ctl.fails(2, "submit", "Fit", "-P", "name=a", "--resources", "2")

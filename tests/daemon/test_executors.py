@@ -1,0 +1,83 @@
+"""A real daemon places tasks; jobs outlive it, and the next daemon goes on with them."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from scheduler import Scheduler
+from support.databases import Database
+from support.fleet import until
+from support.processes import Nursery
+
+JOBS = """
+import os, time
+from pathlib import Path
+from scheduler import Context, Task
+
+class Fit(Task, executor="batch"):
+    place: str
+
+    def run(self, ctx: Context):
+        place = Path(self.place)
+        (place / "begun").write_text(str(os.getppid()))
+        while not (place / "go").exists():
+            time.sleep(0.01)
+        ctx.log.info("fitted")
+        return os.environ["SCHEDD_CONFIG"]
+
+class After(Task):
+    def run(self, ctx: Context):
+        return list(ctx.results().values())
+"""
+
+
+@pytest.mark.faults
+def test_a_job_outlives_its_daemon_and_what_waits_for_it_runs(database: Database, tmp_path: Path) -> None:
+    (tmp_path / "fitjobs.py").write_text(JOBS)
+    file = tmp_path / "schedd.toml"
+    file.write_text(
+        f'[store]\nurl = "{database.url}"\nauto_migrate = true\n[tasks]\nmodules = ["fitjobs"]\npath = ["{tmp_path}"]\n'
+        f'[executors.batch]\ntype = "process"\ndirectory = "{tmp_path / "jobs"}"\ninterval = 0.05\n'
+    )
+    environ = {"SCHEDD_LOG__FORMAT": "console", "SCHEDD_WORKER__LEASE": "2", "SCHEDD_CONFIG": str(file)}
+    jobs = Scheduler(database.url)
+    with Nursery(tmp_path) as nursery:
+        doomed = nursery.start("-m", "scheduler.daemon", **environ)
+        doomed.expect("this daemon places tasks for executor batch")
+        fit = jobs.task("Fit", {"place": str(tmp_path)}).schedule()
+        after = jobs.task("After", {}).depend_on(fit).schedule()
+        until((tmp_path / "begun").exists, 60)
+        doomed.kill(signal.SIGKILL)
+        assert doomed.end() == -signal.SIGKILL
+        (tmp_path / "go").touch()
+        assert jobs.result(fit, timeout=60) == str(file)  # recorded by the job, though no daemon runs
+        jobs.database.change(lambda tx: tx.run("UPDATE schedd_executors SET until = 0"))  # some seconds later
+        daemon = nursery.start("-m", "scheduler.daemon", **environ)
+        assert jobs.result(after, timeout=60) == [str(file)]
+        until(lambda: not list((tmp_path / "jobs").iterdir()), 60)  # it has tidied up after the other one
+        daemon.kill(signal.SIGTERM)
+        assert daemon.end() == 0
+    assert [attempt.outcome.value for attempt in jobs.get_attempts(fit)] == ["succeeded"]
+    jobs.close()
+
+
+def test_the_configuration_is_checked_before_anything_starts(tmp_path: Path) -> None:
+    from scheduler.daemon.main import main
+
+    file = tmp_path / "schedd.toml"
+    for text, said in (
+        ('type = "slrum"\n', "there is no executor of type 'slrum'; there are process"),
+        ('type = "process"\n', "setting executors.batch.directory (default): an executor of type process needs it"),
+        ('type = "process"\ndirectory = "/tmp/x"\nqueue = "a"\n', "an executor of type process has no such setting"),
+        ("interval = 1\n", "an executor needs the type of its engine, such as process"),
+        ('type = "process"\nqueues = ["a b"]\n', "'a b' is not a queue's name"),
+    ):
+        file.write_text(f"[executors.batch]\n{text}")
+        assert main(["--check", "--config", str(file)]) == 2, said
+    file.write_text('[executors.local]\ntype = "process"\n')
+    assert main(["--check", "--config", str(file)]) == 2
+    file.write_text(f'[executors.batch]\ntype = "process"\ndirectory = "{tmp_path}"\n')
+    assert main(["--check", "--config", str(file)]) == 0
