@@ -140,7 +140,7 @@ class PlacedEngine(Engine):
         left = self.periodic.timers.remaining
         wait = min(left("renew"), left("look"), CANCEL_EVERY)
         if self.registration.commands_may_wait:
-            wait = min(wait, left("told"))
+            wait = min(wait, left("commands"))
         if self.dispatch.unmarked():
             wait = min(wait, CANCEL_EVERY / 5)
         return max(0.0, wait)

@@ -20,12 +20,12 @@ log = logging.getLogger("scheduler.executors")
 
 
 class Answers(NamedTuple):
-    """What an engine said: jobs by their names; None: it could not be asked."""
+    """An answer of an engine: jobs by their names; None: it could not be asked."""
 
     jobs: Mapping[str, Seen] | None
 
     def of(self, placement: Placement) -> Seen | None:
-        """What it said of the job of this placement."""
+        """Its answer about the job of this placement."""
         return None if self.jobs is None else self.jobs.get(placement.name)
 
     def handles(self, found: Iterable[Placement]) -> list[str]:

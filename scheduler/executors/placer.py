@@ -126,9 +126,9 @@ class Placer:
             seen = answers.of(placement)
             if seen is None:
                 continue
-            told = (seen.handle, seen.phase.code, seen.reason)
-            if told != (placement.handle, placement.phase, placement.reason) or placement.state == RESERVED:
-                rows.append((*placement.key, *told, seen.node))
+            state = (seen.handle, seen.phase.code, seen.reason)
+            if state != (placement.handle, placement.phase, placement.reason) or placement.state == RESERVED:
+                rows.append((*placement.key, *state, seen.node))
         if rows:
             self._database.change(lambda tx: placements.seen(tx, rows))
 

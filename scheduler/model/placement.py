@@ -67,5 +67,5 @@ def name_prefix(store: str) -> str:
 def placement_text(executor: str, handle: str | None, phase: Phase | None, reason: str | None) -> str:
     """``placed on slurm as 4711: queued, Resources``."""
     where = f"placed on {executor}" + (f" as {handle}" if handle is not None else "")
-    told = ", ".join(part for part in (phase, reason) if part)
-    return f"{where}: {told}" if told else where
+    detail = ", ".join(part for part in (phase, reason) if part)
+    return f"{where}: {detail}" if detail else where

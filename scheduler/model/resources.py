@@ -51,14 +51,14 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return None if self.disk is None else parse_size(self.disk, "disk")
 
     def __str__(self) -> str:
-        told = [] if self.cpu is None else [f"cpu {self.cpu:g}"]
+        parts = [] if self.cpu is None else [f"cpu {self.cpu:g}"]
         if self.memory_bytes is not None:
-            told.append(f"memory {size_text(self.memory_bytes)}")
+            parts.append(f"memory {size_text(self.memory_bytes)}")
         if self.gpu is not None:
-            told.append(f"gpu {self.gpu}")
+            parts.append(f"gpu {self.gpu}")
         if self.disk_bytes is not None:
-            told.append(f"disk {size_text(self.disk_bytes)}")
-        return ", ".join(told) or "none"
+            parts.append(f"disk {size_text(self.disk_bytes)}")
+        return ", ".join(parts) or "none"
 
     def to_json(self) -> str:
         """As it is stored."""

@@ -342,8 +342,8 @@ def placements_of(tx: Tx, task_id: int) -> list[PlacementRecord]:
 
 def _record(row: dict[str, Any]) -> PlacementRecord:
     phase = None if row["phase"] is None else Phase.from_code(row["phase"])
-    told = {"state": PlacementState.from_code(row["state"]), "phase": phase, "lost": row["lost"] > 0}
-    return PlacementRecord(**{**row, **told})
+    states = {"state": PlacementState.from_code(row["state"]), "phase": phase, "lost": row["lost"] > 0}
+    return PlacementRecord(**{**row, **states})
 
 
 def counts(tx: Tx) -> dict[str, tuple[int, int]]:

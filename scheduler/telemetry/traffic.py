@@ -23,7 +23,7 @@ from scheduler.telemetry.metrics import (
 )
 
 VERDICTS = ("ack", "retry", "dead")
-RETOLD_S = 60.0  # seconds between two texts of one trouble: each is written to the worker's row
+REPEAT_S = 60.0  # seconds between two texts of one trouble: each is written to the worker's row
 MAX_TROUBLE = 300  # characters of a text
 COUNTERS = (MESSAGES_RECEIVED, MESSAGES_SETTLED, MESSAGES_DEAD, MESSAGES_PUBLISHED, MESSAGES_REFUSED)
 Counts = dict[tuple[str, ...], int]
@@ -78,13 +78,13 @@ class Traffic:
         """
         key, now = (trouble.side, trouble.name, trouble.old), self._monotonic()
         with self._lock:
-            told = self._told(key, now)
+            last = self._reported(key, now)
             at, until = now, now + lasts
-            if told is not None and not trouble.old:
-                if now - told.at < RETOLD_S:
-                    trouble, at = told.trouble, told.at
+            if last is not None and not trouble.old:
+                if now - last.at < REPEAT_S:
+                    trouble, at = last.trouble, last.at
                 else:
-                    trouble = msgspec.structs.replace(trouble, since=told.trouble.since)
+                    trouble = msgspec.structs.replace(trouble, since=last.trouble.since)
             text = trouble.text[:MAX_TROUBLE]
             self._troubles[key] = _Told(msgspec.structs.replace(trouble, text=text), at, until)
 
@@ -100,9 +100,9 @@ class Traffic:
             return ()
         with self._lock:
             now = self._monotonic()
-            found = [told.trouble for key in sorted(self._troubles) if (told := self._told(key, now)) is not None]
+            found = [last.trouble for key in sorted(self._troubles) if (last := self._reported(key, now)) is not None]
         return tuple(found)
 
-    def _told(self, key: tuple[Side, str, bool], now: float) -> _Told | None:
-        told = self._troubles.get(key)
-        return told if told is not None and now < told.until else None
+    def _reported(self, key: tuple[Side, str, bool], now: float) -> _Told | None:
+        last = self._troubles.get(key)
+        return last if last is not None and now < last.until else None

@@ -25,7 +25,7 @@ from scheduler.telemetry.metrics import (
     TRANSPORT_UNREACHABLE,
     Metric,
 )
-from scheduler.telemetry.traffic import RETOLD_S, Traffic
+from scheduler.telemetry.traffic import REPEAT_S, Traffic
 from scheduler.testing import FakeClock, drain, engine_of
 from scheduler.transports.envelope import Message
 from scheduler.transports.ports import Outgoing, Refused, TransportError
@@ -208,7 +208,7 @@ def test_a_trouble_keeps_its_beginning_and_its_text_for_a_minute() -> None:
     for number in range(3):
         traffic.tell(Trouble("source", "orders", number, f"text {number}"), 100.0)
         assert traffic.troubles == (Trouble("source", "orders", 0, "text 0"),)
-    clock.advance(RETOLD_S)
+    clock.advance(REPEAT_S)
     traffic.tell(Trouble("source", "orders", 9, "another"), 100.0)
     assert traffic.troubles == (Trouble("source", "orders", 0, "another"),)
     traffic.is_well("source", "orders")

@@ -202,11 +202,11 @@ def _held(tx: Tx, row: sa.Row[Any], state: TaskState, alive: dict[int, WorkerRec
 
 def _placed(tx: Tx, row: sa.Row[Any], placement: PlacementRecord) -> str:
     """Where a task is whose job has not begun."""
-    said = placed.describe(placement, tx.now)
+    text = placed.describe(placement, tx.now)
     if row.cancel_requested is not None:
-        said = f"cancel requested at {rfc3339(row.cancel_requested, exact=False)}; {said}"
+        text = f"cancel requested at {rfc3339(row.cancel_requested, exact=False)}; {text}"
     trouble = placed.unplaced(placed.executor_statuses(tx), placement.executor)
-    return said if trouble is None else f"{said}; {trouble}"
+    return text if trouble is None else f"{text}; {trouble}"
 
 
 def _hung(row: sa.Row[Any], holder: WorkerRecord, now: int) -> str | None:

@@ -26,23 +26,23 @@ def of_workers(found: list[WorkerRecord]) -> list[Stuck]:
 
 def of_transports(found: list[WorkerRecord], now: int) -> list[Stuck]:
     """Sources and sinks that cannot be used, and sources whose messages come too late."""
-    told: dict[tuple[str, str, bool], list[tuple[WorkerRecord, Trouble]]] = {}
+    reports: dict[tuple[str, str, bool], list[tuple[WorkerRecord, Trouble]]] = {}
     for worker in found:
         for one in worker.capacity.troubles if worker.alive else ():
-            told.setdefault((one.side, one.name, one.old), []).append((worker, one))
-    return [_transport(several, now) for _, several in sorted(told.items())]
+            reports.setdefault((one.side, one.name, one.old), []).append((worker, one))
+    return [_transport(several, now) for _, several in sorted(reports.items())]
 
 
-def _transport(told: list[tuple[WorkerRecord, Trouble]], now: int) -> Stuck:
+def _transport(reports: list[tuple[WorkerRecord, Trouble]], now: int) -> Stuck:
     """One source or sink, which several workers may have. The earliest of them speaks."""
-    first = min((one for _, one in told), key=lambda one: one.since)
+    first = min((one for _, one in reports), key=lambda one: one.since)
     name = f"{first.side} {first.name}"
     if first.old:
         text = f"messages of {name} come {span_text(now - first.since)} after they were sent"
-        return Stuck("old_messages", f"{text}; the transport drops them after {span_text(first.keeps)}", len(told))
-    where, since = listed([worker.label for worker, _ in told]), rfc3339(first.since, exact=False)
+        return Stuck("old_messages", f"{text}; the transport drops them after {span_text(first.keeps)}", len(reports))
+    where, since = listed([worker.label for worker, _ in reports]), rfc3339(first.since, exact=False)
     text = f"{name} cannot be used since {since} on worker {where}: {redact(first.text)}"
-    return Stuck(first.side, text, len(told))
+    return Stuck(first.side, text, len(reports))
 
 
 def _far(found: list[WorkerRecord]) -> list[Stuck]:
