@@ -70,6 +70,8 @@ def _run(claim: Claim, stopping: threading.Event) -> int:
     TaskModules(jobs).register(config)
     if not _can_run(jobs, claim):
         return CANNOT_RUN
+    if stopping.is_set():  # before the claim is taken over
+        return CANNOT_RUN
     engine = jobs.start_job(claim)
     while not engine.over.wait(POLL_S) and not stopping.is_set():
         pass

@@ -32,7 +32,10 @@ log = logging.getLogger("scheduler.executors")
 
 
 class Placer:
-    """Places tasks for ``[executors.NAME]`` while it holds the executor's lease. For one thread."""
+    """Places tasks for ``[executors.NAME]`` while it holds the executor's lease. For one thread.
+
+    ``default_timeout``: microseconds, of tasks that have none; 0: none either.
+    """
 
     def __init__(
         self,
@@ -46,6 +49,7 @@ class Placer:
         *,
         ring: Callable[[], object],
         dead_letters: DeadLetterHook | None = None,
+        default_timeout: int = 0,
     ) -> None:
         self.name = name
         self._section = section
@@ -56,7 +60,8 @@ class Placer:
         self._link = EngineLink(name, executor, database)
         self._reservations = Reservations(name, section.queues, database, registry)
         self._take_back = TakeBack(name, section.interval, database, ring, self._dead_letters)
-        self._submissions = Submissions(name, section, self._link, database, commands, self._take_back)
+        self._submissions = Submissions(name, section, self._link, database, commands, self._take_back, default_timeout)
+        self._default_timeout = default_timeout
         self._lease: ExecutorRecord | None = None
         self._leaving: dict[tuple[int, int], float] = {}  # jobs whose claim is over and that still run, and since when
 
@@ -218,8 +223,9 @@ class Placer:
                     ended.append(placement.holder)
                 continue
             due = [] if placement.cancel_requested is None else [placement.cancel_requested]
-            if placement.timeout is not None and placement.executing is not None:
-                due.append(placement.executing + placement.timeout)
+            timeout = self._default_timeout if placement.timeout is None else placement.timeout
+            if timeout and placement.executing is not None:
+                due.append(placement.executing + timeout)
             asked = placement.cancelled_at
             if due and now - min(due) > grace and (asked is None or now - asked > 2 * grace):
                 deaf.append(placement)

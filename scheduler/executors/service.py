@@ -20,7 +20,7 @@ from scheduler.executors.placer import Placer
 from scheduler.executors.ports import Executor, ExecutorError, Finding
 from scheduler.executors.types import make_executor
 from scheduler.model.placement import GRACE_VARIABLE
-from scheduler.ports import spawn_thread
+from scheduler.ports import SECOND, spawn_thread
 
 STEP_TIMEOUT_S = 60.0  # of one look, in the database
 GOODBYE_S = 2.0  # for giving the leases up
@@ -84,6 +84,7 @@ class ExecutorService:
                 JobCommands(config, section.grace),
                 ring=self._ring,
                 dead_letters=DeadLetterHook(jobs.on_dead_letter, spawn_thread),
+                default_timeout=round(config.worker.default_timeout * SECOND),
             )
         self._woken = {name: threading.Event() for name in self._placers}
         self._rest = {name: config.executors[name].interval * REST_FRACTION for name in self._placers}

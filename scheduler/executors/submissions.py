@@ -49,6 +49,7 @@ class Submissions:
         database: Database,
         commands: Commands,
         take_back: TakeBack,
+        default_timeout: int,
     ) -> None:
         self._name = name
         self._section = section
@@ -56,6 +57,7 @@ class Submissions:
         self._database = database
         self._commands = commands
         self._take_back = take_back
+        self._default_timeout = default_timeout
 
     def again(self, worker: int, pending: Sequence[Placement], now: int) -> None:
         """Submit what the engine refused for a while, and what it does not know after an answer that never came."""
@@ -122,8 +124,9 @@ class Submissions:
 
     def _job(self, placement: Placement) -> Job:
         identity, limit = self._database.same.identity, None
-        if placement.timeout:
-            limit = placement.timeout / SECOND + START_ALLOWANCE_S + self._section.grace
+        timeout = self._default_timeout if placement.timeout is None else placement.timeout
+        if timeout:
+            limit = timeout / SECOND + START_ALLOWANCE_S + self._section.grace
         return Job(
             name=placement.name,
             argv=self._commands.argv(self._name, *placement.key),

@@ -9,10 +9,13 @@ import pytest
 from scheduler import Context, Resources, Scheduler, Task, TaskState
 from scheduler.config.executors import Executor as Section
 from scheduler.executors.placer import Placer
-from scheduler.executors.ports import Capabilities, Executor
-from scheduler.store import placements
+from scheduler.executors.ports import Capabilities, Executor, Phase, Refused
+from scheduler.store import placements, reaper
 from scheduler.store.admin import transfer
+from scheduler.store.admin.doctor import check as diagnose
+from scheduler.store.admin.doctor_repair import repair
 from scheduler.store.db.database import Database as Store
+from scheduler.store.read.explain import why
 from scheduler.store.read.status import unserved
 from scheduler.testing import FakeClock, drain
 from support.databases import Database
@@ -244,6 +247,95 @@ def test_an_engine_that_is_away_is_left_alone_and_told_of(jobs: Scheduler, clock
     placer.step()
     with jobs.database.read() as tx:
         assert (unserved(tx), len(engine.jobs)) == ([], 1)
+
+
+def test_a_job_that_is_refused_for_a_while_is_submitted_again(jobs: Scheduler, clock: FakeClock) -> None:
+    engine = MemoryEngine()
+    placer = placer_of(jobs, engine)
+    task_id = jobs.task(Fit()).schedule()
+    engine.refuses = Refused("", True, "quota exceeded", 30.0)
+    placer.step()
+    placer.step()
+    assert engine.submissions == 1
+    with jobs.database.read() as tx:
+        assert "quota exceeded; it is submitted again at" in str(why(tx, task_id))
+    engine.refuses = None
+    clock.advance(31)
+    placer.step()
+    assert (engine.tasks(), engine.submissions) == ([task_id], 2)
+    assert jobs.get_task(task_id).attempts_used == 1  # its first, which has not begun
+
+
+def test_a_job_that_is_refused_for_good_fails_its_task(jobs: Scheduler) -> None:
+    letters: list[int] = []
+    engine = MemoryEngine()
+    engine.refuses = Refused("", False, "no such partition")
+    placer = placer_of(jobs, engine)
+    placer._dead_letters.hook = lambda letter: letters.append(letter.id)
+    task_id = jobs.task(Fit()).schedule()
+    waits = jobs.task(Plain()).depend_on(task_id, when="failure").schedule()
+    placer.step()
+    task = jobs.get_task(task_id)
+    assert (task.state, task.error_class) == (TaskState.DEAD, "ExecutorRefused")
+    assert task.error == "executor batch never takes it: no such partition"
+    assert (letters, jobs.get_task(waits).state) == ([task_id], TaskState.SCHEDULED)
+
+
+def test_preempted_before_they_begin_they_wait_for_another_job(jobs: Scheduler, clock: FakeClock) -> None:
+    """However often: it is no fault of theirs."""
+    engine = MemoryEngine()
+    placer = placer_of(jobs, engine)
+    task_id = jobs.task(Fit()).schedule()
+    for _ in range(5):
+        placer.step()
+        engine.phases = dict.fromkeys(engine.phases, Phase.PREEMPTED)
+        placer.step()
+        clock.advance(10)
+    assert jobs.get_task(task_id).state in (TaskState.SCHEDULED, TaskState.CLAIMED)
+
+
+def test_an_attempt_that_was_preempted_by_force_is_not_used(jobs: Scheduler, clock: FakeClock) -> None:
+    engine = MemoryEngine()
+    placer = placer_of(jobs, engine)
+    task_id = jobs.task(Fit()).schedule()
+    placer.step()
+    engine.attach(jobs, task_id)
+    write(jobs, "UPDATE schedd_tasks SET state = 5, started_at = 1 WHERE id = :id", id=task_id)
+    engine.phases = dict.fromkeys(engine.phases, Phase.PREEMPTED)
+    placer.step()
+    jobs.database.change(reaper.reap)
+    task = jobs.get_task(task_id)
+    assert (task.state, task.attempts_used) == (TaskState.SCHEDULED, 0)
+
+
+def test_one_that_ended_without_names_of_its_own_may_be_the_second(jobs: Scheduler) -> None:
+    """So the engine's word does not end the lease of the first."""
+    engine = MemoryEngine()
+    engine.capabilities = Capabilities(names_unique=False)
+    placer = placer_of(jobs, engine)
+    task_id = jobs.task(Fit()).schedule()
+    placer.step()
+    engine.attach(jobs, task_id)
+    engine.phases = dict.fromkeys(engine.phases, Phase.FAILED)
+    placer.step()
+    assert jobs.database.change(reaper.reap) == []
+    assert jobs.get_task(task_id).state is TaskState.CLAIMED
+
+
+def test_the_doctor_gives_back_what_no_daemon_looks_after(jobs: Scheduler, clock: FakeClock) -> None:
+    placer = placer_of(jobs)
+    kept, cancelled = jobs.task(Fit()).schedule(), jobs.task(Fit()).schedule()
+    placer.step()
+    jobs.cancel_task(cancelled)
+    assert jobs.database.change(repair) == []
+    clock.advance(700)
+    with jobs.database.read() as tx:
+        found = {one.check: one for one in diagnose(tx)}
+    assert found["placements"].tasks == (kept, cancelled)
+    assert jobs.database.change(repair) == [
+        f"gave back, since no daemon places for their executor, 2 tasks: {kept}, {cancelled}"
+    ]
+    assert [jobs.get_task(i).state for i in (kept, cancelled)] == [TaskState.SCHEDULED, TaskState.CANCELLED]
 
 
 def test_what_is_replaced_while_it_waits_runs_as_what_it_is_now(jobs: Scheduler) -> None:

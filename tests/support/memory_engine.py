@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from scheduler import Scheduler
 from scheduler.executors.ports import Capabilities, ExecutorError, Finding, Job, Phase, Refused, Seen, Submitted
@@ -27,6 +28,8 @@ class MemoryEngine:
         self.cancelled: list[str] = []
         self.asked = 0
         self.away = ""  # why it cannot be asked
+        self.refuses: Refused | None = None  # all jobs, but for the name
+        self.submissions = 0
 
     def tasks(self) -> list[int]:
         """The tasks of its jobs, in the order of their submissions."""
@@ -45,6 +48,9 @@ class MemoryEngine:
         jobs.database.change(work)
 
     def submit(self, jobs: Sequence[Job]) -> Sequence[Submitted | Refused]:
+        self.submissions += 1
+        if self.refuses is not None:
+            return [replace(self.refuses, name=job.name) for job in jobs]
         self.jobs |= {job.name: job for job in jobs}
         self.phases |= dict.fromkeys((job.name for job in jobs), Phase.QUEUED)
         return [Submitted(job.name, _handle(job)) for job in jobs]

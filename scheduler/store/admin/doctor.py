@@ -23,7 +23,7 @@ from scheduler.store.db.deadline import in_time
 from scheduler.store.db.tx import Tx
 from scheduler.store.durable import deadlocks as standoffs
 from scheduler.store.durable import waits
-from scheduler.store.placements import executors
+from scheduler.store.placements import abandoned, executors
 from scheduler.store.predicates import HELD, held
 from scheduler.store.read.status import never, tasks_ahead, unserved
 from scheduler.store.read.stuck import hung
@@ -84,6 +84,12 @@ def check(tx: Tx) -> list[Finding]:
             ),
             "awaits": lambda: _standoffs(tx),
             "claims": lambda: _claims(tx),
+            "placements": lambda: _finding(
+                "placements",
+                "daemons place for each executor that holds tasks",
+                "held for an executor that no daemon places for",
+                abandoned(tx),
+            ),
             "retries": lambda: _retries(tx),
             "ready tasks": lambda: _ready(tx),
             "heartbeats": lambda: _stalls(tx),

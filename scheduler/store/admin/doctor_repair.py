@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 from scheduler.model.capacity import Capacity
 from scheduler.model.texts import counted, listed
-from scheduler.store import audit, reaper, schedules, workers
+from scheduler.store import audit, placements, reaper, schedules, workers
 from scheduler.store.admin import doctor as checks
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
@@ -26,6 +26,7 @@ def repair(tx: Tx) -> list[str]:
         *_edges(tx),
         *_waits(tx),
         *_claims(tx),
+        *_placements(tx),
         *_replaced(tx),
         *_schedules(tx),
     ]
@@ -75,6 +76,12 @@ def _claims(tx: Tx) -> Iterator[str]:
         )
     for one in reaper.reap(tx, lapsed=False):
         yield f"took back {counted(one.tasks, 'task')} of worker {one.worker}, {one.label}"
+
+
+def _placements(tx: Tx) -> Iterator[str]:
+    given_back = _all(lambda: placements.abandoned(tx), lambda _: placements.release_abandoned(tx))
+    if given_back:
+        yield _told("gave back, since no daemon places for their executor,", given_back)
 
 
 def _replaced(tx: Tx) -> Iterator[str]:

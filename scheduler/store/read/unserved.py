@@ -18,6 +18,7 @@ class _Options(msgspec.Struct):
     queue: str = "default"
     pool: int = 1
     schema_version: int = 1
+    executor: str | None = None
 
 
 class _Node(_Options):
@@ -47,7 +48,7 @@ def unserved_schedules(tx: Tx, fleet: Fleet) -> list[Unserved]:
         except msgspec.MsgspecError:
             continue  # reported as a schedule that cannot be read
         for kind, options in tasks:
-            reason = fleet.unserved(options.queue, kind, options.schema_version, options.pool)
+            reason = fleet.unserved(options.queue, kind, options.schema_version, options.pool, options.executor)
             if reason is not None:
                 found.append(Unserved(row.name, reason, row.seen_at))
                 break

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from scheduler import TaskState
 from scheduler.executors.ports import NOT_MINE, Phase
 from scheduler.model.placement import PlacementState
+from scheduler.store import placements
 from scheduler.store.read.explain import why
 from support.databases import Database
 from support.placing import TESTS, Place
@@ -146,6 +148,23 @@ def test_a_job_that_is_killed_runs_again(place: Place, point: str) -> None:
     assert len(place.lines("begin")) == (1 if point == "after attach" else 2)
     assert place.jobs.result(task_id)["first"] == 1 + (point == "after attach")
     assert place.side_by_side() == 0
+
+
+def test_a_job_that_stood_still_for_too_long_changes_nothing(place: Place) -> None:
+    """Its machine was frozen, and its lease ran out meanwhile: another job runs the task, and this one ends."""
+    task_id = place.schedule("wait")
+    place.until(lambda: place.lines("begin"))
+    first = int(place.lines("begin")[0].split()[3])
+    os.kill(first, signal.SIGSTOP)
+    worker = place.jobs.get_task(task_id).worker
+    assert worker is not None
+    place.jobs.database.change(lambda tx: placements.expire(tx, [worker]))
+    place.go()
+    place.until(lambda: place.ended(task_id))
+    with suppress(ProcessLookupError):  # the engine was asked to end it, since it holds nothing any more
+        os.kill(first, signal.SIGCONT)
+    place.until(lambda: not place.handles())
+    assert place.outcomes(task_id) == ["lost", "succeeded"]
 
 
 def test_a_job_that_the_engine_forgets_goes_on(place: Place) -> None:
