@@ -6,6 +6,7 @@ import pickle
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
@@ -220,3 +221,31 @@ def test_doctor_warns_of_an_asynchronous_standby(pair: Pair) -> None:
         pair.primary.sql("ALTER SYSTEM SET synchronous_standby_names = '*'")
         pair.primary.sql("SELECT pg_reload_conf()")
         until(lambda: found().level == checks.OK, "the standby is synchronous")
+
+
+@pytest.mark.case(67, pure=True)
+def test_a_commit_whose_wait_for_the_standby_is_cancelled_is_not_acknowledged(pair: Pair) -> None:
+    """PostgreSQL takes it for done, with a warning: a cancel, a statement_timeout or a cut connection does that."""
+    pair.primary.sql("ALTER SYSTEM SET synchronous_standby_names = '*'")
+    pair.primary.sql("SELECT pg_reload_conf()")
+    synchronous = "SELECT 1 FROM pg_stat_replication WHERE sync_state = 'sync'"
+    until(lambda: pair.primary.sql(synchronous), "the standby is synchronous")
+    cancel = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+
+    def schedule() -> None:
+        caller.task(echo, "alone").schedule()
+
+    def store_batch() -> None:
+        with caller.batch() as batch:
+            for number in range(3):
+                batch.task(echo, f"{number} of a batch")
+
+    with closing(Scheduler(pair.url())) as caller, ThreadPoolExecutor(1) as threads:
+        caller.register(echo)
+        schedule()
+        pair.standby.stop("immediate")
+        for store in schedule, store_batch:
+            call = threads.submit(store)
+            until(lambda: pair.primary.sql(cancel), "the commit waits for the standby", PATIENCE)
+            with pytest.raises(StoreUnavailableError, match="the wait for the standby was cancelled"):
+                call.result(PATIENCE)

@@ -62,6 +62,7 @@ _ADVICE: tuple[tuple[str, str, bool], ...] = (
         True,
     ),
     (r"lock timeout", _LOCKED, True),
+    (r"may not be on the standby", "the wait for the standby was cancelled", True),
     (r"statement timeout", "the server's statement_timeout ended the statement", True),
     (r"permission denied", "the database user lacks a permission", False),
     (r"deadlock detected|could not serialize", _COLLIDED, True),

@@ -67,7 +67,9 @@ class PgConnections:
         self.inherited = True
 
     def _connect(self, dialect: Any, _record: Any, args: Any, params: Any) -> Any:
-        connect = partial(dialect.connect, *args, **params)
+        from scheduler.store.db.synchronous import SynchronousConnection
+
+        connect = partial(SynchronousConnection.connect, *args, **params)
         limit = deadline.current()
         thread = threading.get_ident()
         self._connecting.add(thread)

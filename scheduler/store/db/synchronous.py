@@ -1,0 +1,36 @@
+"""A connection that takes no commit for done whose wait for the standby was cancelled.
+
+PostgreSQL answers such a commit with success and a warning: the primary has it, and a failover loses it. The server
+does so at a cancel and at its statement_timeout. The caller gets an error instead, as if the answer had been lost.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+
+_WAITS = "SyncRepWaitForLSN"  # the server's function that warns; the warning's text is in the server's language
+
+
+class SynchronousConnection(psycopg.Connection[Any]):
+    """See the module. Such an error closes it."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        warnings: list[str] = []  # no reference to the connection, which is to go at once when it is dropped
+
+        def notice(diagnostic: Any) -> None:
+            if diagnostic.source_function == _WAITS:
+                warnings.append(str(diagnostic.message_primary))
+
+        self._warnings = warnings
+        self.add_notice_handler(notice)
+
+    def wait(self, *args: Any, **options: Any) -> Any:
+        """Wait for an answer of the server. Raises psycopg.OperationalError if it is not the standby's, too."""
+        found = super().wait(*args, **options)
+        if self._warnings:
+            self.close()
+            raise psycopg.OperationalError(f"the commit may not be on the standby: {self._warnings[-1]}")
+        return found
