@@ -46,6 +46,7 @@ class Pair:
 
     def __init__(self) -> None:
         settings = {"listen_addresses": "127.0.0.1", "wal_keep_size": "64", "wal_receiver_status_interval": "1"}
+        settings |= {"wal_log_hints": "on", "full_page_writes": "on"}  # pg_rewind needs them
         self.primary = OwnServer(port=free_port(), binaries=debian_binaries(), **settings)
         try:
             self.standby = _Standby(self.primary, **settings)
@@ -113,6 +114,25 @@ class Pair:
         """The primary dies; the standby takes its place."""
         self.kill()
         self.promote()
+
+    def rejoin(self) -> None:
+        """The old primary, which is down, follows the new one from now on: they have changed places.
+
+        It takes Debian's PostgreSQL: the wheel's has no pg_rewind.
+        """
+        new, old = self.standby, self.primary
+        new.sql("CHECKPOINT")  # until then its control file has the old timeline
+        source = f"host=127.0.0.1 port={new.port} user=postgres dbname=postgres"
+        with (old.data / "postgresql.auto.conf").open("a") as settings:  # what else is set comes by the command line
+            settings.write("wal_log_hints = on\n")
+        rewind = ("-D", old.data, "--source-server", source, "--write-recovery-conf")
+        away = new.socket.rename(new.directory / "socket")  # pg_rewind reads all that lies in the data directory
+        try:
+            postgres_server._run(old._binaries / "pg_rewind", *rewind)
+        finally:
+            away.rename(new.socket)
+        old.start()
+        self.primary, self.standby = new, old
 
     def close(self) -> None:
         self.standby.close()
