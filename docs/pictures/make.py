@@ -69,7 +69,7 @@ class Stored(NamedTuple):
 
 
 def schedule(jobs: Scheduler) -> Stored:
-    """The graph, the mail that fails, what runs long, what nobody serves, and a pause."""
+    """The graph, the mail that fails, what runs long, what no worker serves, and a pause."""
     with jobs.batch(correlation="week-6") as batch:
         joins = []
         for day in DAYS:

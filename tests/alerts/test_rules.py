@@ -450,7 +450,7 @@ def test_a_source_that_cannot_be_used(bench: Bench, watch: Watch) -> None:
     assert "hunter2" not in json.dumps(message)
     bench.jobs.traffic.is_well("source", "orders")
     alive(bench, watch, 10)
-    assert watch.told() == [("fired", "unreachable"), ("recovered", "unreachable")]
+    assert watch.sent() == [("fired", "unreachable"), ("recovered", "unreachable")]
 
 
 def test_messages_that_can_become_no_task(bench: Bench, watch: Watch) -> None:
@@ -465,8 +465,8 @@ def test_messages_that_can_become_no_task(bench: Bench, watch: Watch) -> None:
     arrive(*range(2, 13))
     alive(bench, watch, 2)
     first, second = watch.messages()
-    said = "1 message of source orders could become no task, the last one: it is no JSON: token=***"
-    assert first["text"].startswith(said)
+    text = "1 message of source orders could become no task, the last one: it is no JSON: token=***"
+    assert first["text"].startswith(text)
     assert second["number"] == 12, "again at 10"
     bench.clock.advance(86_400)
     alive(bench, watch, 2)

@@ -90,8 +90,8 @@ class CloudflareApi:
                 if stopped.is_set():  # a connection that was kept does not outlive the server
                     self.close_connection = True
                     return
-                status, headers, said = api.answer(self.command, self.path, dict(self.headers.items()), content)
-                data = json.dumps(said).encode()
+                status, headers, answer = api.answer(self.command, self.path, dict(self.headers.items()), content)
+                data = json.dumps(answer).encode()
                 self.send_response(status)
                 for name, value in {**headers, "content-type": "application/json"}.items():
                     self.send_header(name, value)

@@ -87,14 +87,14 @@ def receive(made: CloudflareSource, count: int) -> list[Delivery]:
 @pytest.mark.parametrize("content", ["json", "text"])
 def test_what_was_sent_is_pulled_and_once_acknowledged_gone(account: Account, content: str) -> None:
     queue, _ = account.make()
-    (said,) = sink(account, queue, content_type=content).publish([outgoing(1)])
-    assert said == Published("k1")
+    (outcome,) = sink(account, queue, content_type=content).publish([outgoing(1)])
+    assert outcome == Published("k1")
     made = source(account, queue)
     (one,) = receive(made, 1)
     assert (one.body, one.content_type, one.attempts) == (outgoing(1).body, content, 1)
     assert one.sent_at is not None
     assert abs(one.sent_at / 1e6 - time.time()) < PATIENCE
-    assert [said.error for said in made.settle([Ack(one.receipt)])] == [None]
+    assert [outcome.error for outcome in made.settle([Ack(one.receipt)])] == [None]
     assert account.ask("POST", f"/{queue}/messages/pull", {"batch_size": 1})["messages"] == []
 
 
@@ -170,10 +170,10 @@ def test_sizes_at_the_limit_and_above_it(account: Account) -> None:
     queue, _ = account.make()
     made = sink(account, queue)
     assert made.publish([outgoing(1, 127_900)]) == [Published("k1")]
-    (said,) = made.publish([outgoing(2, 128_001)])
-    assert isinstance(said, Refused)
-    assert said.final
-    assert "10204" in said.reason
+    (outcome,) = made.publish([outgoing(2, 128_001)])
+    assert isinstance(outcome, Refused)
+    assert outcome.final
+    assert "10204" in outcome.reason
 
 
 def test_one_message_too_large_harms_no_other_of_its_batch(account: Account) -> None:
@@ -393,7 +393,7 @@ def test_the_end_of_a_task_is_waited_for_with_the_longest_visibility() -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         ({"visibility": 43_201.0}, "visibility: expected at most 12 h"),
         ({"queue": "orders"}, "queue: expected the id of queue, 32 hexadecimal digits, not 'orders'"),
@@ -402,11 +402,11 @@ def test_the_end_of_a_task_is_waited_for_with_the_longest_visibility() -> None:
         ({"api": "api.cloudflare.com"}, "api: expected an address"),
     ],
 )
-def test_mistakes_in_the_settings_are_named(more: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_mistakes_in_the_settings_are_named(more: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         CloudflareSource("in", SourceSettings(**{"account": ACCOUNT, "queue": OTHER, "token": TOKEN, **more}))
     if set(more) <= set(SinkSettings.__struct_fields__):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             CloudflareSink("out", SinkSettings(**{"account": ACCOUNT, "queue": OTHER, "token": TOKEN, **more}))
 
 

@@ -320,9 +320,9 @@ def test_the_answer_has_a_verdict_for_each_message() -> None:
 def test_who_may_post_and_where_dead_messages_go_has_to_be_said(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     table = '[door]\nlisten = "127.0.0.1:0"\n[sources.orders]\ntype = "cloudflare-push"\n'
-    for more, said in ((f'token = "{TOKEN}"', "no dead-letter queue"), ('dlq = "none"', "who may post to it")):
+    for more, message in ((f'token = "{TOKEN}"', "no dead-letter queue"), ('dlq = "none"', "who may post to it")):
         file.write_text(f"{table}{more}\n")
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             make_sources(load(str(file), {}))
 
 
