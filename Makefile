@@ -16,7 +16,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(PY) -m pytest
 JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup emulator demo-messages operating pictures observability demo test quick test-lowest man soak faults faults-ha transports vm cases mutants lint format bench bench-check clean
+.PHONY: help setup emulator demo-messages operating pictures observability demo test quick test-lowest man soak faults faults-ha transports executors vm cases mutants lint format bench bench-check clean
 
 help:
 	@echo "make demo [PHOTO=path]   the photo workflow on a real daemon, killed in the middle"
@@ -36,6 +36,7 @@ help:
 	@echo "make pictures            take the pictures in docs/pictures anew, of a real daemon: two minutes; needs chromium"
 	@echo "make man                 write the man pages and completions in share/ anew"
 	@echo "make transports          messages over Debian's redis-server and rabbitmq-server, and over all others on PostgreSQL"
+	@echo "make executors           tasks as jobs of a cluster that Debian packages: slurm-wlm, munge; needs root; 3 minutes"
 	@echo "make bench               schedd, the bare driver and other schedulers side by side"
 	@echo "make bench-check         statements and commits for 1,000 tasks against recorded bounds (part of make test)"
 	@echo "make clean               remove what builds and tools left (not $(VENV))"
@@ -85,7 +86,7 @@ emulator: setup
 
 test: setup emulator
 	@$(if $(PYTEST_ARGS),,echo "All tests: about 8 minutes on 2 cores, less on more (this machine has $$(getconf _NPROCESSORS_ONLN)). make quick takes one.")
-	$(PYTEST) -n $(JOBS) --dist worksteal -m "not soak and not transports" $(PYTEST_ARGS)
+	$(PYTEST) -n $(JOBS) --dist worksteal -m "not soak and not transports and not executors" $(PYTEST_ARGS)
 
 # What breaks most things when it is wrong, from each room of the code; it has to stay under a minute on two cores.
 QUICK := cli/columns cli/db cli/help cli/status cli/submit cli/tasks client/builder config/durations \
@@ -100,7 +101,8 @@ QUICK_FILES := $(foreach name,$(QUICK),tests/$(if $(findstring /,$(name)),$(dir 
 
 quick: setup
 	@echo "A part of the tests, on SQLite only and without faults: a minute on 2 cores. make test runs them all."
-	$(PYTEST) -n $(JOBS) --dist worksteal -m "not soak and not faults and not alone and not transports" --sqlite-only \
+	$(PYTEST) -n $(JOBS) --dist worksteal -m "not soak and not faults and not alone and not transports and not executors" \
+	  --sqlite-only \
 	  $(QUICK_FILES) $(PYTEST_ARGS)
 
 test-lowest:
@@ -135,6 +137,11 @@ transports: setup
 	@for server in $(SERVERS); do command -v $$server-server >/dev/null || { \
 	  echo "$$server-server is missing. On Debian and Ubuntu: apt-get install $$server-server" >&2; exit 1; }; done
 	$(PYTEST) -n $(JOBS) --dist worksteal -m "transports and not soak" -k "$(if $(MISSING),not ($(subst $(space), or ,$(strip $(MISSING)))))" $(PYTEST_ARGS)
+
+executors: setup
+	@for program in sbatch munge; do command -v $$program >/dev/null || { \
+	  echo "$$program is missing. On Debian and Ubuntu: apt-get install slurm-wlm munge" >&2; exit 1; }; done
+	$(PYTEST) -n $(JOBS) --dist worksteal -m "executors and not soak" tests/executors $(PYTEST_ARGS)
 
 cases: setup
 	$(PYTEST) -n $(JOBS) --dist worksteal -m "case and not soak" --cases -q $(PYTEST_ARGS)

@@ -10,7 +10,10 @@ EXECUTORS = Group(
     "schedd.executors",
     "executor",
     "executors",
-    {"process": "scheduler.executors.process:ProcessExecutor"},
+    {
+        "process": "scheduler.executors.process:ProcessExecutor",
+        "slurm": "scheduler.executors.slurm:SlurmExecutor",
+    },
 )
 
 

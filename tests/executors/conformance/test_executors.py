@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,18 +17,22 @@ from scheduler.model.placement import PlacementState
 from scheduler.store import placements
 from scheduler.store.read.explain import why
 from support.databases import Database
+from support.executor_rigs import RIGS, Rig
 from support.placing import TESTS, Place
 from support.warm import warm
 
 CANNOT = "PermanentError: it cannot be done"
-ENGINES: dict[str, Callable[[Path], str]] = {
-    "process": lambda place: f'type = "process"\ndirectory = "{place / "jobs"}"\ncpus = 64\n',
-}
+ENGINES = [pytest.param(name, marks=[pytest.mark.executors] if rig.marked else []) for name, rig in RIGS.items()]
 
 
 @pytest.fixture(params=ENGINES)
-def settings(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return ENGINES[request.param](tmp_path)
+def rig(request: pytest.FixtureRequest) -> Rig:
+    return RIGS[request.param]()
+
+
+@pytest.fixture
+def settings(rig: Rig, tmp_path: Path) -> str:
+    return rig.settings(tmp_path)
 
 
 @pytest.fixture
@@ -121,12 +125,13 @@ def test_a_daemon_that_is_killed_loses_and_doubles_nothing(place: Place, databas
     assert (len(place.lines("begin")), place.outcomes(task_id)) == (1, ["succeeded"])
 
 
-def test_a_job_killed_before_it_begins_is_a_lost_start(place: Place) -> None:
+def test_a_job_killed_before_it_begins_is_a_lost_start(place: Place, rig: Rig) -> None:
     """It uses no attempt; the next job runs the task."""
     gate = place.shut()
     task_id = place.schedule()
     place.until(lambda: _running(place))
-    _kill(place)
+    for seen in place.engine.inner.observe():
+        rig.kill(place.directory, seen.name)
     place.until(lambda: len(place.placements(task_id)) == 2)
     gate.open()
     place.until(lambda: place.ended(task_id))
@@ -297,10 +302,3 @@ def test_jobs_of_another_store_are_left_alone(place: Place, tmp_path: Path, sett
 
 def _running(place: Place) -> bool:
     return any(seen.phase is Phase.RUNNING for seen in place.engine.inner.observe())
-
-
-def _kill(place: Place) -> None:
-    """SIGKILL for all processes of the jobs."""
-    for seen in place.engine.inner.observe():
-        group = int((place.directory / "jobs" / seen.name / "pid").read_text())
-        os.killpg(group, signal.SIGKILL)

@@ -1,0 +1,48 @@
+"""What the conformance suite needs of an executor beside its class: settings, and a way to kill a job."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Protocol
+
+from support.slurm_rig import SlurmCluster
+
+
+class Rig(Protocol):
+    """``marked``: its engine is not to be had everywhere, see ``make executors``."""
+
+    marked: bool
+
+    def settings(self, directory: Path) -> str:
+        """Lines of ``[executors.it]``; the engine is there."""
+        ...
+
+    def kill(self, directory: Path, name: str) -> None:
+        """SIGKILL for all processes of a job that runs."""
+        ...
+
+
+class ProcessRig:
+    marked = False
+
+    def settings(self, directory: Path) -> str:
+        return f'type = "process"\ndirectory = "{directory / "jobs"}"\ncpus = 64\n'
+
+    def kill(self, directory: Path, name: str) -> None:
+        os.killpg(int((directory / "jobs" / name / "pid").read_text()), signal.SIGKILL)
+
+
+class SlurmRig:
+    marked = True
+
+    def settings(self, directory: Path) -> str:
+        conf = SlurmCluster.shared().conf
+        return f'type = "slurm"\ndirectory = "{directory / "jobs"}"\nslurm_conf = "{conf}"\n'
+
+    def kill(self, directory: Path, name: str) -> None:
+        SlurmCluster.shared().kill_job(name)
+
+
+RIGS: dict[str, type[Rig]] = {"process": ProcessRig, "slurm": SlurmRig}
