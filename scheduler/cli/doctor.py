@@ -19,7 +19,10 @@ _COLUMNS = ("level", "check", "text")
 @prints((*_COLUMNS, "tasks"))
 @click.pass_context
 def doctor_command(ctx: click.Context, session: Session, /, repair: bool) -> None:
-    """Check what must always hold, by reading everything. Exit status 1 if there is a problem."""
+    """Check what must always hold, by reading everything. Exit status 1 if there is a problem.
+
+    Connects to the sources and sinks of the configuration, too; one that cannot be reached from here is no problem.
+    """
     from scheduler import __version__
     from scheduler.errors import StoreUnavailableError
     from scheduler.store.admin import doctor as checks
@@ -52,6 +55,13 @@ def doctor_command(ctx: click.Context, session: Session, /, repair: bool) -> Non
         if not reached:
             raise
         found.append(checks.not_checked(database, error))
+    if session.config.sources or session.config.sinks:
+        from scheduler.messages.service import examine
+
+        for one in examine(session.config):
+            text = one.text if one.reached else f"it cannot be reached from here: {one.text}"
+            level = checks.OK if one.ok else checks.PROBLEM if one.reached else checks.NOTE
+            found.append(Finding(one.what, level, text))
     rows = [{"level": f.level, "check": f.check, "text": f.text, "tasks": list(f.tasks)} for f in found]
     print_rows(session, rows, _COLUMNS, whole=True)
     if any(f.level == checks.PROBLEM for f in found):

@@ -30,6 +30,7 @@ _SOURCE_FIELDS = ("source", "type", "kind", "ack", "paused", "open", "held", "de
 _SINK_FIELDS = ("sink", "type", "paused", "waiting", "retrying", "dead")
 CHECK_FIELDS = ("name", "type", "ok", "found")
 _CHANGE_FIELDS = ("name", "paused", "changed")
+_REDRIVE_FIELDS = ("name", "moved")
 _INBOX_FIELDS = (
     *("source", "key", "state", "task", "deliveries", "first_at", "last_at", "message_id", "subject", "sequence"),
     *("error", "expires_at"),
@@ -106,6 +107,30 @@ def resume_sources(session: Session, /, names: tuple[str, ...]) -> None:
     from scheduler.store.pauses import resume
 
     _change(session, session.config.sources, names, "source", lambda tx, name: resume(tx, SOURCE, name), False)
+
+
+@sources_command.command(name="redrive")
+@click.argument("name", metavar="SOURCE")
+@click.option("--limit", type=Number(1, 1_000_000), default=100, show_default=True, help="How many at most.")
+@acts
+@common
+@prints(_REDRIVE_FIELDS)
+def redrive_source(session: Session, /, name: str, limit: int) -> None:
+    """Send messages from a source's dead-letter queue to its queue again, those first that lie there longest.
+
+    Done by this command itself, without a daemon. They are delivered as new ones: what has become a task becomes no
+    second one, and what can still be no task is dead again.
+    """
+    from scheduler.messages.service import redrive
+    from scheduler.store import audit
+
+    _refuse_unknown(session.config.sources, (name,), "source")
+    moved = redrive(session.config, name, limit)
+    if moved:
+        session.write(lambda tx: audit.record(tx, "redrive", subject=f"source {name}", messages=moved))
+    print_rows(session, [{"name": name, "moved": moved}])
+    if moved == limit:
+        note("there may be more: say --limit")
 
 
 @click.group(name="sinks", cls=Group)

@@ -8,7 +8,10 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import NamedTuple
 
 from scheduler.app import Scheduler
 from scheduler.config.model import Config
@@ -18,10 +21,11 @@ from scheduler.messages.outbox import Publisher, sink_kinds
 from scheduler.messages.receiver import Receiver
 from scheduler.messages.unreadable import UnreadableMessage
 from scheduler.store import inbox
-from scheduler.transports.ports import Finding, PushSource, Sink, Source, TransportError
+from scheduler.transports.ports import Finding, PushSource, Redrives, Sink, Source, TransportError
 from scheduler.transports.types import make_sink, make_source
 
 PURGE_EVERY = 3600.0  # seconds between removals of messages whose time is over
+AT_ONCE = 8  # sources and sinks that are examined at a time
 STOP_WITHIN = 5.0  # seconds that a stop waits for all receivers
 
 log = logging.getLogger("scheduler.messages")
@@ -54,6 +58,60 @@ def check_source(config: Config, name: str) -> list[Finding]:
 def check_sink(config: Config, name: str) -> list[Finding]:
     """What is found about a sink by connecting to it. Raises ConfigError."""
     return _checked(make_sink(config, name))
+
+
+def redrive(config: Config, name: str, most: int) -> int:
+    """Send up to ``most`` dead messages of a source to it again; how many. Raises ConfigError, TransportError."""
+    source = make_sources(config)[name]
+    try:
+        if not isinstance(source, Redrives) or not source.limits.has_dlq:
+            raise ConfigError(
+                f"source {name} has no dead-letter queue that can be read from here: what schedd keeps itself is "
+                f"a dead task, see `schedctl dlq list --kind messages.unreadable`"
+            )
+        return source.redrive(most)
+    finally:
+        source.close()
+
+
+class Examined(NamedTuple):
+    """What was found of one source or sink. ``reached`` False: it could not be asked, from here at least."""
+
+    what: str
+    ok: bool
+    reached: bool
+    text: str
+
+
+def examine(config: Config) -> list[Examined]:
+    """Connect to all sources and sinks of a configuration, several at a time."""
+    ends: dict[str, Callable[[], Source | PushSource | Sink]] = {
+        **{f"source {name}": partial(_source, config, name) for name in config.sources},
+        **{f"sink {name}": partial(make_sink, config, name) for name in config.sinks},
+    }
+    if not ends:
+        return []
+    with ThreadPoolExecutor(min(len(ends), AT_ONCE), "schedd-examine") as pool:
+        return list(pool.map(_examine, ends, ends.values()))
+
+
+def _source(config: Config, name: str) -> Source | PushSource:
+    return make_sources(config)[name]
+
+
+def _examine(what: str, make: Callable[[], Source | PushSource | Sink]) -> Examined:
+    try:
+        end = make()
+    except ConfigError as error:
+        return Examined(what, False, True, str(error))
+    try:
+        found = end.check()
+    except TransportError as error:
+        return Examined(what, False, False, str(error))
+    finally:
+        end.close()
+    wrong = [one.text for one in found if not one.ok]
+    return Examined(what, not wrong, True, "; ".join(wrong or [one.text for one in found]))
 
 
 def _checked(end: Source | PushSource | Sink) -> list[Finding]:

@@ -159,6 +159,23 @@ class CloudflareSource:
             if answer is not None
         }
 
+    def redrive(self, most: int) -> int:
+        """The dead-letter queue has to have an HTTP pull consumer, too. Raises TransportError."""
+        dead, moved = self._settings.dead_letter_queue, 0
+        while moved < most:
+            wanted = {"batch_size": min(most - moved, MAX_BATCH), "visibility_timeout_ms": round(VISIBILITY * 1000)}
+            found = [_delivery(one) for one in self._api.post(f"{dead}/messages/pull", wanted).get("messages") or ()]
+            if not found:
+                break
+            answers = self._api.send(self._settings.queue, [_grave(Dead(one.receipt, "", one)) for one in found])
+            done = [one.receipt for one, why in zip(found, answers, strict=True) if why is None]
+            acks = [{"lease_id": receipt} for receipt in done]
+            self._api.post(f"{dead}/messages/ack", {"acks": acks, "retries": []})
+            moved += len(done)
+            if len(done) < len(found):
+                raise TransportError(f"{next(why for why in answers if why is not None)}; {moved} have moved")
+        return moved
+
     def extend(self, receipts: Sequence[str], seconds: float) -> Sequence[Settled]:
         """Asks nothing: the API has no way to do it."""
         return [Settled(receipt, "Cloudflare extends no lease") for receipt in receipts]

@@ -37,6 +37,10 @@ MAX_BATCH = 500
 MAX_DELAY = 86_400.0  # seconds: the longest that a message is given back for at once
 REASON_SIZE = 256  # characters of a reason that go with a dead message
 OVERHEAD = 1024  # bytes of headers that a published message has at most
+REASON, SUBJECT = "reason", "Schedd-Subject"  # headers of dead messages; the second is where they came from
+_OF_DEAD = frozenset({"Nats-Msg-Id", REASON, SUBJECT})
+_FROM = "nats-subject"  # among a delivery's headers: the subject that it came by
+REDRIVE_S = 300.0  # seconds that a redrive may take
 TOO_LARGE = 10054  # the server's code for a message above the stream's max_msg_size
 
 
@@ -117,11 +121,40 @@ class NatsSource:
         delivery, dead = verdict.delivery, self._settings.dead
         assert dead is not None
         own = {name: text for name, text in delivery.headers.items() if not name.startswith("nats-")}
-        own |= {"Nats-Msg-Id": f"dead {delivery.message_id}", "reason": _line(verdict.reason) or "dead"}
+        own |= {"Nats-Msg-Id": f"dead {delivery.message_id}", REASON: _line(verdict.reason) or "dead"}
+        own[SUBJECT] = delivery.headers.get(_FROM, "")
         if len(delivery.body) + _size(own) > client.max_payload:
             own = {}
         answer = await _publish(client, dead, delivery.body, own, delivery.message_id)
         return None if isinstance(answer, Published) else f"it was not sent to {dead}: {answer.reason}"
+
+    def redrive(self, most: int) -> int:
+        """To the subject that each had. Raises TransportError."""
+        usual, dead = self._settings.subject, self._settings.dead or ""
+
+        async def move(client: Any) -> int:
+            from nats.js.errors import NotFoundError
+
+            stream = client.jetstream()
+            name = await stream.find_stream_name_by_subject(dead)
+            last, number, moved = (await stream.stream_info(name)).state.last_seq, 0, 0
+            while moved < most and number < last:  # what dies again meanwhile is left
+                try:
+                    found = await stream.get_msg(name, number + 1, subject=dead, next=True)
+                except NotFoundError:
+                    break
+                number = int(found.seq)
+                own = {key: text for key, text in (found.headers or {}).items() if key not in _OF_DEAD}
+                own["Nats-Msg-Id"] = f"redrive {name}:{number}"
+                subject = (found.headers or {}).get(SUBJECT) or usual or ""
+                answer = await _publish(client, subject, found.data or b"", own, "")
+                if not isinstance(answer, Published):
+                    raise TransportError(f"nats: {answer.reason}; {moved} have moved")
+                await stream.delete_msg(name, number)
+                moved += 1
+            return moved
+
+        return self._server.ask(move, REDRIVE_S)
 
     def extend(self, receipts: Sequence[str], seconds: float) -> Sequence[Settled]:
         """By the consumer's ``ack_wait``, whatever ``seconds`` says. Raises TransportError."""
@@ -288,7 +321,7 @@ def _delivery(message: Any) -> Delivery:
         receipt=message.reply,
         attempts=about.num_delivered,
         sent_at=round(about.timestamp.timestamp() * 1_000_000),
-        headers={name.lower(): text for name, text in (message.headers or {}).items()},
+        headers={**{name.lower(): text for name, text in (message.headers or {}).items()}, _FROM: message.subject},
     )
 
 

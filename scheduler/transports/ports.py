@@ -211,6 +211,19 @@ class Source(Protocol):
         ...
 
 
+@runtime_checkable
+class Redrives(Protocol):
+    """A source that can send dead messages to its queue again, which operators ask for."""
+
+    def redrive(self, most: int) -> int:
+        """Move up to ``most`` messages from the dead-letter queue to the queue, and return how many have moved.
+
+        Those that lie there longest come first. One is taken away only once the queue has confirmed it, so a crash may
+        leave it in both. Raises TransportError; what has moved until then stays moved.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """An HTTP request that the door has authenticated. ``headers``: their names in small letters."""

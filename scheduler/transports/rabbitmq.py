@@ -36,6 +36,7 @@ from scheduler.transports.ports import (
 MAX_SIZE = 16 * 1024 * 1024  # bytes of a message: the server's own limit from 4.0 on
 MAX_BATCH = 500
 OLDEST = (3, 10)  # the first version whose quorum queues know messages that expire
+REDRIVE_WAIT = 1.0  # seconds that a redrive waits for dead messages that are said to be there
 RETURN_S = 30.0  # seconds after which a message whose verdict was refused is given back
 MAX_ARGUMENTS = 12  # of a queue, that are looked at
 PERSISTENT = 2
@@ -145,11 +146,7 @@ class RabbitSource:
         ]
 
     def _acknowledge(self, channel: Any, receipts: Sequence[str], give: Give) -> None:
-        for receipt in receipts:
-            if self._forget(receipt):
-                channel.basic_ack(_tag(receipt))
-        # Acknowledgements have no answer. That to a later request says that they have arrived.
-        channel.basic_qos(prefetch_count=1, callback=give)
+        _acknowledge([_tag(receipt) for receipt in receipts if self._forget(receipt)], channel, give)
 
     def _forget(self, receipt: str) -> bool:
         """Whether a delivery was open until now. In the link's thread, so that each is settled once."""
@@ -168,6 +165,20 @@ class RabbitSource:
         """Deliveries last as long as the connection does, whose heartbeats go on by themselves."""
         alive = self._link is not None and not self._link.is_ended
         return [Settled(one) if alive and one in self._open else _gone(one) for one in receipts]
+
+    def redrive(self, most: int) -> int:
+        """Raises TransportError."""
+        link, dead, moved = self._line.link(), self._settings.dead or "", 0
+        most = min(most, _ask_for(link, dead))  # what dies again meanwhile is left
+        while moved < most and (found := link.fetch(dead, min(MAX_BATCH, most - moved), REDRIVE_WAIT)):
+            copies = [Copy("", self._settings.queue, body, _copied(properties, {})) for _, properties, body in found]
+            answers = link.publish(copies)
+            tags = [method.delivery_tag for (method, _, _), why in zip(found, answers, strict=True) if why is None]
+            link.ask(partial(_acknowledge, tags))
+            moved += len(tags)
+            if len(tags) < len(found):
+                raise TransportError(f"rabbitmq: {next(why for why in answers if why is not None)}; {moved} have moved")
+        return moved
 
     def check(self) -> Sequence[Finding]:
         """Raises TransportError."""
@@ -276,12 +287,23 @@ def _copied(properties: Any, more: Mapping[str, Any], **changed: Any) -> Any:
 
     kept = ("content_type", "content_encoding", "priority", "correlation_id", "reply_to", "message_id", "timestamp")
     given = {name: getattr(properties, name) for name in (*kept, "type", "app_id")}
-    headers = {name: value for name, value in (properties.headers or {}).items() if not _OF_SERVER.fullmatch(name)}
+    headers = {
+        name: value
+        for name, value in (properties.headers or {}).items()
+        if not _OF_SERVER.fullmatch(name) and name not in (REASON, DELIVERIES)
+    }
     return pika.BasicProperties(**{**given, "delivery_mode": PERSISTENT, "headers": {**headers, **more}, **changed})
 
 
 def _tag(receipt: str) -> int:
     return int(receipt.partition(" ")[2])
+
+
+def _acknowledge(tags: Sequence[int], channel: Any, give: Give) -> None:
+    for tag in tags:
+        channel.basic_ack(tag)
+    # Acknowledgements have no answer. That to a later request says that they have arrived.
+    channel.basic_qos(prefetch_count=1, callback=give)
 
 
 def _gone(receipt: str) -> Settled:

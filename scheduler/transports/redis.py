@@ -39,20 +39,34 @@ MAX_BATCH = 500
 MAX_BLOCK_S = 20.0  # seconds that one XREADGROUP waits at most
 ANSWER_S = 30.0  # seconds within which the server answers
 # KEYS: the stream, that of dead messages. ARGV: group, entry, consumer, deliveries, and the body and reason of a dead
-# one. An entry that another consumer has by now is left alone, whatever the receipt says.
+# one. An entry that another consumer has by now is left alone, whatever the receipt says. A dead entry has its
+# message's fields, and two more at its end.
 _HELD = """
 local held = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[2], ARGV[2], 1)
 if #held == 0 or held[1][2] ~= ARGV[3] or held[1][4] ~= tonumber(ARGV[4]) then return 0 end
 """
 _ACK = f"{_HELD} redis.call('XACK', KEYS[1], ARGV[1], ARGV[2]) redis.call('XDEL', KEYS[1], ARGV[2]) return 1"
 _DEAD = (
-    f"{_HELD} redis.call('XADD', KEYS[2], '*', 'body', ARGV[5], 'reason', ARGV[6], 'id', ARGV[2]) "
+    f"{_HELD} local entry = redis.call('XRANGE', KEYS[1], ARGV[2], ARGV[2])[1] "
+    "local fields = entry and entry[2] or {'body', ARGV[5]} "
+    "for _, more in ipairs({'reason', ARGV[6], 'id', ARGV[2]}) do table.insert(fields, more) end "
+    "redis.call('XADD', KEYS[2], '*', unpack(fields)) "
     "redis.call('XACK', KEYS[1], ARGV[1], ARGV[2]) redis.call('XDEL', KEYS[1], ARGV[2]) return 1"
 )
 _WAIT = (
     f"{_HELD} redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[3], 0, ARGV[2], 'IDLE', ARGV[5], 'RETRYCOUNT', ARGV[4], "
     "'JUSTID') return 1"
 )
+# ARGV: how many at most.
+_REDRIVE = """
+local found = redis.call('XRANGE', KEYS[2], '-', '+', 'COUNT', ARGV[1])
+for _, entry in ipairs(found) do
+  for _ = 1, 4 do table.remove(entry[2]) end
+  redis.call('XADD', KEYS[1], '*', unpack(entry[2]))
+  redis.call('XDEL', KEYS[2], entry[1])
+end
+return #found
+"""
 
 
 class SourceSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,6 +175,18 @@ class RedisSource:
                 pipe.eval(script, 2, *keys, settings.group, entry, consumer, number, *more)
             answers = pipe.execute(raise_on_error=False)
         return [_settled(receipt, answer) for (receipt, _, _), answer in zip(wanted, answers, strict=True)]
+
+    def redrive(self, most: int) -> int:
+        """Raises TransportError."""
+        keys = self._settings.stream, self._settings.dead or self._settings.stream
+
+        def move(client: Any) -> int:
+            left, moved = min(most, int(client.xlen(keys[1]))), 0  # what dies again meanwhile is left
+            while left > 0 and (some := int(client.eval(_REDRIVE, 2, *keys, min(left, MAX_BATCH)))):
+                left, moved = left - some, moved + some
+            return moved
+
+        return self._server.ask(move)
 
     def check(self) -> Sequence[Finding]:
         """Raises TransportError."""

@@ -35,6 +35,7 @@ MAX_RETRY = 43_000.0  # seconds: the rest of the visibility is spent before a me
 MAX_POLL = 20.0  # seconds of one long poll
 RETENTION = 14 * 86_400.0  # seconds: the longest that a queue keeps a message
 CONNECT_TIMEOUT, READ_TIMEOUT = 5.0, 30.0  # seconds; a read outlasts a long poll
+REASON, MAX_ATTRIBUTES = "reason", 10  # an attribute of dead messages; how many one may have
 REASON_SIZE = 256  # characters of a reason that go with a dead message
 
 
@@ -98,6 +99,24 @@ class SqsSource:
         """Raises TransportError."""
         return self._change(dict.fromkeys(receipts, max(1.0, seconds)))
 
+    def redrive(self, most: int) -> int:
+        """Raises TransportError."""
+        url, dead, moved = self._settings.queue_url, self._settings.dead_letter_url, 0
+        while moved < most:
+            answer = self._api.call(
+                "receive_message", QueueUrl=dead, MaxNumberOfMessages=min(most - moved, MAX_BATCH),
+                VisibilityTimeout=round(self._settings.visibility), MessageAttributeNames=["All"],
+            )  # fmt: skip
+            found = answer.get("Messages", ())
+            if not found:
+                break
+            for one in found:
+                own = {name: text for name, text in one.get("MessageAttributes", {}).items() if name != REASON}
+                self._api.call("send_message", QueueUrl=url, MessageBody=one["Body"], MessageAttributes=own)
+                self._api.call("delete_message", QueueUrl=dead, ReceiptHandle=one["ReceiptHandle"])
+                moved += 1
+        return moved
+
     def check(self) -> Sequence[Finding]:
         """Raises TransportError."""
         found = [self._api.look(self._settings.queue_url)]
@@ -115,7 +134,7 @@ class SqsSource:
             try:
                 self._api.call(
                     "send_message", QueueUrl=self._settings.dead_letter_url, MessageBody=_text(one.delivery.body),
-                    MessageAttributes={"reason": _attribute(one.reason[:REASON_SIZE] or "dead")},
+                    MessageAttributes=_attributes(one.delivery.headers, one.reason[:REASON_SIZE] or "dead"),
                 )  # fmt: skip
                 found.append(Settled(one.receipt))
             except TransportError as error:
@@ -245,6 +264,12 @@ def _settled(receipt: str, wrong: Mapping[str, Any] | None) -> Settled:
 
 def _refused(key: str, wrong: Mapping[str, Any]) -> Refused:
     return Refused(key, wrong.get("Message") or "it was not confirmed", final=bool(wrong.get("SenderFault")))
+
+
+def _attributes(headers: Mapping[str, str], reason: str) -> dict[str, dict[str, str]]:
+    """A dead message's own, as far as there is room for them beside the reason."""
+    own = [(name, text) for name, text in headers.items() if text and name != REASON][: MAX_ATTRIBUTES - 1]
+    return {name: _attribute(text) for name, text in [*own, (REASON, reason)]}
 
 
 def _attribute(text: str) -> dict[str, str]:

@@ -9,8 +9,12 @@ import pytest
 
 from scheduler.config.messages import Source
 from scheduler.messages.intake import Intake
+from scheduler.model.trouble import Trouble
+from scheduler.transports import types
 from scheduler.transports.ports import Delivery, Limits
 from support.bench import Bench
+from support.fleet import write
+from support.spool import SpoolRig
 
 from .conftest import Ctl
 
@@ -103,3 +107,84 @@ def test_a_check_connects_and_says_what_is_wrong(ctl: Ctl, live: Bench, config: 
     assert "set listen in [door]" in ctl.fails(2, "sources", "check", SCHEDD_CONFIG=str(file))
     file.write_text(DOOR)
     assert "there is no source: write one" in ctl.fails(2, "sources", "check", SCHEDD_CONFIG=str(file))
+
+
+def spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **more: str) -> tuple[SpoolRig, str]:
+    """A source whose transport is a file, and its configuration."""
+    monkeypatch.setitem(types.OWN[types.SOURCES], "spool", SpoolRig.factory)  # type: ignore[arg-type]
+    rig = SpoolRig(tmp_path)
+    lines = "".join(f'{name} = "{value}"\n' for name, value in more.items())
+    file = tmp_path / "spool.toml"
+    file.write_text(f'[sources.orders]\ntype = "spool"\nkind = "Step"\n{rig.table}{lines}')
+    return rig, str(file)
+
+
+def test_dead_messages_are_sent_to_their_source_again(
+    ctl: Ctl, live: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig, config = spool(tmp_path, monkeypatch)
+    with rig.spool.open() as connection:
+        for number in range(3):
+            connection.execute("INSERT INTO dead VALUES (?, 'no')", (b"%d" % number,))
+    said = ctl("-o", "json", "sources", "redrive", "orders", "--limit", "2", "--by", "ann", SCHEDD_CONFIG=config)
+    assert json.loads(said.stdout) == [{"name": "orders", "moved": 2}]
+    assert "there may be more" in said.stderr
+    assert (rig.left(), len(rig.dead())) == (2, 1)
+    again = ctl("-o", "json", "sources", "redrive", "orders", SCHEDD_CONFIG=config)
+    assert (json.loads(again.stdout), again.stderr) == ([{"name": "orders", "moved": 1}], "")
+    ctl("sources", "redrive", "orders", SCHEDD_CONFIG=config)
+    entries = ctl.json("audit", "--subject", "source orders")
+    assert [(one["action"], one["detail"]["messages"]) for one in entries] == [("redrive", 1), ("redrive", 2)]
+    assert "ann" in json.dumps(entries)
+    rig.stop_server()
+    assert "the spool is away" in ctl.fails(1, "sources", "redrive", "orders", SCHEDD_CONFIG=config)
+
+
+def test_a_source_without_a_dead_letter_queue_of_its_own_redrives_nothing(ctl: Ctl, live: Bench, config: str) -> None:
+    said = ctl.fails(2, "sources", "redrive", "orders", SCHEDD_CONFIG=config)
+    assert "source orders has no dead-letter queue that can be read from here" in said
+    assert "there is no source 'x'" in ctl.fails(2, "sources", "redrive", "x", SCHEDD_CONFIG=config)
+
+
+def test_doctor_connects_to_sources_and_sinks(
+    ctl: Ctl, live: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig, config = spool(tmp_path, monkeypatch)
+
+    def found(status: int = 0) -> dict[str, tuple[str, str]]:
+        result = ctl("-o", "json", "doctor", SCHEDD_CONFIG=config)
+        assert result.exit_code == status, result.output
+        return {row["check"]: (row["level"], row["text"]) for row in json.loads(result.stdout)}
+
+    assert found()["source orders"] == ("ok", "there")
+    assert found()["messages"][0] == "ok"
+    rig.stop_server()
+    assert found()["source orders"] == ("note", "it cannot be reached from here: the spool is away")
+    Path(config).write_text(SOURCES + SINKS)  # without a door
+    wrong = found(1)
+    assert wrong["source orders"][0] == "problem"
+    assert "set listen in [door]" in wrong["source orders"][1]
+    assert "sink shop" in wrong
+    receive(live, "bad")
+    Path(config).write_text("")
+    level, text = found()["messages"]
+    assert (level, text.startswith("1 message could become no task")) == ("note", True)
+    live.jobs.traffic.tell(Trouble("sink", "shop", live.jobs.database.now(), "refused"), 3600.0)
+    live.drain()
+    level, text = found(1)["messages"]
+    assert (level, text.startswith("sink shop cannot be used since")) == ("problem", True)
+
+
+def test_doctor_finds_messages_that_nothing_settles(ctl: Ctl, live: Bench) -> None:
+    section = Source(type="spool", kind="Step", ack="end")
+    intake = Intake("orders", section, Limits(has_dlq=True), live.jobs.submitter, "gone")
+    body = json.dumps({"idempotency_key": "a", "payload_inline": {"name": "a"}}).encode()
+    intake.take([Delivery(message_id="1", body=body, receipt="r")])
+    live.drain()
+    found = {row["check"]: row for row in ctl.json("doctor")}
+    assert found["messages"]["level"] == "ok", "its receiver has an hour"
+    write(live.jobs, "UPDATE schedd_inbox SET last_at = last_at - 7200000000")
+    write(live.jobs, "UPDATE schedd_tasks SET finished_at = finished_at - 7200000000")
+    found = {row["check"]: row for row in ctl.json("doctor")}
+    assert found["messages"]["level"] == "note"
+    assert found["messages"]["text"].startswith("1 message of orders not settled, though their tasks have ended")

@@ -78,6 +78,7 @@ CHANGING = (
     "sources check",
     "sources pause orders",
     "sources resume orders",
+    "sources redrive orders",
     "sinks check",
     "executors check",
     "sinks pause shop",

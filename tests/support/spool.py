@@ -99,6 +99,16 @@ class SpoolSource:
                 found.append(Settled(receipt, "unknown receipt" if gone else None, gone=gone))
         return found
 
+    def redrive(self, most: int) -> int:
+        with self.spool.open() as connection:
+            rows = connection.execute("SELECT rowid, body FROM dead LIMIT ?", (most,)).fetchall()
+            for number, body in rows:
+                connection.execute(
+                    "INSERT INTO messages (name, body, headers) VALUES (?, ?, '{}')", (f"again{number}", body)
+                )
+                connection.execute("DELETE FROM dead WHERE rowid = ?", (number,))
+        return len(rows)
+
     def check(self) -> Sequence[Finding]:
         with self.spool.open():
             return [Finding(True, "there")]

@@ -129,6 +129,23 @@ def test_a_dead_message_has_its_reason_with_it(rig: RabbitRig, source: Callable[
     assert rig.left() == 0
 
 
+def test_what_is_redriven_is_as_it_came(rig: RabbitRig, source: Callable[..., RabbitSource]) -> None:
+    one = source()
+    publish(rig, b"1", message_id="m", type="order", headers={"a": "b"})
+    (delivery,) = one.receive(10, 1.0)
+    one.settle([Dead(delivery.receipt, "no", delivery)])
+    assert one.redrive(10) == 1
+    (again,) = one.receive(10, 1.0)
+    assert (again.message_id, again.headers, again.attempts) == ("m", {"a": "b", "message_type": "order"}, 1)
+    one.settle([Dead(again.receipt, "no", again)])
+    one.close()
+    rig.channel().queue_delete(rig.queue)
+    with pytest.raises(TransportError, match="no queue takes messages"):
+        one.redrive(10)
+    one.close()
+    assert len(rig.dead()) == 1, "it is where it was"
+
+
 def test_a_verdict_that_the_server_refuses_is_an_error_and_the_message_comes_again(
     rig: RabbitRig, source: Callable[..., RabbitSource], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -111,3 +111,18 @@ def test_an_address_that_is_none(rig: RedisRig) -> None:
     wrong = streams.RedisSink("done", streams.SinkSettings(stream="x", url="http://127.0.0.1"))
     with pytest.raises(TransportError, match="redis"):
         wrong.check()
+
+
+def test_a_dead_entry_keeps_its_fields_and_is_redriven_with_them(rig: RedisRig) -> None:
+    rig.send(b"1", {"idempotency_key": "k"})
+    one = source(rig)
+    (delivery,) = one.receive(10, 1.0)
+    one.settle([Dead(delivery.receipt, "no", delivery)])
+    with rig.client() as client:
+        ((_, fields),) = client.xrange(DEAD)
+    assert fields == {
+        b"body": b"1", b"idempotency_key": b"k", b"reason": b"no", b"id": delivery.message_id.encode(),
+    }  # fmt: skip
+    assert one.redrive(10) == 1
+    (again,) = one.receive(10, 1.0)
+    assert (again.body, again.headers, rig.dead()) == (b"1", {"idempotency_key": "k"}, [])

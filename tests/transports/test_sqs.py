@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from scheduler.errors import ConfigError
-from scheduler.transports.ports import Outgoing, Published, TransportError
+from scheduler.transports.ports import Dead, Outgoing, Published, TransportError
 from scheduler.transports.sqs import MAX_BATCH, MAX_SIZE, SinkSettings, SourceSettings, SqsSink, SqsSource
 from support.sqs_rig import KEYS, SqsRig
 
@@ -71,3 +71,15 @@ def test_a_source_without_a_dead_letter_queue_says_so(rig: SqsRig) -> None:
     assert not SqsSource("in", SourceSettings(queue_url=rig.url)).limits.has_dlq
     with pytest.raises(ConfigError, match="from 1 s to 12 h"):
         SqsSource("in", SourceSettings(queue_url=rig.url, visibility=0.5))
+
+
+def test_a_dead_message_keeps_its_attributes_and_is_redriven_with_them(rig: SqsRig) -> None:
+    own = SourceSettings(queue_url=rig.url, dead_letter_url=rig.dead_url, endpoint_url=rig.endpoint, **KEYS)
+    source = SqsSource("in", own)
+    rig.send(b"1", {f"h{number}": "x" for number in range(9)})
+    (delivery,) = source.receive(1, 1.0)
+    assert source.settle([Dead(delivery.receipt, "no", delivery)])[0].error is None
+    assert source.redrive(10) == 1
+    (again,) = source.receive(1, 1.0)
+    assert (again.body, again.headers) == (b"1", delivery.headers)
+    assert source.redrive(10) == 0

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from scheduler.errors import StoreUnavailableError
+from scheduler.model import inbox
 from scheduler.model import state as st
 from scheduler.model.recurrence import Recurrence
 from scheduler.model.state import Otherwise
@@ -26,7 +27,7 @@ from scheduler.store.durable import waits
 from scheduler.store.placements import abandoned, executors
 from scheduler.store.predicates import HELD, held
 from scheduler.store.read.status import never, tasks_ahead, unserved
-from scheduler.store.read.stuck import hung
+from scheduler.store.read.stuck import hung, of_transports
 from scheduler.store.read.unserved import describe, unserved_schedules
 from scheduler.store.read.workers import read_fleet, workers
 from scheduler.store.schedules import is_ahead
@@ -40,6 +41,7 @@ _BIT = f"CASE {_PARENT} WHEN 6 THEN 1 WHEN 7 THEN 2 WHEN 8 THEN 2 WHEN 9 THEN 4 
 _PARENTS = "LEFT JOIN schedd_tasks p ON p.id = e.parent LEFT JOIN schedd_outcomes o ON o.task_id = e.parent"
 _LATE = 60 * SECOND
 _LONG_RUN_US = 3600 * SECOND
+_LATE_SETTLE = 3600 * SECOND  # a message of a task that ended so long ago should be settled
 _BLOCKER_TIMEOUT_S = 0.3  # bounds the search for the transaction in the way
 
 
@@ -105,6 +107,7 @@ def check(tx: Tx) -> list[Finding]:
             "pauses": lambda: _pauses(tx),
             "schedules": lambda: _schedules(tx),
             "schedules' tasks": lambda: _runs(tx),
+            "messages": lambda: _messages(tx),
         },
     )
 
@@ -344,3 +347,29 @@ def not_checked(database: Database, error: StoreUnavailableError) -> Finding:
     with suppress(TimeoutError, StoreUnavailableError, RuntimeError):
         reason = in_time(database.locked_by, _BLOCKER_TIMEOUT_S)
     return Finding("checks", PROBLEM, f"not checked: {error}" + ("" if reason is None else f"; {reason}"))
+
+
+def _messages(tx: Tx) -> Finding:
+    """What the daemons say of sources and sinks; messages that are not settled, and those that are dead."""
+    troubles = of_transports(workers(tx), tx.now)
+    if troubles:
+        return Finding("messages", PROBLEM, "; ".join(one.text for one in troubles))
+    rows = tx.run(
+        "SELECT i.source, i.task_id FROM schedd_inbox i LEFT JOIN schedd_tasks t ON t.id = i.task_id "
+        f"WHERE i.receipt IS NOT NULL AND (t.id IS NULL OR t.state >= {st.FIRST_TERMINAL} AND t.finished_at < :before) "
+        f"AND i.last_at < :before ORDER BY i.source, i.task_id LIMIT {_MAX_IDS}",
+        before=tx.now - _LATE_SETTLE,
+    ).fetchall()
+    if rows:
+        names = listed(list(dict.fromkeys(row.source for row in rows)))
+        text = f"{counted(len(rows), 'message')} of {names} not settled, though their tasks have ended: does a daemon"
+        ids = tuple(row.task_id for row in rows if row.task_id is not None)
+        return Finding("messages", NOTE, f"{text} receive from there? They are delivered again, and settled then", ids)
+    dead = tx.run(
+        f"SELECT count(*) FROM (SELECT 1 FROM schedd_inbox WHERE verdict = {inbox.DEAD} AND task_id IS NULL "
+        f"LIMIT {_MAX_IDS}) q"
+    ).scalar_one()
+    if dead:
+        text = f"{counted(dead, 'message')} could become no task, and went to a dead-letter queue"
+        return Finding("messages", NOTE, f"{text}: `schedctl inbox list --state dead`, `schedctl sources redrive`")
+    return Finding("messages", OK, "none is dead, and none waits to be settled")

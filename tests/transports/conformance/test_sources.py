@@ -25,7 +25,7 @@ from scheduler.messages.receiver import Receiver
 from scheduler.model.pauses import SOURCE
 from scheduler.store import inbox, pauses
 from scheduler.testing import drain
-from scheduler.transports.ports import TransportError
+from scheduler.transports.ports import Redrives, TransportError
 from support.cloudflare_rig import CloudflareRig
 from support.databases import Database
 from support.nats_rig import NatsRig
@@ -186,6 +186,29 @@ def test_a_dead_message_is_sent_to_its_origin_again(trial: Trial) -> None:
     trial.receive_all()
     trial.run_tasks()
     assert trial.effects() == Counter([1])
+
+
+def test_dead_messages_are_redriven(trial: Trial) -> None:
+    """Two of three, once they can be read; what was done before is not done again."""
+    settings = trial.config.read_text()
+    trial.config.write_text(settings + "max_size = 1000\n")
+    for number in range(3):
+        trial.rig.send(trial.body(number, more="x" * 1000))
+    trial.rig.send(trial.body(3))
+    trial.receive_all()
+    trial.config.write_text(settings)
+    source = trial.receiver()._source
+    assert isinstance(source, Redrives)
+    assert source.redrive(2) == 2
+    trial.receive_all()
+    trial.run_tasks()
+    assert trial.effects()[3] == 1
+    assert sum(trial.effects().values()) == 3
+    assert source.redrive(10) == 1
+    assert source.redrive(10) == 0
+    trial.receive_all()
+    trial.run_tasks()
+    assert (trial.effects(), trial.rig.dead()) == (Counter(range(4)), [])
 
 
 def test_a_delay_above_the_cap_is_capped(trial: Trial) -> None:
