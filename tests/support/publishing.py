@@ -62,7 +62,7 @@ def jobs_of(config_file: str | Path, type_name: str, factory: str, queues: Seque
     jobs = Scheduler(config.store.url, queues=queues, lease=LEASE)
     jobs.register(Told)
     jobs.register(Telling)
-    for _, kind in sink_kinds(config, jobs.database).values():
+    for _, kind in sink_kinds(config, jobs.database, jobs.traffic).values():
         jobs.register(kind)
     return jobs
 

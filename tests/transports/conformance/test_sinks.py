@@ -19,6 +19,8 @@ from scheduler.config.load import load
 from scheduler.messages.outbox import Publisher
 from scheduler.model.outgoing import OUTBOX
 from scheduler.model.state import TaskState
+from scheduler.ports import SystemClock
+from scheduler.telemetry.traffic import Traffic
 from scheduler.transports import types
 from scheduler.transports.envelope import Message, encode
 from scheduler.transports.ports import Outgoing, Published
@@ -48,7 +50,8 @@ def section(rig: Any) -> str:
 
 def publisher_of(config_file: Path) -> Publisher:
     config = load(str(config_file), {})
-    return Publisher("out", types.make_sink(config, "out"), config.sinks["out"])
+    now = SystemClock().now
+    return Publisher("out", types.make_sink(config, "out"), config.sinks["out"], now, Traffic())
 
 
 class Trial:
