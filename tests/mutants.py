@@ -392,6 +392,11 @@ MUTANTS = (
         ("tests/faults/test_failover.py::test_what_a_failover_loses_is_never_taken_for_what_comes_after_it",),
     ),
     Mutant(
+        "a commit whose wait for the standby is cancelled is not done",
+        (Change("scheduler/store/db/synchronous.py", "if diagnostic.source_function == _WAITS:", "if not _WAITS:"),),
+        ("tests/faults/test_failover.py::test_a_commit_whose_wait_for_the_standby_is_cancelled_is_not_acknowledged",),
+    ),
+    Mutant(
         "another file at the path is noticed",
         (Change("scheduler/store/db/same_store.py", "if found == self._file:", "if found != ():"),),
         ("tests/store/db/test_replaced_file.py",),

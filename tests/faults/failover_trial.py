@@ -135,8 +135,11 @@ class Trial:
         if self.newcomer is not None:
             self.newcomer.close()
 
-    def run(self, fault: Callable[[Trial], None]) -> Report:
-        """Let the fault happen under calls, wait for the end of everything that is left, and check all."""
+    def run(self, fault: Callable[[Trial], None], *, stays: bool = False) -> Report:
+        """Let the fault happen under calls, wait for the end of everything that is left, and check all.
+
+        ``stays``: the primary is the same afterwards.
+        """
         for _ in range(DAEMONS):
             slots = {"pools__medium__slots": str(SLOTS)}
             self.daemons.append(self.fleet.daemon(module="faults.words", worker__lease=str(LEASE), **slots))
@@ -146,7 +149,8 @@ class Trial:
         time.sleep(BEFORE)
         fault(self)
         promoted = time.monotonic()
-        until(lambda: self._listeners(self.pair.standby) == DAEMONS, "the notifiers listen anew", PATIENCE)
+        new = self.pair.primary if stays else self.pair.standby
+        until(lambda: self._listeners(new) == DAEMONS, "the notifiers listen anew", PATIENCE)
         notified = time.monotonic() - promoted
         assert notified < SOON
         until(lambda: self.caller.moments[-1] > promoted, "calls are acknowledged", SOON)

@@ -28,6 +28,7 @@ from support.session import files_directory
 pytestmark = [pytest.mark.faults, pytest.mark.soak, pytest.mark.alone]
 LATE = 5.0  # seconds without a primary
 CUT = 3.0  # seconds in which the primary goes on alone
+PAUSED, AWAY = 0.5, 6.0  # seconds, of which AWAY are longer than a lease
 BACK = 3.0  # seconds in which the old primary takes writes beside the new one
 RECONNECTIONS = 6  # of everything, meanwhile
 TOLD = "UPDATE schedd_store SET server = 'restored' WHERE epoch = (SELECT max(epoch) FROM schedd_store)"
@@ -107,6 +108,22 @@ def trial(request: pytest.FixtureRequest, mother: Mother) -> Iterator[Trial]:
 @pytest.mark.parametrize("trial", ["async", "on", "remote_apply"], indirect=True)
 def test_nothing_is_taken_for_another_task_through(trial: Trial, fault: str, tell: Callable[[str], None]) -> None:
     tell(trial.run(FAULTS[fault]).text())
+
+
+@pytest.mark.case(67, pure=True)
+@pytest.mark.parametrize("trial", ["on"], indirect=True)
+def test_while_its_only_synchronous_standby_is_away_nothing_is_acknowledged(
+    trial: Trial, tell: Callable[[str], None]
+) -> None:
+    def standby_away(trial: Trial) -> None:
+        trial.pair.standby.stop()
+        time.sleep(PAUSED)  # what was committed when the standby went may be answered late
+        before = trial.called()
+        time.sleep(AWAY)
+        assert trial.called() == before
+        trial.pair.standby.start()
+
+    tell(trial.run(standby_away, stays=True).text())
 
 
 @pytest.mark.case(67, 68, pure=True)
