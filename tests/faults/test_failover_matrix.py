@@ -31,7 +31,7 @@ CUT = 3.0  # seconds in which the primary goes on alone
 PAUSED, AWAY = 0.5, 6.0  # seconds, of which AWAY are longer than a lease
 BACK = 3.0  # seconds in which the old primary takes writes beside the new one
 RECONNECTIONS = 6  # of everything, meanwhile
-TOLD = "UPDATE schedd_store SET server = 'restored' WHERE epoch = (SELECT max(epoch) FROM schedd_store)"
+WENT_BACK = "UPDATE schedd_store SET server = 'restored' WHERE epoch = (SELECT max(epoch) FROM schedd_store)"
 SESSIONS = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'schedd%'"
 
 
@@ -148,7 +148,7 @@ def test_an_old_primary_joins_the_new_one_by_pg_rewind_and_takes_over_again() ->
 
 
 @pytest.mark.case(67, pure=True)
-def test_a_dump_restored_on_the_same_server_begins_an_epoch_when_it_is_told_so() -> None:
+def test_a_dump_restored_on_the_same_server_begins_an_epoch_once_its_row_says_so() -> None:
     """Neither system identifier nor timeline says that the store went back: see the guide."""
     with Pair() as pair:
         with closing(Scheduler(pair.url())) as jobs:
@@ -160,7 +160,7 @@ def test_a_dump_restored_on_the_same_server_begins_an_epoch_when_it_is_told_so()
             jobs.task(echo, "later").schedule()
         pair.primary.sql("CREATE DATABASE restored")
         postgres_server._run(binaries / "pg_restore", *at, "-d", "restored", dump)
-        pair.primary.sql(TOLD, "restored")
+        pair.primary.sql(WENT_BACK, "restored")
         with closing(Scheduler(pair.url(database="restored"))) as jobs:
             jobs.register(echo)
             assert jobs.get_task(int(first)).id == first
