@@ -124,8 +124,8 @@ class SlurmExecutor:
         partitions = [line.split("|") for line in self._run("sinfo", "-h", "-o", "%P|%a|%F").stdout.splitlines()]
         wanted = self._defaults.get("partition")
         usable = any(row[1] == "up" and wanted in (None, row[0].rstrip("*")) for row in partitions)
-        told = ", ".join(f"{row[0]} {row[1]}, nodes {row[2]} (allocated/idle/other/total)" for row in partitions)
-        found.append(Finding(usable, f"partitions: {told}" if told else "there are no partitions"))
+        shown = ", ".join(f"{row[0]} {row[1]}, nodes {row[2]} (allocated/idle/other/total)" for row in partitions)
+        found.append(Finding(usable, f"partitions: {shown}" if shown else "there are no partitions"))
         if wanted is not None and not usable:
             found.append(Finding(False, f"partition {wanted}, which defaults names, is not up"))
         config = words.config_of(self._run("scontrol", "show", "config").stdout)
@@ -220,11 +220,11 @@ class SlurmExecutor:
                 timeout=_COMMAND_S,
             )
         except subprocess.TimeoutExpired as error:
-            said = (error.stderr or b"").decode(errors="replace")
-            if may_fail and words.is_full(said):  # sbatch itself tries again for minutes
-                return subprocess.CompletedProcess([program], -1, "", said)
-            said = words.first_line(said)
-            raise ExecutorError(f"{program} has not ended within {_COMMAND_S:g} s{said and f': {said}'}") from None
+            output = (error.stderr or b"").decode(errors="replace")
+            if may_fail and words.is_full(output):  # sbatch itself tries again for minutes
+                return subprocess.CompletedProcess([program], -1, "", output)
+            output = words.first_line(output)
+            raise ExecutorError(f"{program} has not ended within {_COMMAND_S:g} s{output and f': {output}'}") from None
         except OSError as error:
             raise ExecutorError(f"{program} cannot be run: {error.strerror}") from error
         if done.returncode and (not may_fail or words.is_away(done.stderr)):

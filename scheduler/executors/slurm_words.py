@@ -111,20 +111,20 @@ class Row(NamedTuple):
         """As the port has it."""
         phase, status = self.phase, int(self.code) if self.code.isdecimal() else 0
         number, code = status & 0x7F, status >> 8
-        told = f"job {self.number}"
+        detail = f"job {self.number}"
         if phase.over and number:
-            told += f", ended by {_signal_name(number)}"
+            detail += f", ended by {_signal_name(number)}"
         elif phase.over and code:
-            told += f", exit status {code}"
+            detail += f", exit status {code}"
         if self.state in _TELLING:
-            told += f", {self.state}"
+            detail += f", {self.state}"
         elif self.why not in ("", "None", "NonZeroExitCode") and not (phase.over and status):
-            told += f", {self.why}"
+            detail += f", {self.why}"
         return Seen(
             name=self.name,
             handle=self.name,
             phase=phase,
-            reason=told,
+            reason=detail,
             exit_code=code if phase.over and not number and (code or phase is Phase.SUCCEEDED) else None,
             signal=number if phase.over and number else None,
             node=self.node or None,

@@ -128,9 +128,9 @@ class CloudflareSource:
     def settle(self, verdicts: Sequence[Verdict]) -> Sequence[Settled]:
         """Raises TransportError."""
         settled = self._bury([one for one in verdicts if isinstance(one, Dead)])
-        told = [one for one in verdicts if one.receipt not in settled]
-        for start in range(0, len(told), MAX_BATCH):
-            part = told[start : start + MAX_BATCH]
+        left = [one for one in verdicts if one.receipt not in settled]
+        for start in range(0, len(left), MAX_BATCH):
+            part = left[start : start + MAX_BATCH]
             result = self._api.post(
                 f"{self._settings.queue}/messages/ack",
                 {
@@ -143,8 +143,8 @@ class CloudflareSource:
                 },
             )
             warnings = result.get("warnings")
-            said = warnings if isinstance(warnings, Mapping) else {}
-            settled |= {one.receipt: _settled(one.receipt, said.get(one.receipt)) for one in part}
+            by_receipt = warnings if isinstance(warnings, Mapping) else {}
+            settled |= {one.receipt: _settled(one.receipt, by_receipt.get(one.receipt)) for one in part}
         return [settled[one.receipt] for one in verdicts]
 
     def _bury(self, dead: Sequence[Dead]) -> dict[str, Settled]:
@@ -274,7 +274,7 @@ class _Api:
 
     def send(self, queue: str, entries: Sequence[_Entry]) -> list[str | None]:
         """Why each was refused for good; None: the queue has confirmed it. Raises TransportError."""
-        return [said for batch in _batches(entries) for said in self._send(queue, batch)]
+        return [answer for batch in _batches(entries) for answer in self._send(queue, batch)]
 
     def _send(self, queue: str, batch: Sequence[_Entry]) -> list[str | None]:
         try:
@@ -285,7 +285,7 @@ class _Api:
         except _RefusedError as error:
             if len(batch) == 1:
                 return [str(error)]
-            return [said for one in batch for said in self._send(queue, [one])]  # one bad message harms no other
+            return [answer for one in batch for answer in self._send(queue, [one])]  # one bad message harms no other
         return [None] * len(batch)
 
     def _ask(self, method: str, path: str, content: bytes | None) -> Mapping[str, Any]:
@@ -314,8 +314,8 @@ class _Api:
             result = fields.get("result")
             return result if isinstance(result, dict) else {}
         errors = [one for one in fields.get("errors") or () if isinstance(one, dict)]
-        said = "; ".join(f"{one.get('code')} {one.get('message')}" for one in errors) or answer.text
-        text = f"{self._what}: the API answered {answer.status_code}: {' '.join(said.split())[:MAX_SHOWN]}"
+        shown = "; ".join(f"{one.get('code')} {one.get('message')}" for one in errors) or answer.text
+        text = f"{self._what}: the API answered {answer.status_code}: {' '.join(shown.split())[:MAX_SHOWN]}"
         if answer.status_code == 413 or any(one.get("code") in FINAL for one in errors):
             raise _RefusedError(text)
         after = answer.headers.get("retry-after", "")

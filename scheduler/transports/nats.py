@@ -16,7 +16,7 @@ import msgspec
 
 from scheduler.config.sources import Duration
 from scheduler.model.secrets import Secret
-from scheduler.transports.nats_connection import ANSWER_S, NatsConnection, check_names, said
+from scheduler.transports.nats_connection import ANSWER_S, NatsConnection, check_names, text_of
 from scheduler.transports.ports import (
     Ack,
     Dead,
@@ -284,7 +284,7 @@ async def _each(works: Any) -> list[Any]:
 
 
 async def _answered(client: Any, receipt: str, what: bytes) -> Settled:
-    """Tell the consumer, and wait until it has confirmed that it was told."""
+    """Tell the consumer, and wait until it has confirmed that."""
     from nats.errors import NoRespondersError
 
     try:
@@ -305,7 +305,7 @@ async def _publish(client: Any, subject: str, body: bytes, headers: Mapping[str,
     except NoStreamResponseError:
         return Refused(key, f"no stream takes the subject {subject}")
     except APIError as error:
-        return Refused(key, said(error), final=error.err_code == TOO_LARGE)
+        return Refused(key, text_of(error), final=error.err_code == TOO_LARGE)
     except MaxPayloadError:
         return Refused(key, "it is larger than the server takes", final=True)
     except TimeoutError:

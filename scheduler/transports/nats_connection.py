@@ -36,7 +36,7 @@ class NatsConnection:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._client: Any = None
-        self._trouble: Exception | None = None  # what the client told last
+        self._trouble: Exception | None = None  # the last one that the client reported
 
     def ask(self, work: Callable[[Any], Awaitable[T]], wait: float = 0.0) -> T:
         """Raises TransportError. ``wait``: seconds that ``work`` waits for messages, beside its answers."""
@@ -50,7 +50,7 @@ class NatsConnection:
         except TimeoutError:
             raise TransportError(f"nats: no answer within {limit:g} s") from None
         except (nats.errors.Error, OSError) as error:
-            raise TransportError(f"nats: {said(self._trouble or error)}") from None
+            raise TransportError(f"nats: {text_of(self._trouble or error)}") from None
         except concurrent.futures.CancelledError:
             raise TransportError(GIVEN_UP) from None
 
@@ -116,7 +116,7 @@ async def _end(client: Any) -> None:
     loop.call_soon(loop.stop)
 
 
-def said(error: Exception) -> str:
+def text_of(error: Exception) -> str:
     """What an error of the client says."""
     text = getattr(error, "description", None) or str(error) or type(error).__name__
     return str(text).removeprefix("nats: ")

@@ -36,7 +36,7 @@ from scheduler.transports.ports import (
 MAX_SIZE = 16 * 1024 * 1024  # bytes of a message: the server's own limit from 4.0 on
 MAX_BATCH = 500
 OLDEST = (3, 10)  # the first version whose quorum queues know messages that expire
-REDRIVE_WAIT = 1.0  # seconds that a redrive waits for dead messages that are said to be there
+REDRIVE_WAIT = 1.0  # seconds that a redrive waits for dead messages that the queue counts
 RETURN_S = 30.0  # seconds after which a message whose verdict was refused is given back
 MAX_ARGUMENTS = 12  # of a queue, that are looked at
 PERSISTENT = 2
@@ -333,7 +333,7 @@ def _find_exchange(line: Line, exchange: str) -> Finding:
 
 
 def _found(error: LinkEnded, missing: str) -> Finding:
-    """What the server has said of one thing; raises the error if it is away altogether."""
+    """The answer of the server about one thing; raises the error if it is away altogether."""
     if error.code == NOT_FOUND:
         return Finding(False, missing)
     if error.code in (REFUSED, PRECONDITION):
