@@ -76,7 +76,8 @@ class Traffic:
 
         The first ``since`` stays, and a text for a minute.
         """
-        key, now = (trouble.side, trouble.name, trouble.old), self._monotonic()
+        key: tuple[Side, str, bool] = trouble.side, trouble.name, trouble.old
+        now = self._monotonic()
         with self._lock:
             last = self._reported(key, now)
             at, until = now, now + lasts

@@ -57,6 +57,7 @@ GIVEN = {
     "alerts unsilence": ["1"],
     "sources pause": ["a"],
     "sources resume": ["a"],
+    "sources redrive": ["a"],
     "sinks pause": ["a"],
     "sinks resume": ["a"],
 }
