@@ -37,12 +37,13 @@ from scheduler.model.limits import parse_size, size_text
 
 SHELL = "/bin/sh"
 # Signals go to the whole group: the job ends by them, and the shell stays to write how it ended.
+# It is started before the trap is set and signals can come: a shell's child that still has the trap would lose them.
 _SHELL_SCRIPT = """
 dir=$1; shift
-trap : TERM INT HUP
-echo $$ > "$dir/pid.new" && mv "$dir/pid.new" "$dir/pid" || exit 70
 "$@" &
 job=$!
+trap : TERM INT HUP
+echo $$ > "$dir/pid.new" && mv "$dir/pid.new" "$dir/pid" || { kill $job; exit 70; }
 while :; do
   wait $job; code=$?
   kill -0 $job 2> /dev/null || break
