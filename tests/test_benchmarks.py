@@ -31,6 +31,7 @@ LOCAL = (
     "servers",
     "start_causes",
     "scale",
+    "messages",
 )
 
 
@@ -215,3 +216,25 @@ def test_what_a_day_of_tasks_needs_follows_from_the_costs(local: Any) -> None:
     assert (many.daemons, many.connections, many.cells) == (100, 300, 7)
     assert scale.medians([costs, costs._replace(kept=3000.0), costs._replace(kept=2000.0)]).kept == 2000.0
     assert "| 100,000,000 | alone | 5,787 | 2.6 |" in scale.table(costs)
+
+
+@pytest.mark.parametrize("work", ["in", "bare in", "out", "bare out"])
+def test_messages_are_counted_each_way(local: Any, database: Database, work: str, tmp_path: Path) -> None:
+    messages = local("messages")
+    with messages.configured("nats", database.url, tmp_path) as config:
+        figures = messages.one(work, "nats", str(config), 30)
+    assert figures["rate"] > 0
+    assert figures["cpu"] > 0
+
+
+def test_the_table_of_messages_has_ratios_within_rounds(local: Any) -> None:
+    rates = {"in": (10.0, 30.0), "bare in": (20.0, 40.0), "out": (5.0, 5.0), "bare out": (5.0, 10.0)}
+    results = [
+        {"transport": "nats", "work": work, "database": "sqlite", "round": number, "rate": rate, "cpu": 7.0}
+        for work, both in rates.items()
+        for number, rate in enumerate(both)
+    ]
+    assert local("messages").table(results).splitlines()[2:] == [
+        "| nats | in | sqlite | 20 (10–30) | 7 (7–7) | 0.62 (0.50–0.75) |",
+        "| nats | out | sqlite | 5 (5–5) | 7 (7–7) | 0.75 (0.50–1.00) |",
+    ]
