@@ -7,7 +7,6 @@ waits for the job; ``log`` what it wrote; ``cancel`` until when it may end by it
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import shutil
@@ -16,17 +15,16 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from scheduler.errors import ConfigError
+from scheduler.executors.job_files import explained, tail_of, write_private
 from scheduler.executors.ports import (
     NOT_MINE,
     Capabilities,
-    ExecutorError,
     Finding,
     Job,
     Phase,
@@ -39,12 +37,13 @@ from scheduler.model.limits import parse_size, size_text
 
 SHELL = "/bin/sh"
 # Signals go to the whole group: the job ends by them, and the shell stays to write how it ended.
+# It is started before the trap is set and signals can come: a shell's child that still has the trap would lose them.
 _SHELL_SCRIPT = """
 dir=$1; shift
-trap : TERM INT HUP
-echo $$ > "$dir/pid.new" && mv "$dir/pid.new" "$dir/pid" || exit 70
 "$@" &
 job=$!
+trap : TERM INT HUP
+echo $$ > "$dir/pid.new" && mv "$dir/pid.new" "$dir/pid" || { kill $job; exit 70; }
 while :; do
   wait $job; code=$?
   kill -0 $job 2> /dev/null || break
@@ -56,7 +55,6 @@ _RETRY_S = 5.0  # until a job is tried again for which no process could be start
 _FULL_S = 1.0  # until a job is tried again for which there is no room
 _LOCK_TRIES, _LOCK_PAUSE_S = 20, 0.005
 _GRACE_OVER_LIMIT_S = 10.0  # from SIGTERM to SIGKILL for a job that has run for too long
-_MAX_LOG = 1_000_000  # characters of a log that are read at most
 _SIGNALLED = 128  # a shell's exit status of a job that a signal ended: this, and the signal's number
 
 
@@ -106,20 +104,20 @@ class ProcessExecutor:
 
     def submit(self, jobs: Sequence[Job]) -> Sequence[Submitted | Refused]:
         """See :class:`scheduler.executors.ports.Executor`."""
-        with _explained(self._place):
+        with explained(self._place):
             self._place.mkdir(mode=0o700, parents=True, exist_ok=True)
             taken = self._taken()
             return [self._submit(job, taken) for job in jobs]
 
     def find(self, names: Sequence[str]) -> Mapping[str, str]:
         """See :class:`scheduler.executors.ports.Executor`."""
-        with _explained(self._place):
+        with explained(self._place):
             return {name: name for name in names if _was_started(self._place / name)}
 
     def observe(self) -> Sequence[Seen]:
         """See :class:`scheduler.executors.ports.Executor`. Kills what had its time to end."""
         self._started = [process for process in self._started if process.poll() is None]
-        with _explained(self._place):
+        with explained(self._place):
             try:
                 places = [Path(entry.path) for entry in os.scandir(self._place) if entry.name.startswith("schedd-")]
             except FileNotFoundError:
@@ -128,19 +126,18 @@ class ProcessExecutor:
 
     def cancel(self, handles: Sequence[str], grace: float) -> None:
         """See :class:`scheduler.executors.ports.Executor`."""
-        with _explained(self._place):
+        with explained(self._place):
             for place in self._places(handles):
                 if _is_alive(place):
                     if not (place / "cancel").exists():
-                        _write(place / "cancel", str(time.time() + grace))
+                        write_private(place / "cancel", str(time.time() + grace))
                     _signal(place, signal.SIGTERM)
 
     def logs(self, handle: str, tail: int) -> str | None:
         """See :class:`scheduler.executors.ports.Executor`."""
         for place in self._places([handle]):
-            with suppress(FileNotFoundError), open(place / "log", "rb") as file, _explained(self._place):
-                file.seek(max(0, file.seek(0, os.SEEK_END) - min(tail, _MAX_LOG)))
-                return file.read().decode(errors="replace") or None
+            with explained(self._place):
+                return tail_of(place / "log", tail)
         return None
 
     def forget(self, handles: Sequence[str]) -> None:
@@ -200,7 +197,7 @@ class ProcessExecutor:
             os.close(lock)  # the job has it, too
 
     def _start(self, job: Job, place: Path, lock: int, nice: int, taken: dict[str, float]) -> Submitted | Refused:
-        _write(place / "job.json", msgspec.json.encode(_Kept(job.resources, job.limit, time.time())).decode())
+        write_private(place / "job.json", msgspec.json.encode(_Kept(job.resources, job.limit, time.time())).decode())
         command = [*self._prefix, *(["nice", "-n", str(nice)] if nice else []), *job.argv]
         log = os.open(place / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
@@ -283,8 +280,8 @@ class ProcessExecutor:
             return
         kept = _kept(place)
         if kept is not None and kept.limit is not None and time.time() >= kept.began + kept.limit:
-            _write(place / "limit", "")
-            _write(place / "cancel", str(time.time() + _GRACE_OVER_LIMIT_S))
+            write_private(place / "limit", "")
+            write_private(place / "cancel", str(time.time() + _GRACE_OVER_LIMIT_S))
             _signal(place, signal.SIGTERM)
 
 
@@ -346,14 +343,6 @@ def _number(path: Path) -> int | None:
     return int(text) if text is not None and text.isdecimal() else None
 
 
-def _write(path: Path, text: str) -> None:
-    """Write a file whole, or not at all; only our own user may read it."""
-    new = path.with_name(f"{path.name}.{os.getpid()}")
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-        file.write(text)
-    new.rename(path)
-
-
 def _kept(place: Path) -> _Kept | None:
     text = _text(place / "job.json")
     with suppress(msgspec.MsgspecError):
@@ -378,13 +367,3 @@ def _amount(name: str, number: float) -> str:
 def _memory() -> int:
     """Bytes of memory that this machine has."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-@contextmanager
-def _explained(place: Path) -> Iterator[Any]:
-    """Raises ExecutorError for an OSError."""
-    try:
-        yield
-    except OSError as error:
-        hint = "; the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-        raise ExecutorError(f"the jobs' files in {place} cannot be used: {error.strerror}{hint}") from error

@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ import msgspec
 
 from scheduler.errors import ConfigError
 from scheduler.executors import slurm_words as words
+from scheduler.executors.job_files import explained, tail_of, write_private
 from scheduler.executors.ports import Capabilities, ExecutorError, Finding, Job, Phase, Refused, Seen, Submitted
 
 WARNING_S = 60  # before a job's time is over it gets SIGTERM, and up to as long earlier: Slurm's clock is coarse
@@ -31,7 +32,6 @@ KEPT_S = 86_400.0  # a directory without a job that Slurm knows
 _TIDY_S = 3_600.0  # between two looks for those
 _COMMAND_S = 30.0  # that a command may take
 _NAMES_AT_ONCE = 500  # names in a command line
-_MAX_LOG = 1_000_000  # characters of a log that are read at most
 _BATCH_SCRIPT = """#!/bin/sh
 set -a
 . {env} || exit 71
@@ -101,10 +101,8 @@ class SlurmExecutor:
 
     def logs(self, handle: str, tail: int) -> str | None:
         """See :class:`scheduler.executors.ports.Executor`."""
-        with suppress(FileNotFoundError), open(self._place_of(handle) / "log", "rb") as file, _explained(self._place):
-            file.seek(max(0, file.seek(0, os.SEEK_END) - min(tail, _MAX_LOG)))
-            return file.read().decode(errors="replace") or None
-        return None
+        with explained(self._place):
+            return tail_of(self._place_of(handle) / "log", tail)
 
     def forget(self, handles: Sequence[str]) -> None:
         """See :class:`scheduler.executors.ports.Executor`."""
@@ -151,7 +149,9 @@ class SlurmExecutor:
         place = self._place_of(job.name)
         try:
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _write(place / "env", "".join(f"{name}={shlex.quote(value)}\n" for name, value in self._env(job).items()))
+            write_private(
+                place / "env", "".join(f"{name}={shlex.quote(value)}\n" for name, value in self._env(job).items())
+            )
         except OSError as error:
             return Refused(job.name, True, f"no files can be made in {place}: {error.strerror}", words.RETRY_S)
         script = _BATCH_SCRIPT.format(env=shlex.quote(str(place / "env")), command=shlex.join(job.argv))
@@ -239,7 +239,7 @@ class SlurmExecutor:
         return self._place / handle
 
     def _kept(self) -> set[str]:
-        with _explained(self._place):
+        with explained(self._place):
             try:
                 return {entry.name for entry in os.scandir(self._place)}
             except FileNotFoundError:
@@ -256,20 +256,3 @@ class SlurmExecutor:
 def _parts(names: Sequence[str]) -> Iterator[Sequence[str]]:
     for first in range(0, len(names), _NAMES_AT_ONCE):
         yield names[first : first + _NAMES_AT_ONCE]
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file whole, or not at all; only our own user may read it."""
-    new = path.with_name(f"{path.name}.{os.getpid()}")
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-        file.write(text)
-    new.rename(path)
-
-
-@contextmanager
-def _explained(place: Path) -> Iterator[None]:
-    """Raises ExecutorError for an OSError."""
-    try:
-        yield
-    except OSError as error:
-        raise ExecutorError(f"the jobs' files in {place} cannot be used: {error.strerror}") from error

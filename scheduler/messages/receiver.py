@@ -17,7 +17,7 @@ from scheduler.store.db.database import Database
 from scheduler.telemetry.metrics import MESSAGES_RECEIVED, MESSAGES_SETTLED
 from scheduler.transports.ports import Delivery, Retry, Source, TransportError, Verdict
 
-IDLE_WAIT = 10.0  # seconds that one receive waits for messages
+IDLE_WAIT = 4.0  # seconds that one receive waits for messages; a stop waits for it, up to STOP_WITHIN
 OPEN_WAIT = 0.5  # the same while ends of tasks are waited for
 LOOK_EVERY = 1.0  # seconds between looks at pauses and the backlog
 OVERDUE_EVERY = 5.0  # seconds between looks for held messages that have waited too long

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from scheduler import ConfigError, Resources
-from scheduler.executors.ports import Executor, ExecutorError, Job, Phase, Refused, Seen, Submitted
+from scheduler.executors.ports import Executor, ExecutorError, Job, Phase, Refused, Submitted
 from scheduler.executors.process import ProcessExecutor
 from support.fleet import until
+from support.job_ends import end_all, over, seen
 
 Made = ProcessExecutor.Settings
 
@@ -24,29 +25,11 @@ Made = ProcessExecutor.Settings
 def executor(tmp_path: Path) -> Iterator[ProcessExecutor]:
     made = ProcessExecutor("it", Made(directory=str(tmp_path / "jobs"), cpus=4, memory="1G"))
     yield made
-    made.cancel([seen.handle for seen in made.observe()], 0.0)
-    until(lambda: all(seen.phase.over for seen in made.observe()))
+    end_all(made)
 
 
 def job(number: int, script: str, **more: Any) -> Job:
     return Job(name=f"schedd-0-{number}-1", argv=["/bin/sh", "-c", script], **more)
-
-
-def seen(executor: Executor, name: str) -> Seen | None:
-    return next((one for one in executor.observe() if one.name == name), None)
-
-
-def over(executor: Executor, name: str) -> Seen:
-    found: list[Seen] = []
-
-    def look() -> bool:
-        one = seen(executor, name)
-        if one is not None and one.phase.over:
-            found.append(one)
-        return bool(found)
-
-    until(look)
-    return found[0]
 
 
 def test_it_is_an_executor(executor: ProcessExecutor) -> None:

@@ -13,17 +13,17 @@ import pytest
 
 from scheduler import ConfigError, Resources
 from scheduler.executors import slurm_words as words
-from scheduler.executors.ports import Executor, ExecutorError, Job, Phase, Refused, Seen, Submitted
+from scheduler.executors.ports import Executor, ExecutorError, Job, Phase, Refused, Submitted
 from scheduler.executors.slurm import SlurmExecutor
 from support.databases import Database
 from support.fleet import until
+from support.job_ends import PATIENCE, end_all, over, seen
 from support.placing import Place
 from support.session import shared_directory
 from support.slurm_rig import CPUS, SlurmCluster
 
 Made = SlurmExecutor.Settings
 NAME = "schedd-0a1b2c3d-7-1"
-PATIENCE = 60.0  # seconds: the machine may be busy
 
 
 def line(state: str, code: int = 0, why: str = "None", number: str = "4711", name: str = NAME) -> str:
@@ -164,8 +164,7 @@ def cluster() -> SlurmCluster:
 def executor(cluster: SlurmCluster, tmp_path: Path) -> Iterator[SlurmExecutor]:
     made = make(cluster, tmp_path)
     yield made
-    made.cancel([seen.handle for seen in made.observe()], 0.0)
-    until(lambda: all(seen.phase.over for seen in made.observe()), PATIENCE)
+    end_all(made)
 
 
 def make(cluster: SlurmCluster, directory: Path, **more: Any) -> SlurmExecutor:
@@ -175,23 +174,6 @@ def make(cluster: SlurmCluster, directory: Path, **more: Any) -> SlurmExecutor:
 def job(number: int, script: str, **more: Any) -> Job:
     """``number``: of this module's tests, one job each, since they share a cluster."""
     return Job(name=f"schedd-0-{number}-1", argv=["/bin/sh", "-c", script], **more)
-
-
-def seen(executor: Executor, name: str) -> Seen | None:
-    return next((one for one in executor.observe() if one.name == name), None)
-
-
-def over(executor: Executor, name: str) -> Seen:
-    found: list[Seen] = []
-
-    def look() -> bool:
-        one = seen(executor, name)
-        if one is not None and one.phase.over:
-            found.append(one)
-        return bool(found)
-
-    until(look, PATIENCE)
-    return found[0]
 
 
 def pids_written(path: Path) -> None:
@@ -316,6 +298,17 @@ def test_a_job_that_died_at_once_has_told_why(executor: SlurmExecutor) -> None:
     executor.submit([one])
     assert over(executor, one.name).exit_code == 127
     assert "/nowhere/python" in str(executor.logs(one.name, 1000))
+
+
+@pytest.mark.executors
+def test_what_is_left_of_jobs_long_forgotten_is_removed(executor: SlurmExecutor, tmp_path: Path) -> None:
+    old, young, other = (tmp_path / "jobs" / name for name in ("schedd-0-17-1", "schedd-0-18-1", "theirs"))
+    for place in (old, young, other):
+        place.mkdir(parents=True)
+    for place in (old, other):
+        os.utime(place, (0, 0))
+    assert executor.observe() == []
+    assert [place.exists() for place in (old, young, other)] == [False, True, True]
 
 
 @pytest.mark.executors
