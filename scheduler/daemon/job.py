@@ -28,7 +28,7 @@ from scheduler.model.printable import printable
 
 if TYPE_CHECKING:
     from scheduler.app import Scheduler
-    from scheduler.engine.placed import Claim, PlacedEngine
+    from scheduler.engine.placed import Claim
 
 DEFAULT_GRACE_S = 10.0
 HAND_BACK_AT = 0.5  # of the grace: then a handler that still runs is handed back
@@ -73,10 +73,14 @@ def _run(claim: Claim, stopping: threading.Event) -> int:
     if stopping.is_set():  # before the claim is taken over
         return CANNOT_RUN
     engine = jobs.start_job(claim)
+    grace = _grace()
     while not engine.over.wait(POLL_S) and not stopping.is_set():
-        pass
+        if engine.deaf_for() > grace:
+            logger.warning("the handler hears nothing: the job ends without it", extra={"task": claim.task_id})
+            break
     if stopping.is_set() and not engine.over.is_set():
-        _wind_up(engine)
+        logger.info("the job is to end: its task has %g s, then it is handed back", grace * HAND_BACK_AT)
+        engine.over.wait(grace * HAND_BACK_AT)
     if engine.not_mine:
         jobs.engine.stop(hand_back_running=False)
         print(printable(f"schedd job: {engine.replaced}"), file=sys.stderr)
@@ -105,14 +109,12 @@ def _can_run(jobs: Scheduler, claim: Claim) -> bool:
     return False
 
 
-def _wind_up(engine: PlacedEngine) -> None:
-    """The job is to end: let the handler end by itself for a while; the stop hands it back, which uses no attempt."""
+def _grace() -> float:
+    """Seconds from SIGTERM to SIGKILL, and that a handler has to end after a cancel or its timeout."""
     try:
-        grace = float(os.environ.get(GRACE_VARIABLE, DEFAULT_GRACE_S))
+        return float(os.environ.get(GRACE_VARIABLE, DEFAULT_GRACE_S))
     except ValueError:
-        grace = DEFAULT_GRACE_S
-    logger.info("the job is to end: its task has %g s, then it is handed back", grace * HAND_BACK_AT)
-    engine.over.wait(grace * HAND_BACK_AT)
+        return DEFAULT_GRACE_S
 
 
 if __name__ == "__main__":

@@ -60,6 +60,7 @@ class PlacedEngine(Engine):
         self._attached: tuple[Claimed, Sequence[Recorded] | None] | None = None  # until it is handed to a slot
         self._before = ""  # the incarnation of a first try whose answer was lost
         self._begun = False
+        self._cancelled_at: dict[int, float] = {}  # when a cancel was first seen (monotonic), by the claim
 
     @property
     def claims(self) -> bool:
@@ -97,6 +98,16 @@ class PlacedEngine(Engine):
         plan = Plan([LaneClaim(*lane, 1)], {lane: [PoolShare(claimed.pool, 1)]})
         known = {} if recorded is None else {claimed.id: recorded}
         self.dispatch.feeder.submit([claimed], plan, {}, known)
+
+    def deaf_for(self) -> float:
+        """For how many seconds the handler has gone on after it was cancelled, or after its timeout."""
+        now, since = self.engine_state.monotonic(), []
+        for attempt in list(self.engine_state.held.values()):
+            if attempt.cancelled:
+                since.append(self._cancelled_at.setdefault(attempt.claimed.claim, now))
+            if attempt.deadline is not None:
+                since.append(attempt.deadline)
+        return now - min(since, default=now)
 
     def _round(self) -> float:
         pause = super()._round()

@@ -227,7 +227,8 @@ class Placer:
             if timeout and placement.executing is not None:
                 due.append(placement.executing + timeout)
             asked = placement.cancelled_at
-            if due and now - min(due) > grace and (asked is None or now - asked > 2 * grace):
+            # After the job itself, which ends without a handler that hears nothing.
+            if due and now - min(due) > 2 * grace and (asked is None or now - asked > 2 * grace):
                 deaf.append(placement)
         if ended:
             self._database.change(lambda tx: placements.expire(tx, ended))

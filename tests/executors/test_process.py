@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from typing import Any
 import pytest
 
 from scheduler import ConfigError, Resources
+from scheduler.config.extensions import find
 from scheduler.executors.ports import Executor, ExecutorError, Job, Phase, Refused, Submitted
 from scheduler.executors.process import ProcessExecutor
+from scheduler.executors.types import EXECUTORS
 from support.fleet import until
 from support.job_ends import end_all, over, seen
 
@@ -30,6 +33,14 @@ def executor(tmp_path: Path) -> Iterator[ProcessExecutor]:
 
 def job(number: int, script: str, **more: Any) -> Job:
     return Job(name=f"schedd-0-{number}-1", argv=["/bin/sh", "-c", script], **more)
+
+
+def test_schedds_own_types_are_entry_points_too() -> None:
+    """For programs that list them; schedd finds its own without a search."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["entry-points"][EXECUTORS.name] == EXECUTORS.own
+    for name in EXECUTORS.own:
+        assert hasattr(find(EXECUTORS, name), "Settings")
 
 
 def test_it_is_an_executor(executor: ProcessExecutor) -> None:
