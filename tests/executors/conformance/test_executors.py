@@ -158,7 +158,7 @@ def test_a_job_that_is_killed_runs_again(place: Place, point: str) -> None:
 def test_a_job_that_stood_still_for_too_long_changes_nothing(place: Place) -> None:
     """Its machine was frozen, and its lease ran out meanwhile: another job runs the task, and this one ends."""
     task_id = place.schedule("wait")
-    place.until(lambda: place.lines("begin"))
+    place.until(lambda: place.lines("begin") and place.state(task_id) is TaskState.RUNNING)  # and it writes no more
     first = int(place.lines("begin")[0].split()[3])
     os.kill(first, signal.SIGSTOP)
     worker = place.jobs.get_task(task_id).worker
@@ -174,7 +174,7 @@ def test_a_job_that_stood_still_for_too_long_changes_nothing(place: Place) -> No
 
 def test_a_job_that_the_engine_forgets_goes_on(place: Place) -> None:
     task_id = place.schedule("wait")
-    place.until(lambda: place.lines("begin"))
+    place.until(lambda: place.lines("begin") and place.state(task_id) is TaskState.RUNNING)
     place.engine.forgets = True
     for _ in range(20):
         place.placer.step()
