@@ -96,7 +96,7 @@ def test_a_drain_goes_on_after_it(ctl: Ctl, live: Bench, outage: Callable[..., O
 
     def ends() -> None:
         for _ in range(3):
-            engine_of(live.jobs).periodic.timers.bring_forward("told")
+            engine_of(live.jobs).periodic.timers.bring_forward("commands")
             notify_and_step(live.jobs)
 
     outage(1, at_last=lapse)

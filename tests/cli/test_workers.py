@@ -18,7 +18,7 @@ def state(ctl: Ctl) -> str:
 def steps(live: Bench, count: int = 1) -> None:
     """Step the worker; each step reads its row, which it else does four times a second at most."""
     for _ in range(count):
-        engine_of(live.jobs).periodic.timers.bring_forward("told")
+        engine_of(live.jobs).periodic.timers.bring_forward("commands")
         notify_and_step(live.jobs)
 
 
