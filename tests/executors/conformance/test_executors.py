@@ -229,12 +229,16 @@ def test_a_body_that_hears_nothing_is_left_by_its_job(place: Place) -> None:
 
 def test_a_job_that_hears_nothing_is_ended_by_the_engine(place: Place) -> None:
     task_id = place.schedule("freeze")
-    place.until(lambda: place.lines("begin"))
+    place.until(lambda: any(_stands_still(int(line.split()[3])) for line in place.lines("begin")))
     place.jobs.cancel_task(task_id)
     place.until(lambda: place.engine.cancelled)
     place.until(lambda: place.ended(task_id) and not place.handles())
     assert place.state(task_id) is TaskState.CANCELLED
     assert place.outcomes(task_id) in (["lost"], ["cancelled"])  # Slurm lets it go on once more
+
+
+def _stands_still(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def test_a_preempted_task_uses_no_attempt(place: Place) -> None:
