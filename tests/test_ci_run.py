@@ -16,7 +16,8 @@ AGAIN = "failed once, passed when run again"
 # A make whose test target fails the tests that the next line of the plan has; an empty line: all pass.
 MAKE = """#!/usr/bin/env bash
 echo "$*" >>calls
-[ "$1" = test ] || exit 0
+case $1 in test | transports) ;; *) exit 0 ;; esac
+[ "$1" = test ] || [ -s plan ] || exit 0
 plan=$(head -n 1 plan)
 sed -i 1d plan
 mkdir -p .pytest_cache/v/cache
@@ -72,7 +73,7 @@ def test_a_missing_program_is_installed_and_looked_for_again(tmp_path: Path, wor
 def test_a_run_that_passes_is_not_repeated(tmp_path: Path) -> None:
     status, output, calls = run(tmp_path, "")
     assert (status, len(calls)) == (0, 1)
-    assert output.endswith("pytest: === 9 passed in 1.00s ===\n")
+    assert "\npytest: === 9 passed in 1.00s ===\n" in output
     assert AGAIN not in output
     assert "Failovers (cases 67 and 68) are tested with two servers of " in output
 
@@ -82,15 +83,21 @@ def test_what_passes_when_run_again_is_named(tmp_path: Path) -> None:
     assert status == 0
     assert calls == ["test", "test JOBS=0 PYTEST_ARGS=--last-failed --last-failed-no-failures none"]
     assert f"{AGAIN}\n  tests/a.py::b[fail over]\n  tests/a.py::c\n" in output
-    assert output.endswith(
-        "pytest: === 1 failed, 8 passed in 1.00s ===\npytest, run again: === 9 passed in 1.00s ===\n"
-    )
+    assert "\npytest: === 1 failed, 8 passed in 1.00s ===\npytest, run again: === 9 passed in 1.00s ===\n" in output
 
 
 def test_what_fails_again_fails_the_run(tmp_path: Path) -> None:
     status, output, calls = run(tmp_path, "tests/a.py::b|tests/a.py::c", "tests/a.py::c")
     assert (status, len(calls)) == (2, 2)
     assert f"{AGAIN}\n  tests/a.py::b\n\npytest: " in output
+
+
+def test_transports_are_run_again_in_the_same_way(tmp_path: Path) -> None:
+    status, output, calls = run(tmp_path, "", "tests/a.py::b", "")
+    assert (status, len(calls)) == (0, 1)
+    assert f"{AGAIN}\n  tests/a.py::b\n" in output
+    assert "\npytest, transports: === 1 failed" in output
+    assert "\npytest, transports, run again: === 9 passed" in output
 
 
 @pytest.mark.parametrize("plan", ["|".join(f"tests/a.py::t{n}" for n in range(11)), "broken"])

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from moto.server import ThreadedMotoServer
 
-VISIBILITY = 1.0
+VISIBILITY = 2.0  # seconds: SQS counts whole ones, and one is not enough on a busy machine
 REGION = "us-east-1"
 KEYS = {"access_key_id": "test", "secret_access_key": "test"}
 
