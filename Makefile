@@ -21,7 +21,7 @@ JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 2)
 help:
 	@echo "make demo [PHOTO=path]   the photo workflow on a real daemon, killed in the middle"
 	@echo "make demo-messages       orders from a Cloudflare queue, out as webhooks and over NATS, killed in the middle"
-	@echo "make test                all tests, on SQLite and on a real PostgreSQL: about 8 minutes on 2 cores"
+	@echo "make test                all tests, on SQLite and on a real PostgreSQL: about 12 minutes on 2 cores"
 	@echo "make quick               a part of them, on SQLite only and without faults: a minute"
 	@echo "make test-lowest         all tests, with the lowest versions of what schedd needs (constraints/lowest.txt)"
 	@echo "make cases               which case of the guarantees is shown on which database"
@@ -85,7 +85,7 @@ emulator: setup
 	@$(PY) tests/support/miniflare.py || echo "npm's registry cannot be reached: tests/transports/test_cloudflare_worker.py will fail" >&2
 
 test: setup emulator
-	@$(if $(PYTEST_ARGS),,echo "All tests: about 8 minutes on 2 cores, less on more (this machine has $$(getconf _NPROCESSORS_ONLN)). make quick takes one.")
+	@$(if $(PYTEST_ARGS),,echo "All tests: about 12 minutes on 2 cores, less on more (this machine has $$(getconf _NPROCESSORS_ONLN)). make quick takes one.")
 	$(PYTEST) -n $(JOBS) --dist worksteal -m "not soak and not transports and not executors" $(PYTEST_ARGS)
 
 # What breaks most things when it is wrong, from each room of the code; it has to stay under a minute on two cores.
