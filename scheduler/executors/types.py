@@ -11,6 +11,7 @@ EXECUTORS = Group(
     "executor",
     "executors",
     {
+        "futures": "scheduler.executors.futures:FuturesExecutor",
         "process": "scheduler.executors.process:ProcessExecutor",
         "slurm": "scheduler.executors.slurm:SlurmExecutor",
     },

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from support.dask_rig import DaskCluster
 from support.slurm_rig import SlurmCluster
 
 
@@ -11,3 +12,4 @@ from support.slurm_rig import SlurmCluster
 def shared_engines() -> Iterator[None]:
     yield
     SlurmCluster.close_shared()
+    DaskCluster.close_shared()

@@ -7,13 +7,16 @@ import signal
 from pathlib import Path
 from typing import Protocol
 
+from support.dask_rig import DaskCluster
 from support.slurm_rig import SlurmCluster
 
 
 class Rig(Protocol):
-    """``marked``: its engine is not to be had everywhere, see ``make executors``."""
+    """``marked``: its engine is not to be had everywhere, see ``make executors``. ``durable``: it has a job once it was
+    submitted, whatever becomes of the daemon then."""
 
     marked: bool
+    durable: bool
 
     def settings(self, directory: Path) -> str:
         """Lines of ``[executors.it]``; the engine is there."""
@@ -26,6 +29,7 @@ class Rig(Protocol):
 
 class ProcessRig:
     marked = False
+    durable = True
 
     def settings(self, directory: Path) -> str:
         return f'type = "process"\ndirectory = "{directory / "jobs"}"\ncpus = 64\n'
@@ -36,6 +40,7 @@ class ProcessRig:
 
 class SlurmRig:
     marked = True
+    durable = True
 
     def settings(self, directory: Path) -> str:
         conf = SlurmCluster.shared().conf
@@ -45,4 +50,12 @@ class SlurmRig:
         SlurmCluster.shared().kill_job(name)
 
 
-RIGS: dict[str, type[Rig]] = {"process": ProcessRig, "slurm": SlurmRig}
+class DaskRig(ProcessRig):
+    durable = False  # a submission is sent after it has returned
+
+    def settings(self, directory: Path) -> str:
+        DaskCluster.shared()
+        return f'type = "futures"\ndirectory = "{directory / "jobs"}"\nfactory = "support.dask_rig:client"\n'
+
+
+RIGS: dict[str, type[Rig]] = {"process": ProcessRig, "futures": DaskRig, "slurm": SlurmRig}

@@ -1,0 +1,82 @@
+"""A Dask cluster of the tests' own: a scheduler and a worker, processes on loopback; and pools for tests."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from support.session import shared_directory
+
+ADDRESS = "SCHEDD_TEST_DASK"  # in the environment: the scheduler's
+THREADS = 64  # jobs at a time
+
+
+def client() -> Any:
+    """The factory that ``[executors.NAME]`` names."""
+    from distributed import Client
+
+    return Client(os.environ[ADDRESS], timeout=60, name="schedd")
+
+
+def threads() -> concurrent.futures.Executor:
+    """Another one: a pool of this process, with room for two."""
+    return concurrent.futures.ThreadPoolExecutor(2)
+
+
+def no_pool() -> object:
+    return object()
+
+
+def broken() -> object:
+    raise OSError("no route to the cluster")
+
+
+class DaskCluster:
+    _shared: DaskCluster | None = None
+
+    def __init__(self, place: Path) -> None:
+        self._processes: list[subprocess.Popen[bytes]] = []
+        file = place / "scheduler.json"
+        common = ["--host", "127.0.0.1", "--no-dashboard", "--local-directory", str(place)]
+        self._start("scheduler", "--port", "0", "--scheduler-file", str(file), "--host", "127.0.0.1", "--no-dashboard")
+        self.address = self._address(file)
+        self._start("worker", self.address, "--nthreads", str(THREADS), "--no-nanny", *common)
+
+    def _start(self, *arguments: str) -> None:
+        environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+        argv = [sys.executable, "-m", "distributed.cli.dask_" + arguments[0], *arguments[1:]]
+        out = subprocess.DEVNULL
+        self._processes.append(subprocess.Popen(argv, env=environ, stdin=out, stdout=out, stderr=out))
+
+    def _address(self, file: Path) -> str:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                return str(json.loads(file.read_text())["address"])
+            except (FileNotFoundError, ValueError):
+                assert time.monotonic() < deadline, "the Dask scheduler does not start"
+                time.sleep(0.02)
+
+    @classmethod
+    def shared(cls) -> DaskCluster:
+        """The cluster of this pytest process, whose address the environment has."""
+        if cls._shared is None:
+            cls._shared = cls(Path(tempfile.mkdtemp(prefix="dask-", dir=shared_directory())))
+            os.environ[ADDRESS] = cls._shared.address
+        return cls._shared
+
+    @classmethod
+    def close_shared(cls) -> None:
+        if cls._shared is not None:
+            for process in reversed(cls._shared._processes):
+                process.terminate()
+            for process in cls._shared._processes:
+                process.wait(30)
+            cls._shared = None
