@@ -75,8 +75,7 @@ class DaskCluster:
     @classmethod
     def close_shared(cls) -> None:
         if cls._shared is not None:
-            for process in reversed(cls._shared._processes):
-                process.terminate()
-            for process in cls._shared._processes:
-                process.wait(30)
+            for process in cls._shared._processes:  # a worker whose scheduler has ended does not end when asked
+                process.kill()
+                process.wait()
             cls._shared = None

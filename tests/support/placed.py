@@ -33,8 +33,8 @@ def wait_for(path: Path, seconds: float = 60.0) -> None:
 
 
 class Work(Task, executor="it", resources=SMALL, retry=RetryPolicy(min_wait=0, max_attempts=3, jitter=0)):
-    """``how``: returns at once; waits for the file ``go``; fails; kills itself in the first claim; hears nothing, or
-    keeps its whole process from hearing anything."""
+    """``how``: returns at once; takes a moment; waits for the file ``go``; fails; kills itself in the first claim;
+    hears nothing, or keeps its whole process from hearing anything."""
 
     notes: str
     how: str = "plain"
@@ -53,6 +53,8 @@ class Work(Task, executor="it", resources=SMALL, retry=RetryPolicy(min_wait=0, m
                     time.sleep(0.05)
                 except BaseException:
                     note(place, f"deaf {ctx.id} {ctx.attempt} {os.getpid()}")
+        elif self.how == "slow":
+            time.sleep(0.3)
         elif self.how == "freeze":
             os.kill(os.getpid(), signal.SIGSTOP)
         elif self.how == "fail":

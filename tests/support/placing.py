@@ -123,15 +123,17 @@ class TestCommands(JobCommands):
 class Place:
     """One store, one executor and its placer. ``settings``: of the executor, as TOML lines."""
 
-    def __init__(self, url: str, directory: Path, settings: str, holder: str = "first") -> None:
+    def __init__(
+        self, url: str, directory: Path, settings: str, holder: str = "first", submit_grace: float = 0.2
+    ) -> None:
         self.directory = directory
         self.notes = directory / "notes"
         self.file = directory / "config.toml"
         if not self.file.exists():
             self.file.write_text(
                 f'[store]\nurl = "{url}"\n[tasks]\nmodules = ["support.placed"]\n[worker]\nlease = 5\n'
-                f'[log]\nlevel = "warning"\n[executors.{NAME}]\ninterval = 0.02\nsubmit_grace = 0.2\ngrace = 1\n'
-                + settings
+                f'[log]\nlevel = "warning"\n[executors.{NAME}]\ninterval = 0.02\ngrace = 1\n'
+                f"submit_grace = {submit_grace}\n{settings}"
             )
         self.config = load(str(self.file), {})
         self.jobs = Scheduler(url)
