@@ -80,6 +80,7 @@ def _run(claim: Claim, stopping: threading.Event) -> int:
             break
     if stopping.is_set() and not engine.over.is_set():
         logger.info("the job is to end: its task has %g s, then it is handed back", grace * HAND_BACK_AT)
+        engine.end_within(grace * HAND_BACK_AT)
         engine.over.wait(grace * HAND_BACK_AT)
     if engine.not_mine:
         jobs.engine.stop(hand_back_running=False)

@@ -44,8 +44,12 @@ class Work(Task, executor="it", resources=SMALL, retry=RetryPolicy(min_wait=0, m
         note(place, f"begin {ctx.id} {ctx.attempt} {os.getpid()}")
         first = ctx.step("first", lambda: ctx.attempt)
         if self.how == "wait":
+            told = False
             while not go.exists():
                 ctx.check_cancelled()
+                if ctx.time_left() is not None and not told:
+                    told = True
+                    note(place, f"told {ctx.id} {ctx.attempt} {os.getpid()}")
                 time.sleep(0.01)
         elif self.how == "deaf":
             while True:

@@ -230,6 +230,7 @@ class Place:
             what, task_id, _, pid = line.split()
             if what == "end":
                 open_bodies.pop(task_id, None)
+            if what != "begin":
                 continue
             before = open_bodies.get(task_id)
             found += before is not None and _is_running(int(before))

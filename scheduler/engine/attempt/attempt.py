@@ -46,6 +46,7 @@ class Attempt:
     started_at: int | None = None
     started_mono = 0.0
     deadline: float | None = None
+    ends_at: float | None = None  # when it is handed back, since its job has to end (monotonic)
     cancelled = False
     lost = False
     loss_delivered = False  # the handler was sent LeaseLost

@@ -181,6 +181,11 @@ class _ContextBase(Generic[App_co]):
         """When the attempt times out (monotonic clock, seconds); None without a timeout."""
         return self._attempt.deadline
 
+    def time_left(self) -> float | None:
+        """Seconds until the attempt times out, or is handed back since its job has to end; None: no end is known."""
+        ends = [end for end in (self._attempt.deadline, self._attempt.ends_at) if end is not None]
+        return max(0.0, min(ends) - self._runtime.monotonic()) if ends else None
+
     @property
     def log(self) -> Any:
         """A structlog logger bound to this attempt; what it writes is kept with the attempt."""

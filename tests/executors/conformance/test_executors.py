@@ -254,6 +254,7 @@ def test_a_preempted_task_uses_no_attempt(place: Place) -> None:
     place.until(lambda: place.ended(task_id))
     assert place.outcomes(task_id) == ["handed back", "succeeded"]
     assert place.jobs.result(task_id) == {"first": 1, "attempt": 1}  # the step is kept
+    assert len(place.lines("told")) == 1  # by ctx.time_left()
     assert place.jobs.get_task(task_id).attempts_used == 1
 
 
