@@ -22,6 +22,7 @@ from scheduler.config.load import load
 from scheduler.config.model import Config
 from scheduler.config.task_modules import TaskModules, find_state, make_scheduler
 from scheduler.daemon import log
+from scheduler.daemon.bounded_run import BoundedRun, add_options
 from scheduler.daemon.sd_notify import SystemdNotifier
 from scheduler.daemon.signals import Signals
 from scheduler.daemon.supervisor import FAILED, OK, UNREACHABLE, Companion, DaemonExit, Service, Supervisor
@@ -48,8 +49,11 @@ def build(config: Config) -> Service:
     return make_scheduler(config, Scheduler, capture_root=True)
 
 
-def serve(config: Config, factory: Factory) -> DaemonExit:
-    """Run the daemon with this configuration until a signal to stop. Raises SchedulerError."""
+def serve(config: Config, factory: Factory, bounds: BoundedRun) -> DaemonExit:
+    """Run the daemon with this configuration until a signal to stop, or until ``bounds`` end it.
+
+    Raises SchedulerError.
+    """
     if config.metrics.listen is not None:
         prometheus.require("[metrics] listen")
     notifier = SystemdNotifier.take()
@@ -71,7 +75,7 @@ def serve(config: Config, factory: Factory) -> DaemonExit:
     for module in loader.idle:
         logger.warning("module %s defines no task type and has no setup()", module)
     with Signals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
-        supervisor = Supervisor(config, service, loader, notifier, signals, companions)
+        supervisor = Supervisor(config, service, loader, notifier, signals, companions, bounds)
         with _monitoring(config, supervisor):
             return supervisor.run()
 
@@ -167,11 +171,12 @@ def main(argv: Sequence[str] | None = None, *, factory: Factory = build) -> int:
     options = _parse(argv)
     debug = options.debug or os.environ.get("SCHEDD_DEBUG", "") not in ("", "0")
     try:
-        config = load(options.config)
+        bounds = BoundedRun.of(options)
+        config = bounds.applied(load(options.config))
         if options.check:
             print(check(config))
             return OK
-        ended = serve(config, factory)
+        ended = serve(config, factory, bounds)
     except SchedulerError as error:
         if debug:
             traceback.print_exc()
@@ -203,6 +208,7 @@ def options_parser() -> argparse.ArgumentParser:
     where = "the configuration; else $SCHEDD_CONFIG, ./config.toml, /etc/schedd/config.toml"
     parser.add_argument("--config", metavar="FILE", help=where)
     parser.add_argument("--check", action="store_true", help="check the configuration and task modules, and end")
+    add_options(parser)
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors at start")
     parser.add_argument("--version", action="store_true", help="print the version and end")
     return parser

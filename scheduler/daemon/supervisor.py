@@ -18,6 +18,7 @@ from scheduler.config.model import Config, changed
 from scheduler.config.scheduler_options import scheduler_options
 from scheduler.config.task_modules import TaskModules
 from scheduler.daemon import log
+from scheduler.daemon.bounded_run import BoundedRun
 from scheduler.daemon.sd_notify import SystemdNotifier
 from scheduler.daemon.signals import BackgroundCall, Signals
 from scheduler.errors import ConfigError, SchedulerError, StoreReplacedError, StoreUnavailableError
@@ -64,6 +65,14 @@ class Loop(Protocol):
 
     def wait_idle(self, timeout: float) -> bool:
         """Wait until nothing is held; False if the time was not enough."""
+        ...
+
+    def idle_for(self) -> float | None:
+        """Seconds without a task; None while it holds some, or before it is ready."""
+        ...
+
+    def end_within(self, seconds: float) -> object:
+        """Tell the handlers how long they have."""
         ...
 
     def on_restart(self, callback: Callable[[], None], /) -> object:
@@ -129,8 +138,10 @@ class Supervisor:
         notifier: SystemdNotifier,
         signals: Signals,
         companions: Sequence[Companion] = (),
+        bounds: BoundedRun | None = None,
     ) -> None:
         self.config = config
+        self._bounds = BoundedRun() if bounds is None else bounds
         self._companions = companions
         self._service = service
         self._loader = loader
@@ -168,7 +179,7 @@ class Supervisor:
         for companion in self._companions:
             companion.start()
         self._notifier.ready("ready")
-        while not (self._stops or self._wants_restart()):
+        while not (self._stops or self._wants_restart() or self._is_over(self._engine)):
             if self._reload_wanted:
                 self._reload_wanted = False
                 self._reload()
@@ -177,8 +188,15 @@ class Supervisor:
                     return DaemonExit(UNREACHABLE, hard=True)
                 logger.critical("the engine has stopped by itself")
                 return DaemonExit(FAILED, hard=True)
-            self._wait(STATUS_EVERY)
+            self._wait(self._bounds.poll(STATUS_EVERY, self.config.worker.drain))
         return self._stop()
+
+    def _is_over(self, engine: Loop) -> bool:
+        """Whether the command line lets it end now."""
+        why = self._bounds.over(engine.idle_for(), self.config.worker.drain)
+        if why is not None:
+            logger.info("ending: %s", why)
+        return why is not None
 
     def _want_restart(self) -> None:
         """Request a restart, from any thread."""
@@ -278,7 +296,7 @@ class Supervisor:
         """Read the configuration again; a mistake in it leaves everything as it is."""
         self._notifier.reloading()
         try:
-            self._adopt(load(self.config.file))
+            self._adopt(self._bounds.applied(load(self.config.file)))
         except SchedulerError as error:
             logger.error("not reloaded: %s", error)
         except Exception:  # users' modules may raise anything; running tasks go on
@@ -325,7 +343,7 @@ class Supervisor:
 
     def _stop(self) -> DaemonExit:
         """Drain; a second signal, or the end of the drain time, releases the tasks that still run."""
-        drain, stops_before = self.config.worker.drain, self._stops
+        drain, stops_before = self._bounds.drain(self.config.worker.drain), self._stops
         self._notifier.stopping("running tasks finish")
         self._notifier.extend(drain + 2 * LAST_WRITE_TIMEOUT)
         self._deadline = time.monotonic() + drain
@@ -354,9 +372,10 @@ class Supervisor:
         """Drain until the deadline, which may move forward; returns released ids, and whether handlers still ran."""
         engine = self._service.engine
         engine.drain()
-        logger.info(
-            "stopping: no new tasks, running ones have %g s", self.config.worker.drain
-        )  # after the engine has stopped claiming
+        left = max(0.0, self._deadline - time.monotonic())
+        engine.end_within(left)
+        # After the engine has stopped claiming.
+        logger.info("stopping: no new tasks, running ones have %g s", round(left, 1))
         while (left := self._deadline - time.monotonic()) > 0 and self._service.is_running():
             if engine.wait_idle(min(left, DRAIN_POLL_EVERY)) or engine.only_hung():
                 break

@@ -514,6 +514,17 @@ class Engine:
         """Claims whose outcome is known and about to be recorded."""
         return {(o.task_id, o.claim) for _, o in [*self.engine_state.outcomes, *self.dispatch.completer.deferred]}
 
+    def idle_for(self) -> float | None:
+        """Seconds without a task, up to the database's last answer; None while it holds some, or before it is ready."""
+        if self.engine_state.held or not self._ready.is_set():
+            return None
+        return max(self._answered_at, self.database.answered_at) - self.engine_state.busy_at
+
+    def end_within(self, seconds: float) -> None:
+        """Tell the handlers how long they have until they are handed back: ``ctx.time_left()``."""
+        for attempt in list(self.engine_state.held.values()):
+            attempt.ends_at = self.engine_state.monotonic() + seconds
+
     def stop(self, *, hand_back_running: bool) -> StoreUnavailableError | None:
         """End the loop. ``hand_back_running``: the last write gives running tasks back, due in 2 s, without using an
         attempt (for a process that is about to end); ``handed_back`` has their ids then. Otherwise nothing may be held.

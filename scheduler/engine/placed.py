@@ -99,11 +99,6 @@ class PlacedEngine(Engine):
         known = {} if recorded is None else {claimed.id: recorded}
         self.dispatch.feeder.submit([claimed], plan, {}, known)
 
-    def end_within(self, seconds: float) -> None:
-        """Tell the handler how long it has: ``ctx.time_left()``."""
-        for attempt in list(self.engine_state.held.values()):
-            attempt.ends_at = self.engine_state.monotonic() + seconds
-
     def deaf_for(self) -> float:
         """For how many seconds the handler has gone on after it was cancelled, or after its timeout."""
         now, since = self.engine_state.monotonic(), []

@@ -130,6 +130,7 @@ class EngineState:
         self.lease_expires_at = float("inf")  # when the lease runs out unless it is renewed (monotonic)
         self.lease_needed: float | None = None  # seconds: see ``Lease.measure``
         self.held: dict[tuple[int, int], Attempt] = {}
+        self.busy_at = self.monotonic()  # when tasks were last claimed, or an attempt ended
         self.losing: set[tuple[int, int]] = set()  # claims taken from attempts that still run
         self.hung: tuple[HungHandler, ...] = ()  # handlers that hang
         self.traffic = Traffic()  # of this process's sources and sinks
@@ -296,10 +297,12 @@ class EngineState:
                 c = attempt.claimed
                 attempt.claimed = c._replace(epoch=self.identity.epoch_of(c.original_id or c.id))
         self.held.update({(a.claimed.id, a.claimed.claim): a for a in attempts})
+        self.busy_at = self.monotonic()
 
     def remove_held(self, attempts: Sequence[Attempt], ends: OutcomeColumns) -> None:
         """Remove attempts whose outcomes (``ends``, in the same order) are recorded, or never can be."""
         found = list(map(self.held.pop, zip(ends.task_ids, ends.claims, strict=True), repeat(None)))
+        self.busy_at = self.monotonic()
         started, finished = ends.started_at, ends.finished_at
         if None in found:  # some were removed before
             known = [one is not None for one in found]

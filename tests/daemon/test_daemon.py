@@ -47,6 +47,10 @@ class Engine:
         if self.ids:
             threading.Event().wait(timeout)
         return not self.ids
+    def idle_for(self):
+        return None if self.ids else 0.0
+    def end_within(self, seconds):
+        pass
     def on_restart(self, tell):
         self.restart = tell
     def only_hung(self):

@@ -182,7 +182,7 @@ class _ContextBase(Generic[App_co]):
         return self._attempt.deadline
 
     def time_left(self) -> float | None:
-        """Seconds until the attempt times out, or is handed back since its job has to end; None: no end is known."""
+        """Seconds until the attempt times out or is handed back, as its job or daemon ends; None: no end is known."""
         ends = [end for end in (self._attempt.deadline, self._attempt.ends_at) if end is not None]
         return max(0.0, min(ends) - self._runtime.monotonic()) if ends else None
 
