@@ -23,9 +23,10 @@ from scheduler.config.model import Config
 from scheduler.config.task_modules import TaskModules, find_state, make_scheduler
 from scheduler.daemon import log
 from scheduler.daemon.bounded_run import BoundedRun, add_options
+from scheduler.daemon.companions import AlertCompanion, Companion
 from scheduler.daemon.sd_notify import SystemdNotifier
 from scheduler.daemon.signals import Signals
-from scheduler.daemon.supervisor import FAILED, OK, UNREACHABLE, Companion, DaemonExit, Service, Supervisor
+from scheduler.daemon.supervisor import FAILED, OK, UNREACHABLE, DaemonExit, Service, Supervisor
 from scheduler.engine.child import cgroups
 from scheduler.errors import ConfigError, SchedulerError, StoreUnavailableError
 from scheduler.model.printable import printable
@@ -82,11 +83,7 @@ def serve(config: Config, factory: Factory, bounds: BoundedRun) -> DaemonExit:
 
 def make_companions(config: Config) -> list[Companion]:
     """What the configuration wants to run beside the Scheduler. Raises ConfigError."""
-    found: list[Companion] = []
-    if config.alerts.on:
-        from scheduler.alerts.service import AlertService
-
-        found.append(AlertService(config))
+    found: list[Companion] = [AlertCompanion(config)]
     if config.console.listen is not None:
         from scheduler.daemon.console_process import ConsoleProcess
 

@@ -19,6 +19,7 @@ from scheduler.config.scheduler_options import scheduler_options
 from scheduler.config.task_modules import TaskModules
 from scheduler.daemon import log
 from scheduler.daemon.bounded_run import BoundedRun
+from scheduler.daemon.companions import Companion, Reloads
 from scheduler.daemon.sd_notify import SystemdNotifier
 from scheduler.daemon.signals import BackgroundCall, Signals
 from scheduler.errors import ConfigError, SchedulerError, StoreReplacedError, StoreUnavailableError
@@ -111,13 +112,6 @@ class Service(Protocol):
     def reconfigure(self, *, pools: Mapping[str, tuple[int, int]], max_concurrent_tasks: int = 0) -> object: ...
     def stop_now(self) -> list[int]: ...
     def is_running(self) -> bool: ...
-
-
-class Companion(Protocol):
-    """What runs in the daemon beside the Scheduler, in threads of its own."""
-
-    def start(self) -> object: ...
-    def stop(self) -> object: ...
 
 
 class DaemonExit(NamedTuple):
@@ -316,14 +310,15 @@ class Supervisor:
             ),
             log=replace(wanted.log, attempts=old.log.attempts),
         )
+        reloads = [one for one in self._companions if isinstance(one, Reloads)]
+        kept = replace(kept, **{name: getattr(wanted, name) for one in reloads for name in one.sections})
+        changes = [change for one in reloads if (change := one.prepare(kept)) is not None]
         kinds = self._loader.register(kept)
-        work = BackgroundCall(self._signals, self._loader.set_up, "schedd-setup")
-        while not self._wait_until(lambda: work.done or self._stops > 0, STATUS_EVERY):
-            self._notifier.extend(6 * STATUS_EVERY)
-        if not work.done:
-            logger.warning("not reloaded: stopped while setup() was under way")
+        if not self._done_meanwhile(self._loader.set_up, "setup()"):
             return
-        work.result()
+        for change in changes:
+            if not self._done_meanwhile(change, "a change"):
+                return
         if kept.log != old.log:
             log.configure(kept.log)
         if (kept.pools, kept.worker.max_concurrent_tasks) != (old.pools, old.worker.max_concurrent_tasks):
@@ -338,6 +333,17 @@ class Supervisor:
         logger.info("reloaded", extra={"changed": changed(old, kept), "kinds_registered": kinds})
         if later:
             logger.warning("only a restart puts these into effect: %s", ", ".join(later))
+
+    def _done_meanwhile(self, work: Callable[[], object], what: str) -> bool:
+        """Do work in another thread, and keep systemd informed; False if a signal to stop came first."""
+        call = BackgroundCall(self._signals, work, "schedd-setup")
+        while not self._wait_until(lambda: call.done or self._stops > 0, STATUS_EVERY):
+            self._notifier.extend(6 * STATUS_EVERY)
+        if not call.done:
+            logger.warning("not reloaded: stopped while %s was under way", what)
+            return False
+        call.result()
+        return True
 
     # Stopping
 
