@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import click
@@ -114,6 +114,12 @@ def usage(command: click.Command, ctx: click.Context) -> str:
     return " ".join([bold(ctx.command_path), *map(italic, pieces)])
 
 
+def metavar(option: click.Option, ctx: click.Context) -> str:
+    """What stands for the value of an option. Before click 8.2 that took no context."""
+    make: Callable[..., str] = option.make_metavar
+    return make(ctx) if inspect.signature(make).parameters else make()
+
+
 def options(command: click.Command, ctx: click.Context) -> Iterator[Item]:
     """Its options; of a command below the root those that are not the root's."""
     common = [option.get_help_record(ctx) for option in root.get_params(ctx)] if ctx.parent else []
@@ -121,7 +127,7 @@ def options(command: click.Command, ctx: click.Context) -> Iterator[Item]:
         record = option.get_help_record(ctx)
         if isinstance(option, click.Option) and record is not None and record not in common:
             names = ", ".join(map(bold, [*option.opts, *option.secondary_opts]))
-            takes = "" if option.is_flag or option.count else " " + italic(option.make_metavar(ctx))
+            takes = "" if option.is_flag or option.count else " " + italic(metavar(option, ctx))
             yield names + takes, record[1]
 
 
