@@ -18,6 +18,7 @@ import pytest
 
 from scheduler.alerts.machine import Notice, Rule
 from scheduler.alerts.messages import Origin, compose
+from scheduler.alerts.sinks.alertmanager import LIFE
 from scheduler.alerts.sinks.alertmanager import Alertmanager as AlertmanagerSink
 from scheduler.alerts.sinks.make import make_sink
 from scheduler.alerts.sinks.sink import SinkError
@@ -196,3 +197,44 @@ def test_alertmanager_fires_and_resolves(tmp_path: Path) -> None:
             threading.Event().wait(0.05)
     finally:
         manager.close()
+
+
+@pytest.mark.parametrize("ahead", [0, 5])
+def test_alertmanager_resolves_though_the_databases_clock_is_ahead(tmp_path: Path, ahead: int) -> None:
+    """An end that is yet to come there loses against the end that the firing alert was given."""
+    manager = Alertmanager(tmp_path)
+    try:
+        sink = make_sink(AlertSink(type="alertmanager", url=manager.url), SETTINGS, ORIGIN)
+        assert isinstance(sink, AlertmanagerSink)
+
+        def now() -> int:
+            return time.time_ns() // 1000 + ahead * SECOND
+
+        sink.refresh([alert()._replace(began=now() - 60 * SECOND)], {RULE.name: RULE}, now())
+        assert len(manager.active()) == 1
+        sink.refresh([], {RULE.name: RULE}, now())
+        assert manager.active() == []
+    finally:
+        manager.close()
+
+
+def test_the_end_of_an_alert_is_posted_again_for_a_while(server: Server) -> None:
+    """Alertmanager may have been restarted, or its clock may be far behind."""
+    sink = make_sink(AlertSink(type="alertmanager", url=server.url), SETTINGS, ORIGIN)
+    assert isinstance(sink, AlertmanagerSink)
+    now = time.time_ns() // 1000
+
+    def ends(at: int, *alerts: Alert) -> list[str]:
+        before = len(server.asked)
+        sink.refresh(alerts, {RULE.name: RULE}, at)
+        return [row["endsAt"] for asked in server.asked[before:] for row in json.loads(asked.body)]
+
+    one = alert()._replace(began=now - 60 * SECOND)
+    ends(now, one)
+    ended = ends(now + SECOND)
+    assert len(ended) == 1
+    assert ends(now + 60 * SECOND) == ended
+    assert ends(now + 120 * SECOND, one) > ended  # it fires again
+    assert ends(now + 180 * SECOND) > ended
+    assert len(ends(now + 181 * SECOND)) == 1
+    assert ends(now + 181 * SECOND + LIFE) == []

@@ -17,31 +17,40 @@ from scheduler.ports import SECOND
 
 REFRESH_EVERY = 60.0  # seconds
 LIFE = 5 * 60 * SECOND  # after which Alertmanager takes an alert for resolved that was not posted again
+MAX_SKEW = 10 * SECOND  # by which the database's clock may be ahead of Alertmanager's
 PATH = "/api/v2/alerts"
 
 
 class Alertmanager:
-    """Posts states, not messages. Remembers what it has posted, so as to say that it is over."""
+    """Posts states, not messages. Remembers what it has posted, so as to say that it is over.
+
+    Alertmanager drops an end that is yet to come by its own clock, in favour of the one that the firing alert had. So
+    an end is dated back by ``MAX_SKEW``, and posted again for as long as the firing alert would have lived there.
+    """
 
     def __init__(self, sink: AlertSink, settings: Mapping[str, Any], origin: Origin) -> None:
         self._sink = sink
         self._settings = settings
         self._origin = origin
-        self._posted: dict[Key, dict[str, Any]] = {}
+        self._posted: dict[Key, tuple[int, dict[str, Any]]] = {}  # what fired: since when, and what was posted
+        self._ended: dict[Key, tuple[int, dict[str, Any]]] = {}  # what ended: until when it is posted, and what
 
     def refresh(self, alerts: Iterable[Alert], rules: Mapping[str, Rule], now: int) -> None:
         """Post what fires, and as ended what was posted before and fires no more. Raises SinkError."""
-        fires: dict[Key, dict[str, Any]] = {}
+        fires: dict[Key, tuple[int, dict[str, Any]]] = {}
         for alert in alerts:
             rule = rules.get(alert.key.rule)
             if rule is not None and self._sink.takes(rule.name):
-                fires[alert.key] = self._alert(alert, rule)
+                fires[alert.key] = alert.began, self._alert(alert, rule)
+        ended = {key: one for key, one in self._ended.items() if key not in fires and now < one[0]}
+        for key, (began, row) in self._posted.items():
+            if key not in fires:
+                ended[key] = now + LIFE, {**row, "endsAt": rfc3339(max(began, now - MAX_SKEW))}
         ends = rfc3339(now + LIFE, exact=False)
-        over = [{**one, "endsAt": rfc3339(now)} for key, one in self._posted.items() if key not in fires]
-        rows = [{**one, "endsAt": ends} for one in fires.values()] + over
+        rows = [{**row, "endsAt": ends} for _, row in fires.values()] + [row for _, row in ended.values()]
         if rows:
             self._post(rows)
-        self._posted = fires
+        self._posted, self._ended = fires, ended
 
     def deliver(self, body: Body) -> None:
         """Post a test. Raises SinkError."""
