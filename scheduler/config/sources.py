@@ -87,6 +87,8 @@ def convert(kind: Any, value: object, *, text: bool) -> Any:
         return _choice(value, typing.get_args(kind))
     if typing.get_origin(kind) is tuple:
         return _list(value, text)
+    if typing.get_origin(kind) is dict:
+        return _table(value, text)
     if kind is bool:
         return _bool(value, text)
     if kind is int:
@@ -288,7 +290,20 @@ def _anything(value: object) -> Any:
     """A setting of an open table: its type is checked later."""
     if isinstance(value, str | int | float) or (isinstance(value, list) and all(isinstance(one, str) for one in value)):
         return tuple(value) if isinstance(value, list) else value
-    raise Unfit("text, a number, true, false or a list of texts")
+    if isinstance(value, dict):
+        return _table(value, text=False)
+    raise Unfit("text, a number, true, false, a list of texts or a table of such values")
+
+
+def _table(value: object, text: bool) -> dict[str, Any]:
+    if text and isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            value = None
+    if isinstance(value, dict) and all(isinstance(one, str | int | float | list) for one in value.values()):
+        return {str(name): one for name, one in value.items()}
+    raise Unfit('a table such as { name = "text" }, or {"name": "text"} as a text')
 
 
 def _duration(value: object) -> float:

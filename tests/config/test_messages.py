@@ -97,7 +97,7 @@ def test_secrets_come_from_the_file_the_environment_or_credentials(tmp_path: Pat
         ('queue = "q"\nkinds = ["order.created"]', "message type = kind"),
         ('queue = "q"\nbody = "payload"', "name the kind of the tasks"),
         ('queue = "q"\nbody = "payload"\nkind = "K"', "no message has an idempotency key"),
-        ('queue = "q"\nhosts = { a = 1 }', "expected text, a number, true, false or a list of texts"),
+        ('queue = "q"\nhosts = { a = 1 }', 'expected a list of texts such as ["a", "b"], not {"a": 1}'),
     ],
 )
 def test_mistakes_are_named(text: str, why: str) -> None:

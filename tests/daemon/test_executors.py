@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler import Scheduler
+from scheduler import ConfigError, Scheduler
 from support.databases import Database
 from support.fleet import until
 from support.processes import Nursery
@@ -81,3 +81,24 @@ def test_the_configuration_is_checked_before_anything_starts(tmp_path: Path) -> 
     assert main(["--check", "--config", str(file)]) == 2
     file.write_text(f'[executors.batch]\ntype = "process"\ndirectory = "{tmp_path}"\n')
     assert main(["--check", "--config", str(file)]) == 0
+
+
+def test_a_table_of_options_may_stand_in_the_file_and_in_the_environment(tmp_path: Path) -> None:
+    """As a site's Slurm wants them: ``defaults`` of ``executor_options``."""
+    from scheduler.config.load import load
+    from scheduler.executors.service import make_executors
+
+    file = tmp_path / "schedd.toml"
+    for defaults, wrong in (
+        ('{ partition = "batch", nice = 5 }', None),
+        ('{ partition = "batch", wrap = "rm" }', "there is no 'wrap'"),
+        ('["partition"]', "expected a table such as"),
+        ("{ nice = { low = 1 } }", "expected a table such as"),
+    ):
+        file.write_text(f'[executors.it]\ntype = "slurm"\ndirectory = "/tmp/x"\ndefaults = {defaults}\n')
+        if wrong is None:
+            make_executors(load(str(file), {}))
+            make_executors(load(str(file), {"SCHEDD_EXECUTORS__IT__DEFAULTS": '{"qos": "low"}'}))
+            continue
+        with pytest.raises(ConfigError, match=wrong):
+            make_executors(load(str(file), {}))
