@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
-from sqlalchemy.orm import Session
 
 from scheduler.errors import ConfigError, DuplicateKeyError
 from scheduler.model.graph import batch_order
@@ -148,9 +147,12 @@ def hold_writes(tx: Tx) -> None:
 
 def callers_connection(given: Any) -> sa.Connection:
     """The Connection behind what a caller passed as ``connection=``. Raises ConfigError."""
-    if isinstance(given, Session):
-        given.flush()
-        given = given.connection()
+    if not isinstance(given, sa.Connection):
+        from sqlalchemy.orm import Session  # slow, and no other program than one that has a Session needs it
+
+        if isinstance(given, Session):
+            given.flush()
+            given = given.connection()
     if not isinstance(given, sa.Connection):
         hint = "; schedule_async() and `async with` take that one" if hasattr(given, "run_sync") else ""
         raise ConfigError(f"connection= takes a SQLAlchemy Connection or Session, not {type(given).__name__}{hint}")
