@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -249,7 +249,7 @@ def _leave_soon(status: int) -> None:
     threading.Thread(target=end, name="schedd-exit", daemon=True).start()
 
 
-def leave(status: int) -> None:
+def leave(status: int) -> NoReturn:
     """End the process without waiting for threads, or for functions registered to run at exit."""
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):

@@ -1,8 +1,8 @@
 """A job as a process with a directory of files, whichever daemon or pool has started it.
 
 ``lock`` is held, by flock, as long as a process of the job lives; ``pid`` has the process group; ``exit`` the exit
-status, written by a small shell that waits for the job; ``log`` what it wrote; ``cancel`` until when it may end by
-itself; ``limit`` is there once it has run for too long.
+status, written by what waits for the job: a small shell, or the process that forked it; ``log`` what the job wrote;
+``cancel`` until when it may end by itself; ``limit`` is there once it has run for too long.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from scheduler.executors.job_files import write_private
 from scheduler.executors.ports import NOT_MINE, Phase, Seen
 
 SHELL = "/bin/sh"
+JOB_MODULE = "scheduler.daemon.job"  # what jobs of schedd run
 # Signals go to the whole group: the job ends by them, and the shell stays to write how it ended.
 # It is started before the trap is set and signals can come: a shell's child that still has the trap would lose them.
 _SHELL_SCRIPT = """
@@ -41,7 +42,7 @@ _SIGNALLED = 128  # a shell's exit status of a job that a signal ended: this, an
 
 def start(place: Path, lock: int, command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start a job in a session of its own. ``lock``: the descriptor of :func:`lock_to_start`. Raises OSError."""
-    log = os.open(place / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    log = open_log(place)
     try:
         return subprocess.Popen(
             [SHELL, "-c", _SHELL_SCRIPT, "schedd-job", str(place), *command],
@@ -54,6 +55,25 @@ def start(place: Path, lock: int, command: Sequence[str], env: Mapping[str, str]
         )
     finally:
         os.close(log)
+
+
+def open_log(place: Path) -> int:
+    """The descriptor of a job's output. Raises OSError."""
+    return os.open(place / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+
+def keep(place: Path, job: int) -> None:
+    """Do for a job that was forked what the shell does for others: wait for it, and write how it ended.
+
+    The signals that end jobs have to be blocked. Raises OSError.
+    """
+    try:
+        write_private(place / "pid", str(os.getpid()))
+    except OSError:
+        os.kill(job, signal.SIGTERM)
+        raise
+    code = os.waitstatus_to_exitcode(os.waitpid(job, 0)[1])
+    write_private(place / "exit", str(code if code >= 0 else _SIGNALLED - code))
 
 
 def ask_to_end(place: Path, grace: float) -> None:

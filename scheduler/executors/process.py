@@ -1,7 +1,7 @@
 """The executor ``process``: jobs are processes on the daemon's machine, which outlive the daemon.
 
 Each job has a directory of its name with files, so that any later daemon finds it: see ``job_process.py``; and
-``job.json`` has its resources.
+``job.json`` has its resources. ``warm.py`` has jobs forked by a process that has imported schedd already.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from scheduler.executors.job_process import (
     start,
 )
 from scheduler.executors.ports import Capabilities, Finding, Job, Refused, Resources, Seen, Submitted
+from scheduler.executors.warm import JobTemplate, TemplateGoneError, arguments_of
 from scheduler.model.limits import parse_size, size_text
 
 _OPTIONS = ("nice",)
@@ -55,19 +56,24 @@ class ProcessExecutor(DirectoryExecutor):
         """``directory``: of the jobs' files, for this executor alone. ``cpus``, ``memory``, ``gpus``: what all jobs
         together may ask for; 0 and None: what the machine has, which for gpus is none. A job that does not say how many
         cores it needs counts as one. ``prefix``: a command that
-        starts each job, such as ``["systemd-run", "--user", "--scope", "-q"]``."""
+        starts each job, such as ``["systemd-run", "--user", "--scope", "-q"]``. ``warm``: jobs are forked by a process
+        that has imported schedd already."""
 
         directory: str
         cpus: float = 0.0
         memory: str | None = None
         gpus: int = 0
         prefix: tuple[str, ...] = ()
+        warm: bool = False
 
     def __init__(self, name: str, settings: Settings) -> None:
         super().__init__(name, settings.directory)
         self._prefix = settings.prefix
         if settings.cpus < 0 or settings.gpus < 0:
             raise ConfigError(f"executors.{name}: cpus and gpus are numbers from 0")
+        if settings.warm and settings.prefix:
+            raise ConfigError(f"executors.{name}: prefix starts no job that is forked: leave out prefix or warm")
+        self._template = JobTemplate() if settings.warm else None
         self._total = {
             "cpu": settings.cpus or float(len(os.sched_getaffinity(0))),
             "memory": float(
@@ -109,6 +115,11 @@ class ProcessExecutor(DirectoryExecutor):
         found.append(Finding(True, f"jobs may ask for {room} in all"))
         return found
 
+    def close(self) -> None:
+        """See :class:`scheduler.executors.ports.Executor`."""
+        if self._template is not None:
+            self._template.close()
+
     # Starting
 
     def _submit(self, job: Job, taken: dict[str, float]) -> Submitted | Refused:
@@ -124,22 +135,33 @@ class ProcessExecutor(DirectoryExecutor):
             return refused
         place = self._place / job.name
         place.mkdir(mode=0o700, exist_ok=True)
+        template, arguments = self._template, arguments_of(job.argv)
+        if template is not None and arguments is not None:
+            with suppress(TemplateGoneError):  # perhaps with the job started: then its lock is held
+                return self._begin(
+                    job, place, taken, lambda lock: template.start(place, lock, arguments, job.env, nice)
+                )
+        command = [*self._prefix, *(["nice", "-n", str(nice)] if nice else []), *job.argv]
+        return self._begin(job, place, taken, lambda lock: self._started.append(start(place, lock, command, job.env)))
+
+    def _begin(
+        self, job: Job, place: Path, taken: dict[str, float], start_it: Callable[[int], str | None]
+    ) -> Submitted | Refused:
+        """Start a job that has never run. ``start_it``: with its lock; returns why there is no process for it."""
         lock = lock_to_start(place)
         if lock is None:  # it has run, it runs, or another daemon is about to start it
             return Submitted(job.name, job.name)
         try:
-            return self._start(job, place, lock, nice, taken)
+            kept = _Kept(job.resources, job.limit, time.time())
+            write_private(place / "job.json", msgspec.json.encode(kept).decode())
+            try:
+                trouble = start_it(lock)
+            except OSError as error:
+                trouble = error.strerror or type(error).__name__
         finally:
             os.close(lock)  # the job has it, too
-
-    def _start(self, job: Job, place: Path, lock: int, nice: int, taken: dict[str, float]) -> Submitted | Refused:
-        write_private(place / "job.json", msgspec.json.encode(_Kept(job.resources, job.limit, time.time())).decode())
-        command = [*self._prefix, *(["nice", "-n", str(nice)] if nice else []), *job.argv]
-        try:
-            process = start(place, lock, command, job.env)
-        except OSError as error:
-            return Refused(job.name, True, f"no process could be started: {error.strerror}", _RETRY_S)
-        self._started.append(process)
+        if trouble is not None:
+            return Refused(job.name, True, f"no process could be started: {trouble}", _RETRY_S)
         for name, wanted in _wanted(job.resources).items():
             taken[name] += wanted
         return Submitted(job.name, job.name)

@@ -6,7 +6,6 @@ import logging
 import os
 import secrets
 import socket
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from scheduler.errors import StoreUnavailableError
 from scheduler.executors.placer import Placer
 from scheduler.executors.ports import Executor, ExecutorError, Finding
 from scheduler.executors.types import make_executor
+from scheduler.executors.warm import START
 from scheduler.model.placement import GRACE_VARIABLE
 from scheduler.ports import SECOND, spawn_thread
 
@@ -26,7 +26,6 @@ STEP_TIMEOUT_S = 60.0  # of one look, in the database
 GOODBYE_S = 2.0  # for giving the leases up
 STOP_WITHIN_S = 5.0  # that a stop waits for all threads
 REST_FRACTION = 0.2  # of an interval: so long a placer rests after a look, however often it is woken
-JOB_MODULE = "scheduler.daemon.job"
 
 log = logging.getLogger("scheduler.executors")
 
@@ -57,7 +56,7 @@ class JobCommands:
 
     def argv(self, executor: str, task_id: int, claim: int) -> Sequence[str]:
         """See :class:`scheduler.executors.placer.Commands`."""
-        return [sys.executable, "-P", "-m", JOB_MODULE, executor, str(task_id), str(claim)]
+        return [*START, executor, str(task_id), str(claim)]
 
     def env(self) -> Mapping[str, str]:
         """See :class:`scheduler.executors.placer.Commands`."""

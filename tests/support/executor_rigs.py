@@ -38,6 +38,13 @@ class ProcessRig:
         os.killpg(int((directory / "jobs" / name / "pid").read_text()), signal.SIGKILL)
 
 
+class WarmRig(ProcessRig):
+    marked = True  # test_warm.py shows what is different
+
+    def settings(self, directory: Path) -> str:
+        return f"{super().settings(directory)}warm = true\n"
+
+
 class SlurmRig:
     marked = True
     durable = True
@@ -58,4 +65,4 @@ class DaskRig(ProcessRig):
         return f'type = "futures"\ndirectory = "{directory / "jobs"}"\nfactory = "support.dask_rig:client"\n'
 
 
-RIGS: dict[str, type[Rig]] = {"process": ProcessRig, "futures": DaskRig, "slurm": SlurmRig}
+RIGS: dict[str, type[Rig]] = {"process": ProcessRig, "warm": WarmRig, "futures": DaskRig, "slurm": SlurmRig}

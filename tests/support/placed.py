@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,30 @@ def wait_for(path: Path, seconds: float = 60.0) -> None:
     while not path.exists():
         assert time.monotonic() < until, f"{path} did not come"
         time.sleep(0.01)
+
+
+def facts() -> dict[str, Any]:
+    """What a job may see of how it was started, without what differs between any two."""
+    signals = {number.name: str(signal.getsignal(number)).partition(" at ")[0] for number in signal.Signals}
+    files = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if int(fd) < 3]
+    parent = os.getppid()
+    command = Path(f"/proc/{os.getpid()}/cmdline").read_bytes()
+    return {
+        "environ": sorted(set(os.environ) - {"LC_CTYPE"}),
+        "signals": signals,
+        "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
+        "files": sorted(Path(file).name for file in files),
+        "threads": sorted(thread.name for thread in threading.enumerate()),
+        "path": sys.path,
+        "argv": sys.argv[:-2],
+        "directory": os.getcwd(),
+        "umask": os.umask(0o077),
+        "nice": os.nice(0),
+        "group is the session": os.getpgid(0) == os.getsid(0),
+        "leads a session": os.getsid(0) == os.getpid(),
+        "parent leads the session": os.getsid(0) == parent,
+        "forked": b"job_template" in command,
+    }
 
 
 class Work(Task, executor="it", resources=SMALL, retry=RetryPolicy(min_wait=0, max_attempts=3, jitter=0)):
@@ -59,6 +84,8 @@ class Work(Task, executor="it", resources=SMALL, retry=RetryPolicy(min_wait=0, m
                     note(place, f"deaf {ctx.id} {ctx.attempt} {os.getpid()}")
         elif self.how == "slow":
             time.sleep(0.3)
+        elif self.how == "facts":
+            return {"facts": facts()}
         elif self.how == "freeze":
             os.kill(os.getpid(), signal.SIGSTOP)
         elif self.how == "fail":
