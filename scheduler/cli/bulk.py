@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -9,13 +10,15 @@ import click
 from scheduler.cli import exits
 from scheduler.cli.filters import filter_options, task_filter
 from scheduler.cli.group import Group
+from scheduler.cli.masking import Masks
 from scheduler.cli.options import Number, acts, common
 from scheduler.cli.output import print_object, print_rows, time
 from scheduler.cli.session import Session, note, prints
 from scheduler.cli.streams import say
 
 if TYPE_CHECKING:
-    from scheduler.store.bulks import BulkRecord
+    from scheduler.store.bulks import BulkItem, BulkRecord
+    from scheduler.store.db.tx import Tx
 
 _FIELDS = (
     *("name", "verb", "state", "total", "looked_at", "done", "passed", "failed", "dependants", "created_at"),
@@ -189,19 +192,31 @@ def show_(session: Session, /, name: str, result: str | None, limit: int, cursor
     with session.existing().read() as tx:
         bulks.get(tx, name)
         found, more = bulks.items(tx, name, result=wanted, limit=limit, cursor=-1 if cursor is None else cursor)
+        notes = _notes(tx, found)
     rows = [
         {
             "position": item.position,
             "task_id": item.task_id,
             "before": None if item.before is None else item.before.value,
             "result": None if item.result is None else item.result.value,
-            "note": item.note,
+            "note": notes.get(item.task_id, item.note),
         }
         for item in found
     ]
     print_rows(session, rows, _ITEMS)
     if more is not None:
         note(f"stopped at {limit}, there are more: --cursor {more} shows the next ones")
+
+
+def _notes(tx: Tx, items: Sequence[BulkItem]) -> dict[int, str | None]:
+    """Why tasks were passed over or failed, by id, without secrets: those of URLs, and those of the tasks."""
+    from scheduler.model.redact import redact
+    from scheduler.store.read.tasks import get_tasks
+
+    said = {item.task_id: redact(item.note) for item in items if item.note is not None}
+    tasks = get_tasks(tx, list(said))
+    hidden = Masks(tx, {task.kind for task in tasks})
+    return said | {task.id: hidden.error(task.id, task.kind, said[task.id]) for task in tasks}
 
 
 def _view(one: BulkRecord) -> dict[str, Any]:

@@ -7,7 +7,10 @@ from typing import Annotated, Any
 
 import pytest
 
-from scheduler import Context, PermanentError, Secret, Task
+from scheduler import Context, PermanentError, Secret, Task, TaskState
+from scheduler.model.bulk import ItemResult
+from scheduler.store import bulks
+from scheduler.store.db.tx import Tx
 from support.bench import Bench
 from support.commands import EVERY
 
@@ -50,6 +53,18 @@ def test_no_command_shows_a_secret(with_secrets: Ctl) -> None:
     assert with_secrets.json("show", 1)["payload"] == {"user": "ada", "token": "***", "fail": True}
     assert with_secrets.json("show", 2)["result"] == {"used": "***"}
     assert "with ***" in with_secrets.json("logs", 2)[0]["text"]
+
+
+def test_a_bulk_says_without_the_secret_why_a_task_failed(with_secrets: Ctl, live: Bench) -> None:
+    def work(tx: Tx) -> str:
+        name = bulks.insert(tx, "replay", [1, 4711])
+        notes = f"refused {CANARY} of https://ada:pw-1@localhost", "is not there any more"
+        failed = [(place, TaskState.DEAD.code, ItemResult.FAILED, note) for place, note in enumerate(notes)]
+        return bulks.write(tx, bulks.get(tx, name), failed, 0).name
+
+    name = live.jobs.database.change(work)
+    notes = [row["note"] for row in with_secrets.json("bulk", "show", name)]
+    assert notes == ["refused *** of https://ada:***@localhost", "is not there any more"]
 
 
 def test_reveal_shows_it_and_is_in_the_audit(with_secrets: Ctl, live: Bench) -> None:
