@@ -141,6 +141,10 @@ class Users:
             found[user.name] = user
         return found
 
+    def session_keys(self) -> dict[str, str]:
+        """What signs the cookies of each user's sessions. A stranger does not know the hash."""
+        return {_session_name(user): user.hash for user in self.users().values()}
+
     def principal(self, user: User, name: str, session: bool = False) -> Principal:
         """The user as one who asks."""
         return Principal(name, user.role, self._roles[user.role], session)
@@ -172,7 +176,7 @@ class TokenAuth(Auth):
 
     def log_in(self, given: str) -> Principal | None:
         found = self._find(given)
-        return None if found is None else self._users.principal(found, f"{found.name} {found.hash[-16:]}", True)
+        return None if found is None else self._users.principal(found, _session_name(found), True)
 
     def _find(self, token: str) -> User | None:
         mark = f"sha256:{hashlib.sha256(token.encode('utf-8', 'replace')).hexdigest()}"
@@ -301,6 +305,11 @@ def hash_token(token: str) -> str:
     return f"sha256:{hashlib.sha256(token.encode()).hexdigest()}"
 
 
+def _session_name(user: User) -> str:
+    """Whose session it is, as it is stored: with another token the user is another one."""
+    return f"{user.name} {user.hash[-16:]}"
+
+
 def _os_name(uid: int) -> str:
     try:
         return f"os:{pwd.getpwuid(uid).pw_name}"
@@ -332,7 +341,8 @@ def make_auth(settings: Any, database: Database, *, loopback: bool, unix: bool, 
         return ProxyAuth(roles, _groups(settings.groups, roles), settings.proxy_secret)
     if method == "basic":
         return BasicAuth(Users(_users_file(settings.users), roles, "scrypt"))
-    return TokenAuth(Users(_users_file(settings.users), roles, "sha256"), StoredSessions(database))
+    users = Users(_users_file(settings.users), roles, "sha256")
+    return TokenAuth(users, StoredSessions(database, users.session_keys))
 
 
 def _groups(lines: tuple[str, ...], roles: Roles) -> dict[str, str]:

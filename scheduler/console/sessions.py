@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import secrets
 import time
+from collections.abc import Callable, Mapping
 
 import anyio.to_thread
 from starlette.requests import Request
@@ -27,20 +29,31 @@ class Sessions:
 
     async def begin(self, user: str) -> str:
         """Begin a session. Returns the value of its cookie."""
-        value = secrets.token_urlsafe(32)
+        value = self._sealed(secrets.token_urlsafe(32), user)
         await self._store(_hash(value), user)
         return value
 
     async def user(self, request: Request) -> str | None:
         """Who the cookie of a request belongs to."""
-        value = request.cookies.get(COOKIE)
+        value = self._presented(request)
         return None if value is None else await self._find(_hash(value))
 
     async def end(self, request: Request) -> None:
         """End the session of a request, also for copies of its cookie."""
-        value = request.cookies.get(COOKIE)
+        value = self._presented(request)
         if value is not None:
             await self._remove(_hash(value))
+
+    def _presented(self, request: Request) -> str | None:
+        value = request.cookies.get(COOKIE)
+        return value if value is not None and self._is_ours(value) else None
+
+    def _sealed(self, value: str, user: str) -> str:
+        return value
+
+    def _is_ours(self, value: str) -> bool:
+        """Whether a cookie may be one that was given out; says so without a look at the store."""
+        return True
 
     def _remember(self, session: str, user: str, seconds: float) -> None:
         now = time.monotonic()
@@ -64,11 +77,24 @@ class Sessions:
 
 
 class StoredSessions(Sessions):
-    """Sessions in the store: they outlast a restart of the console, and all consoles of the store share them."""
+    """Sessions in the store: they outlast a restart of the console, and all consoles of the store share them.
 
-    def __init__(self, database: Database) -> None:
+    ``keys``: of each user a secret that all consoles have. It signs the user's cookies, so that one that is made up is
+    refused unread: else each would cost a read of the store.
+    """
+
+    def __init__(self, database: Database, keys: Callable[[], Mapping[str, str]]) -> None:
         super().__init__()
         self._database = database
+        self._keys = keys
+
+    def _sealed(self, value: str, user: str) -> str:
+        return f"{value}.{_mark(self._keys().get(user, ''), value)}"  # "": of a user who was just removed
+
+    def _is_ours(self, value: str) -> bool:
+        head, _, mark = value.partition(".")
+        given = mark.encode("utf-8", "replace")
+        return any(hmac.compare_digest(given, _mark(key, head).encode()) for key in self._keys().values())
 
     async def _store(self, session: str, user: str) -> None:
         lasting = round(SESSION_SECONDS * SECOND)
@@ -92,6 +118,10 @@ class StoredSessions(Sessions):
     async def _remove(self, session: str) -> None:
         self._known.pop(session, None)
         await anyio.to_thread.run_sync(self._database.change, lambda tx: console_sessions.end(tx, session))
+
+
+def _mark(key: str, value: str) -> str:
+    return hmac.new(key.encode(), f"session {value}".encode("utf-8", "replace"), hashlib.sha256).hexdigest()
 
 
 def _hash(value: str) -> str:

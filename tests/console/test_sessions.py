@@ -47,6 +47,32 @@ def test_a_restart_and_another_console_know_it(database: Database, users: str) -
         assert status(restarted.gate, {"cookie": f"{sessions.COOKIE}=made-up"}) == 401
 
 
+def test_a_made_up_cookie_costs_no_read_of_the_store(
+    database: Database, users: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    monkeypatch.setattr(console_sessions, "user_of", lambda _tx, session: read.append(session))
+    monkeypatch.setattr(console_sessions, "end", lambda _tx, session: read.append(session))
+    with served(database, auth="token", users=users) as server:
+        value = logged_in(server.gate)["cookie"].partition("=")[2]
+        head, _, mark = value.partition(".")
+        for forged in (
+            "made-up",
+            f"{'A' * 43}.{mark}",
+            f"{head}.{'0' * 64}",
+            f"{head}.",
+            head,
+            f"{value}0",
+            "\xe9.\xe9",
+        ):
+            cookie = {"cookie": f"{sessions.COOKIE}={forged}"}
+            assert status(server.gate, cookie) == 401, forged
+            ask(server.gate, "POST", "/logout", headers={**ORIGIN, **cookie})
+        assert not read
+        assert status(server.gate, {"cookie": f"{sessions.COOKIE}={value}"}) == 401
+        assert len(read) == 1, "what was signed here is asked for"
+
+
 def test_after_a_log_out_a_copy_of_its_cookie_is_worth_nothing(
     database: Database, users: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
