@@ -33,14 +33,26 @@ from scheduler.store.workers import (
 )
 
 
+class LostAttempt(NamedTuple):
+    """An attempt whose handler had begun when its worker died or lost its lease. Instants are microseconds."""
+
+    task_id: int
+    claim: int
+    number: int
+    claimed_at: int
+    started_at: int | None
+
+
 class Reclaimed(NamedTuple):
-    """One dead worker and what it held."""
+    """One dead worker and what it held. ``process``: ``host:pid``."""
 
     worker: int
     label: str
     tasks: int
     poisoned: tuple[int, ...]
     spent: tuple[int, ...] = ()  # tasks that have used their last attempt
+    lost: tuple[LostAttempt, ...] = ()
+    process: str = ""
 
 
 def reap(tx: Tx, *, dead_peers: Sequence[str] = (), spare: int | None = None, lapsed: bool = True) -> list[Reclaimed]:
@@ -65,8 +77,8 @@ def reap(tx: Tx, *, dead_peers: Sequence[str] = (), spare: int | None = None, la
     for row in found:
         label = f"{row.host}:{row.pid} ({row.incarnation})"
         path = _noted_here(row)
-        tasks, poisoned, spent = _reclaim(tx, row.id, label, begun(path) if path else set())
-        done.append(Reclaimed(row.id, label, tasks, poisoned, spent))
+        held_by_it = _reclaim(tx, row.id, label, begun(path) if path else set())
+        done.append(held_by_it._replace(process=f"{row.host}:{row.pid}"))
     return done
 
 
@@ -82,9 +94,7 @@ def find_expired(tx: Tx, spare: int | None) -> tuple[int, bool]:
     return int(lapse or 0), bool(found)
 
 
-def _reclaim(
-    tx: Tx, worker: int, label: str, noted: Container[tuple[int, int]]
-) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+def _reclaim(tx: Tx, worker: int, label: str, noted: Container[tuple[int, int]]) -> Reclaimed:
     """Make the claims of a dead worker claimable again; each task becomes a suspect.
 
     A task suspect twice runs next alone, and dying alone three times makes it a dead letter; bystanders are never
@@ -100,7 +110,7 @@ def _reclaim(
         f"ORDER BY t.id {tx.dialect.skip_locked}",
         worker=worker,
     ).fetchall()
-    tasks, attempts, poisoned, spent = [], [], [], []
+    tasks, attempts, poisoned, spent, lost = [], [], [], [], []
     jobs = _jobs(tx, [r.id for r in rows])
     for r in rows:
         executor, phase, reason = jobs.get((r.id, r.claim), (None, None, None))
@@ -111,6 +121,8 @@ def _reclaim(
         deaths = r.deaths + (1 if alone else 0)
         lane, text = r.lane, error
         began = r.state == st.RUNNING or (r.id, r.claim) in noted
+        if began:
+            lost.append(LostAttempt(r.id, r.claim, r.attempt, r.claimed_at, r.started_at))
         if phase == Phase.PREEMPTED.code:  # the task is not to blame, nor is its attempt used
             alone, deaths, began = False, r.deaths, False
         end = AttemptEnd.LOST
@@ -143,6 +155,7 @@ def _reclaim(
         attempts = [a for a in attempts if a[0] not in blocked]
         poisoned = [p for p in poisoned if p not in blocked]
         spent = [s for s in spent if s not in blocked]
+        lost = [one for one in lost if one.task_id not in blocked]
     if tasks:
         _write_back(tx, worker, tasks, attempts)
     ended = {t[0]: TaskState.from_code(t[1]) for t in tasks if t[1] >= st.FIRST_TERMINAL}
@@ -150,7 +163,7 @@ def _reclaim(
         release(tx, ended.items())
     if replaced:
         apply_deferred(tx, [t[0] for t in tasks])
-    return len(tasks), tuple(poisoned), tuple(spent)
+    return Reclaimed(worker, label, len(tasks), tuple(poisoned), tuple(spent), tuple(lost))
 
 
 def _jobs(tx: Tx, ids: Sequence[int]) -> dict[tuple[int, int], tuple[str, int | None, str | None]]:

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 SYSTEM = "schedd"
 _HEADERS_OF = attrgetter("claimed.headers")
 MAX_SCOPES = 100  # whose tracers are kept
-FAILURES = frozenset({AttemptEnd.RETRIED, AttemptEnd.DEAD, AttemptEnd.FAILED})
+FAILURES = frozenset({AttemptEnd.RETRIED, AttemptEnd.DEAD, AttemptEnd.FAILED, AttemptEnd.LOST})
+LEASE_LOST = "lease lost"
 
 
 class Traced(Protocol):
@@ -132,8 +133,11 @@ class Tracing:
 
     # writing
 
-    def write(self, attempt: Traced, outcome: Outcome) -> None:
-        """Write the span of an attempt whose end is committed, and the spans inside it."""
+    def write(self, attempt: Traced, outcome: Outcome, lost_by: str | None = None) -> None:
+        """Write the span of an attempt whose end is committed, and the spans inside it.
+
+        ``lost_by``: of an attempt that was taken back, the process that ran it, ``host:pid``.
+        """
         traced, c = attempt.trace, attempt.claimed
         if traced is None or outcome.started_at is None:
             return
@@ -148,14 +152,14 @@ class Tracing:
             base,
             SpanKind.CONSUMER,
             outcome.started_at * 1000,
-            {**(own.attributes if own is not None else {}), **self._attributes(c, outcome, traced)},
+            {**(own.attributes if own is not None else {}), **self._attributes(c, outcome, traced, lost_by)},
             self._links(traced),
         )
         for event in own.events if own is not None else ():
             span.add_event(event.name, event.attributes, event.at)
         error = outcome.failure.error_class if outcome.failure is not None else None
         if error is not None or (own is not None and own.error is not None):
-            span.set_status(Status(StatusCode.ERROR))
+            span.set_status(Status(StatusCode.ERROR, None if lost_by is None else LEASE_LOST))
         span.end(outcome.finished_at * 1000)
         for note in traced.notes:
             self._write_inner(traced.context, note)
@@ -214,7 +218,7 @@ class Tracing:
                     links.append(Link(api_context(other, remote=True), {"schedd.link": what}))
         return links
 
-    def _attributes(self, c: Claimed, o: Outcome, traced: AttemptTrace) -> dict[str, Any]:
+    def _attributes(self, c: Claimed, o: Outcome, traced: AttemptTrace, client: str | None) -> dict[str, Any]:
         found: dict[str, Any] = {
             **self._common,
             "messaging.operation.name": "process",
@@ -222,7 +226,7 @@ class Tracing:
             "messaging.destination.name": c.queue,
             "messaging.message.id": str(c.id),
             "messaging.message.conversation_id": c.correlation if c.correlation is not None else str(c.id),
-            "messaging.client.id": self.client_id(),
+            "messaging.client.id": client or self.client_id(),
             "schedd.task.kind": c.kind,
             "schedd.task.attempt": c.attempt,
             "schedd.task.outcome": o.end.value,

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from scheduler.backoff import LogOnce
+from scheduler.engine.maintenance import lost_spans
 from scheduler.engine.state import EngineState
 from scheduler.ports import SECOND
 from scheduler.store import reaper, workers
@@ -168,8 +169,12 @@ class Lease:
         with database.write(connection) as tx:
             found = reaper.reap(tx, dead_peers=self._dead, spare=worker, lapsed=not postponed)
             self.next_expiry = reaper.next_lapse(tx, worker)
+            tracing = self.engine_state.tracing
+            spans = [] if tracing is None else lost_spans.store(tx, tracing, found)
             hook.pending.update(task for one in found for task in (*one.poisoned, *one.spent))
         self._dead.clear()
+        if tracing is not None:
+            lost_spans.write(tracing, spans)
         if self.engine_state.metrics is not None:
             self.engine_state.metrics.reclaimed += sum(one.tasks for one in found)
         for one in found:
