@@ -10,6 +10,7 @@ import io
 import itertools
 import logging
 import re
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -37,6 +38,7 @@ _PG_LOCK = 7237123446  # any fixed number: serialises daemons that start at once
 LOCK_TIMEOUT = 0.5  # seconds that a migration waits for a table, and keeps others waiting behind it
 ALONE_PAUSE = 0.1  # seconds between checks whether another upgrade has ended
 TELL_AFTER = 20  # checks after which the wait is logged: making an index has no time limit
+_ALEMBIC = threading.Lock()  # alembic has one context for the whole process, whatever database it is about
 LOCK_TRIES, LOCK_PAUSE = 120, 1.0  # how often, and seconds in between
 
 
@@ -231,7 +233,8 @@ def upgrade_sql(engine: sa.Engine) -> str:
     config = _alembic_config()
     buffer = config.output_buffer = io.StringIO()
     config.attributes["dialect"] = engine.dialect.name
-    command.upgrade(config, f"{version or 'base'}:head", sql=True)
+    with _ALEMBIC:
+        command.upgrade(config, f"{version or 'base'}:head", sql=True)
     return buffer.getvalue()
 
 
@@ -253,7 +256,8 @@ def _run_alembic(connection: sa.Connection) -> None:
 
     config = _alembic_config()
     config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    with _ALEMBIC:
+        command.upgrade(config, "head")
 
 
 def _record(connection: sa.Connection, before: str | None) -> None:

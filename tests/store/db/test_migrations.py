@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -235,6 +237,7 @@ def test_a_migration_that_fails_leaves_nothing_behind(
 
 _START = """
 import sys
+import threading
 from scheduler.ports import SystemClock
 from scheduler.store.db.database import Database
 from scheduler.store.db import migrate
@@ -270,3 +273,20 @@ def test_processes_that_start_at_once_all_find_it_migrated(empty_database: Datab
         (0, "open\n", "")
     ] * 4
     assert definitions(empty_database) == definitions(database)
+
+
+def test_threads_migrate_databases_of_their_own_at_once(
+    empty_database: Database, database: Database, tmp_path: Path
+) -> None:
+    urls = [empty_database.url, *(f"sqlite:///{tmp_path / str(number)}.db" for number in range(3))]
+    together = threading.Barrier(len(urls))
+
+    def upgrade(url: str) -> None:
+        together.wait()
+        migrate.upgrade(url)
+
+    with ThreadPoolExecutor(len(urls)) as pool:
+        list(pool.map(upgrade, urls))
+    assert definitions(empty_database) == definitions(database)
+    for url in urls[1:]:
+        migrate.upgrade(url)  # finds it done
