@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scheduler.engine.dispatch.planner import Plan, PoolShare
-from scheduler.engine.engine import Engine
+from scheduler.engine.engine import LOCKED_RETRY_S, Engine
 from scheduler.engine.maintenance.periodic import CANCEL_EVERY
 from scheduler.engine.options import EngineOptions
 from scheduler.errors import StoreReplacedError
@@ -136,11 +136,18 @@ class PlacedEngine(Engine):
         return False
 
     def _wants_cycle(self, woken: bool) -> bool:
-        return self._has_more or self.dispatch.has_work() or self.dispatch.unmarked()
+        if self._has_more or self.dispatch.has_work() or self.dispatch.unmarked():
+            return True
+        return self._is_blocked() and self.periodic.timers.remaining("retry") <= 0
+
+    def _is_blocked(self) -> bool:
+        """Whether another transaction held rows that an outcome or a request needs."""
+        return bool(self.dispatch.completer.deferred or self.engine_state.put_off)
 
     def _run_cycle(self, connection: sa.Connection, woken: bool) -> None:
         result = self.dispatch.run(connection, claiming=False)
         self.cycles += 1
+        self.periodic.timers.set("retry", LOCKED_RETRY_S)
         self._next_due, self._needs_scan, self._has_more = FOREVER, False, result.busy
         if result.finished:
             self.notifier.notify()  # the task's dependents may run, and its executor has room
@@ -154,4 +161,6 @@ class PlacedEngine(Engine):
             wait = min(wait, left("commands"))
         if self.dispatch.unmarked():
             wait = min(wait, CANCEL_EVERY / 5)
+        if self._is_blocked():
+            wait = min(wait, left("retry"))
         return max(0.0, wait)
