@@ -161,6 +161,7 @@ class Scheduler(
             None if self._otel is None else self._make_tracing,
         )
         self._engine: Engine | None = None
+        self._engine_maker: Callable[..., Engine] | None = None
         self._notifier: Notifier | None = None
         self._subscriptions: list[Subscription] = []
         self._lifecycle = threading.RLock()
@@ -365,7 +366,7 @@ class Scheduler(
         if self._tracing is not None:
             self._tracing.flush()
 
-    def _make_engine(self, make: type[Engine] | None = None, *, inline: bool = False) -> Engine:
+    def _make_engine(self, make: Callable[..., Engine] | None = None, *, inline: bool = False) -> Engine:
         from scheduler.engine.engine import Engine
 
         engine = (Engine if make is None else make)(
@@ -401,9 +402,14 @@ class Scheduler(
         with self._lifecycle:
             if self._engine is not None and self._engine.is_running() and not self._engine.draining:
                 return  # an engine that drains still runs its last handlers, beside the new one
-            engine = self._make_engine()
+            engine = self._make_engine(self._engine_maker)
             engine.start()
             self._engine = engine
+
+    def be_worker_of(self, executor: str, job: str, make: Callable[..., Engine]) -> None:
+        """Be the worker that an executor started as this job: :meth:`start` makes the engine by ``make``."""
+        self._options = self._options._replace(executor=executor, job=job)
+        self._engine_maker = make
 
     def start_job(self, claim: Claim) -> PlacedEngine:
         """Run one claim that an executor placed, in the job's own process. Raises StoreUnavailableError."""

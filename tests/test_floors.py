@@ -40,6 +40,7 @@ STORE: tuple[frozenset[str], ...] = (
     frozenset({"inbox_order", "outbox", "reaper", "requests"}),
     frozenset({"inbox"}),
     frozenset({"placements", "schedule_runs"}),
+    frozenset({"worker_jobs"}),
     frozenset({"schedules"}),
     frozenset({"schedule_sets"}),
     frozenset({"read"}),
@@ -55,7 +56,7 @@ ENGINE: tuple[frozenset[str], ...] = (
     frozenset({"dispatch"}),
     frozenset({"maintenance"}),
     frozenset({"engine"}),
-    frozenset({"placed"}),
+    frozenset({"elastic", "placed"}),
 )
 BUILDINGS = {"scheduler": HOUSE, "scheduler.store": STORE, "scheduler.engine": ENGINE}
 # Imports that go up, each with its reason. Nothing else does.

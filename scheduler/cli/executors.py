@@ -12,7 +12,7 @@ from scheduler.cli.options import common
 from scheduler.cli.output import print_rows
 from scheduler.cli.session import Session, note, prints
 
-_FIELDS = ("executor", "type", "worker", "placed_by", "draining", "pending", "running", "trouble")
+_FIELDS = ("executor", "type", "place", "worker", "placed_by", "draining", "wanted", "pending", "running", "trouble")
 
 
 @click.group(name="executors", cls=Group)
@@ -27,7 +27,8 @@ def list_executors(session: Session, /) -> None:
     """The executors of the configuration, and those that daemons of this store have had.
 
     WORKER: the id that `worker drain` and `worker resume` take, to place nothing more and to go on. PLACED BY: the
-    daemon that starts the jobs. PENDING: jobs that have not taken their task up; RUNNING: those that have.
+    daemon that starts the jobs. PENDING: jobs that have not taken their task up; RUNNING: those that have. Where jobs
+    are workers for many tasks, WANTED is how many the backlog asks for, PENDING and RUNNING are workers.
     """
     from scheduler.store.read.executors import executor_statuses
 
@@ -36,12 +37,16 @@ def list_executors(session: Session, /) -> None:
     sections, rows = session.config.executors, []
     for name in sorted({*sections, *found}):
         known = found.get(name)
-        kind = sections[name].type if name in sections else None
-        row: dict[str, Any] = {"executor": name, "type": kind, "worker": None, "placed_by": None, "draining": False}
+        section = sections.get(name)
+        row: dict[str, Any] = dict.fromkeys(_FIELDS) | {"executor": name, "draining": False, "pending": 0, "running": 0}
+        if section is not None:
+            row |= {"type": section.type, "place": section.place}
         if known is not None:
             row |= {"worker": known.worker, "placed_by": known.placed_by, "draining": known.draining}
             row |= {"trouble": known.trouble, "pending": known.pending, "running": known.running}
-        rows.append({"pending": 0, "running": 0, "trouble": None} | row)
+            if known.scale is not None:
+                row |= {"wanted": known.scale.wanted, "trouble": known.trouble or known.scale.trouble}
+        rows.append(row)
     print_rows(session, rows)
     if not rows:
         note("there is no executor: write one as [executors.NAME]")

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
 
 from scheduler.config.section import Section
 from scheduler.config.sources import Duration
+from scheduler.errors import ConfigError
 from scheduler.model.names import is_name
-from scheduler.model.resources import is_executor_name
+from scheduler.model.resources import Resources, is_executor_name, parse_options, parse_resources
 
 Count = Annotated[int, Meta(ge=0)]
+ALL_QUEUES = "*"
 
 
 class Executor(Section, frozen=True):
@@ -23,6 +25,11 @@ class Executor(Section, frozen=True):
     run, 4 at least. ``interval``: seconds between two looks at the engine. ``submit_grace``: after so many seconds
     without an answer a submitted job is looked for by its name, and submitted again if the engine does not know it.
     ``grace``: seconds that a job has to end by itself when it is cancelled.
+
+    ``place`` "worker": jobs are workers for ``queues`` that take many tasks, from ``min_workers`` to ``max_workers`` at
+    a time. One more is started when a task has been due for ``scale_when_older`` seconds, and not within ``cooldown``
+    seconds of the last one's start. A worker ends after ``idle`` seconds without a task, and within ``lifetime``
+    seconds, 0: no bound. ``worker_resources`` and ``worker_options``: what the engine gets with each, as with a task.
     """
 
     type: str = ""
@@ -32,7 +39,34 @@ class Executor(Section, frozen=True):
     interval: Annotated[Duration, Meta(ge=0.02)] = 1.0
     submit_grace: Annotated[Duration, Meta(gt=0)] = 30.0
     grace: Annotated[Duration, Meta(gt=0)] = 10.0
+    place: Literal["task", "worker"] = "task"
+    min_workers: Count = 0
+    max_workers: Count = 0
+    scale_when_older: Duration = 10.0
+    cooldown: Duration = 10.0
+    idle: Duration = 60.0
+    lifetime: Duration = 0.0
+    worker_resources: dict[str, Any] = field(default_factory=dict)
+    worker_options: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
+
+
+_OF_WORKERS = (
+    "min_workers",
+    "max_workers",
+    "scale_when_older",
+    "cooldown",
+    "idle",
+    "lifetime",
+    "worker_resources",
+    "worker_options",
+)
+_OF_TASKS = ("max_running", "max_pending")
+
+
+def resources_of_worker(executor: Executor) -> Resources:
+    """What each worker of this executor asks for. Raises ConfigError."""
+    return parse_resources(executor.worker_resources)
 
 
 def executor_mistakes(executors: Mapping[str, Executor]) -> Iterator[tuple[str, str]]:
@@ -47,9 +81,35 @@ def executor_mistakes(executors: Mapping[str, Executor]) -> Iterator[tuple[str, 
             )
         if not executor.type:
             yield f"executors.{name}.type", "an executor needs the type of its engine, such as process"
+        for setting, why in _mistakes_of_place(executor):
+            yield f"executors.{name}.{setting}", why
         for queue in executor.queues:
-            if not is_name(queue):
+            if not is_name(queue) and not (executor.place == "worker" and queue == ALL_QUEUES):
                 yield f"executors.{name}.queues", f"{queue!r:.80} is not a queue's name"
             elif queue in taken:
                 yield f"executors.{name}.queues", f"executor {taken[queue]} has queue {queue} already"
             taken[queue] = name
+
+
+def _mistakes_of_place(executor: Executor) -> Iterator[tuple[str, str]]:
+    place, others = executor.place, _OF_WORKERS if executor.place == "task" else _OF_TASKS
+    default = Executor()
+    for setting in others:
+        if getattr(executor, setting) != getattr(default, setting):
+            yield setting, f'it has no effect with place = "{place}"'
+    if place == "task":
+        return
+    if not executor.queues:
+        yield "queues", 'with place = "worker" it needs the queues that its workers serve'
+    if not executor.max_workers:
+        yield "max_workers", 'with place = "worker" it needs the number of workers that there may be at a time'
+    elif executor.min_workers > executor.max_workers:
+        yield "min_workers", f"it is above max_workers, {executor.max_workers}"
+    try:
+        resources_of_worker(executor)
+    except ConfigError as error:
+        yield "worker_resources", str(error)
+    try:
+        parse_options(executor.worker_options)
+    except ConfigError as error:
+        yield "worker_options", str(error)

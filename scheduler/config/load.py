@@ -48,18 +48,22 @@ def load(path: str | None = None, environ: Mapping[str, str] = os.environ) -> Co
     return config
 
 
+def _is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Section)
+
+
 def _build(values: dict[str, Any], file: str | None, origins: dict[str, str]) -> Config:
     """Make the Config of the merged values; other settings keep their defaults."""
 
     def section(struct: type[msgspec.Struct], default: Any, prefix: str) -> Any:
         changes = {}
         for name, kind in typing.get_type_hints(struct).items():
-            if isinstance(kind, type) and issubclass(kind, Section):
+            if _is_section(kind):
                 changes[name] = section(kind, getattr(default, name), f"{prefix}{name}.")
             elif name == "options":  # of an entry of an open table: what is no common setting
                 own = {n.removeprefix(prefix): v for n, v in values.items() if n.startswith(prefix)}
                 changes[name] = {n: v for n, v in own.items() if n not in struct.__struct_fields__}
-            elif typing.get_origin(kind) is dict:
+            elif typing.get_origin(kind) is dict and _is_section(typing.get_args(kind)[1]):
                 table, struct_of_entry = f"{prefix}{name}.", typing.get_args(kind)[1]
                 entries = dict.fromkeys(n.removeprefix(table).partition(".")[0] for n in values if n.startswith(table))
                 changes[name] = {e: section(struct_of_entry, struct_of_entry(), f"{table}{e}.") for e in entries}

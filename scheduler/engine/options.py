@@ -33,6 +33,7 @@ class EngineOptions(NamedTuple):
     ``ahead``: how far ahead of the slots to claim; ``give_back``: attempts not started by then are released;
     ``default_timeout``: microseconds, of tasks that have none; 0: none either. ``rollups``: keep numbers of attempts.
     ``any_executor``: run tasks that name an executor, too.
+    ``executor``: run tasks that name this one, too; ``job``: its job that this worker is.
     ``metrics``: keep this worker's own metrics, see ``telemetry/registry.py``.
     """
 
@@ -52,3 +53,5 @@ class EngineOptions(NamedTuple):
     rollups: bool = True
     metrics: bool = False
     any_executor: bool = False
+    executor: str | None = None
+    job: str = ""

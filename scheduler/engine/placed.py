@@ -56,7 +56,7 @@ class PlacedEngine(Engine):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.over = threading.Event()
-        self.registration.on_join = self._attach
+        self.registration.on_join, self.registration.publishes_kinds = self._attach, False
         self._attached: tuple[Claimed, Sequence[Recorded] | None] | None = None  # until it is handed to a slot
         self._before = ""  # the incarnation of a first try whose answer was lost
         self._begun = False

@@ -376,6 +376,8 @@ class EngineState:
             begun="" if self.begun is None else str(self.begun.path),
             lease_needed=self.lease_needed,
             troubles=self.traffic.troubles,
+            job=options.job,
+            scale=None,
         )
 
     def _orphaned_attempts(self) -> tuple[OrphanedAttempts, ...]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from scheduler.backoff import Backoff, LogOnce
 from scheduler.executors import ports
 from scheduler.executors.ports import ExecutorError, Seen
+from scheduler.model.placement import name_prefix
 from scheduler.store import placements
 from scheduler.store.db.database import Database
-from scheduler.store.placements import Placement
+from scheduler.store.placements import RESERVED, Placement
 
 BACKOFF_S = (1.0, 60.0)  # between questions to an engine that is away
 LOG_TAIL = 4000  # characters of what a job wrote that died before it could say anything itself
@@ -75,6 +76,38 @@ class EngineLink:
             self.was_away(error)
             return False
         return True
+
+    def note(self, found: Sequence[Placement], answers: Answers) -> None:
+        """Store what the engine says that is new. Raises StoreUnavailableError."""
+        rows = []
+        for placement in found:
+            seen = answers.of(placement)
+            if seen is None:
+                continue
+            state = (seen.handle, seen.phase.code, seen.reason)
+            if state != (placement.handle, placement.phase, placement.reason) or placement.state == RESERVED:
+                rows.append((*placement.key, *state, seen.node))
+        if rows:
+            self._database.change(lambda tx: placements.seen(tx, rows))
+
+    def forget_ended(self, found: Sequence[Placement], answers: Answers) -> None:
+        """Have the engine forget jobs of this store that are over, and whose placements are."""
+        identity = self._database.same.identity
+        assert identity is not None, "an open store has one"
+        ours, still = name_prefix(identity.store), {placement.name for placement in found}
+        over = [
+            seen.handle
+            for seen in (answers.jobs or {}).values()
+            if seen.phase.over and seen.name.startswith(ours) and seen.name not in still
+        ]
+        if over:
+            self.attempt(lambda: self.executor.forget(over))
+
+    def cancel(self, found: Sequence[Placement], answers: Answers, grace: float) -> None:
+        """Have the engine end these jobs, within ``grace`` seconds."""
+        handles = answers.handles(found)
+        if handles:
+            self.attempt(lambda: self.executor.cancel(handles, grace))
 
     def was_away(self, error: ExecutorError) -> None:
         """Note that the engine could not be asked."""

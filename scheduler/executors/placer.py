@@ -6,29 +6,25 @@ starts late then changes nothing. Once the job holds the claim, its own lease de
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 
 from scheduler.config.executors import Executor as Section
 from scheduler.engine.dead_letter_hook import DeadLetterHook
 from scheduler.executors import ports
+from scheduler.executors.lease import ExecutorLease
 from scheduler.executors.link import Answers, EngineLink
 from scheduler.executors.ports import NOT_MINE
 from scheduler.executors.reservations import Reservations
-from scheduler.executors.submissions import Commands, Submissions
+from scheduler.executors.submissions import Commands, Submissions, TaskJobs
 from scheduler.executors.take_back import TakeBack
-from scheduler.model.placement import Phase, name_prefix
+from scheduler.model.placement import Phase
 from scheduler.model.registry import Registry
 from scheduler.ports import FAILPOINTS, SECOND
 from scheduler.store import placements
 from scheduler.store.db.database import Database
-from scheduler.store.placements import RESERVED, ExecutorRecord, Placement
+from scheduler.store.placements import RESERVED, Placement
 
-LEASE_S = 15.0  # of the placer: seconds, or so many intervals
-LEASE_INTERVALS = 10
 LEAST_PENDING = 4  # jobs that have not begun, where nothing runs yet
-
-log = logging.getLogger("scheduler.executors")
 
 
 class Placer:
@@ -54,36 +50,37 @@ class Placer:
         self.name = name
         self._section = section
         self._database = database
-        self._holder = holder
         self._ring = ring
         self._dead_letters = dead_letters if dead_letters is not None else DeadLetterHook(None, None)
         self._link = EngineLink(name, executor, database)
         self._reservations = Reservations(name, section.queues, database, registry)
         self._take_back = TakeBack(name, section.interval, database, ring, self._dead_letters)
-        self._submissions = Submissions(name, section, self._link, database, commands, self._take_back, default_timeout)
+        jobs = TaskJobs(name, database, commands, section.grace, default_timeout)
+        refused = self._take_back.refused
+        self._submissions = Submissions(name, self._link, database, jobs.make, refused, section.submit_grace)
         self._default_timeout = default_timeout
-        self._lease: ExecutorRecord | None = None
+        self._lease = ExecutorLease(name, section, self._link, database, holder)
         self._leaving: dict[tuple[int, int], float] = {}  # jobs whose claim is over and that still run, and since when
 
     @property
     def leads(self) -> bool:
         """Whether this one places."""
-        return self._lease is not None
+        return self._lease.record is not None
 
     def step(self) -> float:
         """Ask the engine once, put right what is amiss, and place what is due. Returns seconds to wait.
 
         Raises StoreUnavailableError.
         """
-        if not self._keep_lease():
+        lease = self._lease.keep()
+        if lease is None:
             return self._section.interval
-        assert self._lease is not None
-        worker, answers = self._lease.worker, self._link.ask()
+        worker, answers = lease.worker, self._link.ask()
         with self._database.read() as tx:
             found, now = placements.open_placements(tx, self.name), tx.now
         self._dead_letters.notify_pending(self._database)
-        self._note(found, answers)
-        self._forget_ended(found, answers)
+        self._link.note(found, answers)
+        self._link.forget_ended(found, answers)
         left = self._end_over(found, answers)
         unattached = [placement for placement in left if placement.holder == worker]
         attached = [placement for placement in left if placement.holder != worker]
@@ -96,59 +93,12 @@ class Placer:
 
     def give_up(self) -> None:
         """Leave the lease to another daemon; jobs go on. Raises StoreUnavailableError."""
-        if self._lease is not None:
-            self._lease = None
-            self._database.change(lambda tx: placements.give_up_lease(tx, self.name, self._holder))
+        self._lease.give_up()
 
     def close(self) -> None:
         """Close the executor."""
         self._link.executor.close()
         self._dead_letters.close()
-
-    def _keep_lease(self) -> bool:
-        span = round(max(LEASE_S, LEASE_INTERVALS * self._section.interval) * SECOND)
-        lease = self._lease
-        if lease is not None and lease.until - self._database.now() > span * 2 // 3:
-            return True
-        if lease is None:
-            with self._database.read() as tx:
-                seen = placements.executor(tx, self.name)
-                if seen is not None and seen.until > tx.now and seen.holder != self._holder:
-                    return False
-        queues = self._section.queues
-        self._lease = self._database.change(lambda tx: placements.take_lease(tx, self.name, self._holder, span, queues))
-        if self._lease is not None and lease is None:
-            self._link.trouble = self._lease.trouble
-            log.info("this daemon places tasks for executor %s", self.name)
-        elif self._lease is None and lease is not None:
-            log.warning("another daemon places tasks for executor %s now", self.name)
-        return self._lease is not None
-
-    def _note(self, found: Sequence[Placement], answers: Answers) -> None:
-        """Store what the engine says that is new."""
-        rows = []
-        for placement in found:
-            seen = answers.of(placement)
-            if seen is None:
-                continue
-            state = (seen.handle, seen.phase.code, seen.reason)
-            if state != (placement.handle, placement.phase, placement.reason) or placement.state == RESERVED:
-                rows.append((*placement.key, *state, seen.node))
-        if rows:
-            self._database.change(lambda tx: placements.seen(tx, rows))
-
-    def _forget_ended(self, found: Sequence[Placement], answers: Answers) -> None:
-        """Have the engine forget jobs of this store that are over, and whose placements are."""
-        identity = self._database.same.identity
-        assert identity is not None, "an open store has one"
-        ours, still = name_prefix(identity.store), {placement.name for placement in found}
-        over = [
-            seen.handle
-            for seen in (answers.jobs or {}).values()
-            if seen.phase.over and seen.name.startswith(ours) and seen.name not in still
-        ]
-        if over:
-            self._link.attempt(lambda: self._link.executor.forget(over))
 
     def _end_over(self, found: Sequence[Placement], answers: Answers) -> list[Placement]:
         """End the placements whose claims are over, once their jobs are. Returns the others."""
@@ -161,17 +111,12 @@ class Placer:
                 done.append(placement.key)
             elif mono - self._leaving.setdefault(placement.key, mono) >= self._section.grace:
                 self._leaving[placement.key] = mono
-                self._cancel([placement], answers)
+                self._link.cancel([placement], answers, self._section.grace)
         if done:
             self._database.change(lambda tx: placements.end(tx, done))
             for key in done:
                 self._leaving.pop(key, None)
         return [placement for placement in found if placement.holder is not None]
-
-    def _cancel(self, found: Sequence[Placement], answers: Answers) -> None:
-        handles = answers.handles(found)
-        if handles:
-            self._link.attempt(lambda: self._link.executor.cancel(handles, self._section.grace))
 
     # Jobs that have not taken their claims over
 
@@ -193,7 +138,9 @@ class Placer:
                 stay.append(placement)
         if asked:
             self._take_back.asked_for(worker, asked)
-        self._cancel([*asked, *lost], answers)  # after the fence: a job that starts late changes nothing
+        self._link.cancel(
+            [*asked, *lost], answers, self._section.grace
+        )  # after the fence: a job that starts late changes nothing
         return stay
 
     def _why_lost(self, placement: Placement, answers: Answers, now: int) -> str | None:
@@ -235,7 +182,7 @@ class Placer:
             self._ring()
         if deaf:
             self._database.change(lambda tx: placements.cancelling(tx, [placement.key for placement in deaf]))
-            self._cancel(deaf, answers)
+            self._link.cancel(deaf, answers, self._section.grace)
 
     # More
 

@@ -1,4 +1,4 @@
-"""ExecutorService: the threads of a daemon that place tasks, one for each executor of its configuration."""
+"""ExecutorService: the threads of a daemon that have jobs started, one for each executor of its configuration."""
 
 from __future__ import annotations
 
@@ -6,26 +6,33 @@ import logging
 import os
 import secrets
 import socket
+import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from scheduler.app import Scheduler
 from scheduler.backoff import LogOnce
+from scheduler.config.executors import Executor as Section
+from scheduler.config.executors import resources_of_worker
 from scheduler.config.model import Config
+from scheduler.config.sources import format_duration
 from scheduler.engine.dead_letter_hook import DeadLetterHook
 from scheduler.errors import StoreUnavailableError
 from scheduler.executors.placer import Placer
 from scheduler.executors.ports import Executor, ExecutorError, Finding
 from scheduler.executors.types import make_executor
 from scheduler.executors.warm import START
+from scheduler.executors.worker_placer import WorkerPlacer
 from scheduler.model.placement import GRACE_VARIABLE
+from scheduler.model.texts import listed
 from scheduler.ports import SECOND, spawn_thread
 
 STEP_TIMEOUT_S = 60.0  # of one look, in the database
 GOODBYE_S = 2.0  # for giving the leases up
 STOP_WITHIN_S = 5.0  # that a stop waits for all threads
 REST_FRACTION = 0.2  # of an interval: so long a placer rests after a look, however often it is woken
+WORKER_MODULE = "scheduler.daemon.worker_job"
 
 log = logging.getLogger("scheduler.executors")
 
@@ -37,19 +44,32 @@ def make_executors(config: Config) -> dict[str, Executor]:
 
 def check_executor(config: Config, name: str) -> list[Finding]:
     """What is found about an executor by asking its engine; a failure is a finding, too. Raises ConfigError."""
-    executor = make_executor(config, name)
+    executor, section = make_executor(config, name), config.executors[name]
     try:
-        return list(executor.check())
+        return [*executor.check(), *_finding_of_workers(section)]
     except ExecutorError as error:
         return [Finding(False, str(error))]
     finally:
         executor.close()
 
 
+def _finding_of_workers(section: Section) -> Iterator[Finding]:
+    if section.place != "worker":
+        return
+    lifetime = f", for {format_duration(section.lifetime)} at most" if section.lifetime else ""
+    yield Finding(
+        True,
+        f"{section.min_workers} to {section.max_workers} workers serve queue {listed(list(section.queues))}, each with "
+        f"resources {resources_of_worker(section)}{lifetime}; one more once a task has been due for "
+        f"{format_duration(section.scale_when_older)}",
+    )
+
+
 class JobCommands:
     """Jobs start with this program's interpreter, and read its configuration."""
 
     def __init__(self, config: Config, grace: float) -> None:
+        self._config = config
         self._env = {GRACE_VARIABLE: f"{grace:g}"}
         if config.file is not None:
             self._env["SCHEDD_CONFIG"] = config.file
@@ -58,36 +78,54 @@ class JobCommands:
         """See :class:`scheduler.executors.placer.Commands`."""
         return [*START, executor, str(task_id), str(claim)]
 
+    def worker_argv(self, executor: str, job: str, *, stays: bool) -> Sequence[str]:
+        """See :class:`scheduler.executors.worker_placer.WorkerCommands`."""
+        section = self._config.executors[executor]
+        options = ["--queues", ",".join(section.queues)]
+        if not stays:
+            options += ["--exit-when-idle", f"{section.idle:g}"]
+        if section.lifetime:
+            options += ["--lifetime", f"{section.lifetime:g}"]
+        return [sys.executable, "-P", "-m", WORKER_MODULE, executor, job, *options]
+
     def env(self) -> Mapping[str, str]:
         """See :class:`scheduler.executors.placer.Commands`."""
         return self._env
 
 
 class ExecutorService:
-    """Places tasks between :meth:`start` and :meth:`stop`. Jobs outlive it. Raises ConfigError."""
+    """Places tasks and starts workers between :meth:`start` and :meth:`stop`. Jobs outlive it. Raises ConfigError."""
 
     def __init__(self, config: Config, jobs: Scheduler) -> None:
         self._jobs = jobs
         self._stopping = threading.Event()
         holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-        self._placers = {}
-        for name, executor in make_executors(config).items():
-            section = config.executors[name]
-            self._placers[name] = Placer(
-                name,
-                section,
-                executor,
-                jobs.database,
-                jobs.registry,
-                holder,
-                JobCommands(config, section.grace),
-                ring=self._ring,
-                dead_letters=DeadLetterHook(jobs.on_dead_letter, spawn_thread),
-                default_timeout=round(config.worker.default_timeout * SECOND),
-            )
+        self._placers = {
+            name: self._make_placer(name, config, executor, holder) for name, executor in make_executors(config).items()
+        }
         self._woken = {name: threading.Event() for name in self._placers}
         self._rest = {name: config.executors[name].interval * REST_FRACTION for name in self._placers}
         self._threads: list[threading.Thread] = []
+
+    def _make_placer(self, name: str, config: Config, executor: Executor, holder: str) -> Placer | WorkerPlacer:
+        jobs, section = self._jobs, config.executors[name]
+        commands = JobCommands(config, section.grace)
+        if section.place == "worker":
+            return WorkerPlacer(
+                name, section, executor, jobs.database, jobs.registry, holder, commands, ring=self._ring
+            )
+        return Placer(
+            name,
+            section,
+            executor,
+            jobs.database,
+            jobs.registry,
+            holder,
+            commands,
+            ring=self._ring,
+            dead_letters=DeadLetterHook(jobs.on_dead_letter, spawn_thread),
+            default_timeout=round(config.worker.default_timeout * SECOND),
+        )
 
     def start(self) -> None:
         """Start the threads."""
@@ -120,7 +158,7 @@ class ExecutorService:
         engine.wake()
         engine.notifier.notify()
 
-    def _run(self, name: str, placer: Placer) -> None:
+    def _run(self, name: str, placer: Placer | WorkerPlacer) -> None:
         logged, woken = LogOnce(), self._woken[name]
         while not self._stopping.is_set():
             woken.clear()
@@ -131,10 +169,10 @@ class ExecutorService:
                 logged.clear()
             except StoreUnavailableError as error:
                 if logged.is_new(str(error)):
-                    log.warning("executor %s cannot place tasks: %s", name, error)
+                    log.warning("executor %s cannot start jobs: %s", name, error)
             except Exception as error:
                 if logged.is_new(repr(error)):
-                    log.exception("executor %s could not place tasks, trying again", name)
+                    log.exception("executor %s could not start jobs, trying again", name)
             if self._stopping.wait(self._rest[name]):
                 break
             woken.wait(max(0.0, pause - (time.monotonic() - began)))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from scheduler.executors.ports import ExecutorError, Phase, Refused, Resources, Seen
 
-NAME = re.compile(r"schedd-[0-9a-f]{1,8}-[0-9]+-[0-9]+")
+NAME = re.compile(r"schedd-[0-9a-f]{1,8}-w?[0-9]+-[0-9]+")
 RETRY_S = 5.0  # until a job is submitted again for which there are no files
 FULL_S = 30.0  # until a job is submitted again that Slurm has no room for
 MAX_VALUE = 1000  # characters of an option

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
 
-from scheduler.config.executors import Executor as Section
 from scheduler.executors.link import EngineLink
 from scheduler.executors.ports import ExecutorError, Job, Submitted
-from scheduler.executors.take_back import TakeBack
 from scheduler.model.resources import resources_from_json
 from scheduler.model.texts import counted
 from scheduler.ports import FAILPOINTS, SECOND
@@ -39,36 +37,37 @@ class Commands(Protocol):
 
 
 class Submissions:
-    """Submits for one executor. Nothing depends on what it stores of the answers."""
+    """Submits for one executor. Nothing depends on what it stores of the answers.
+
+    ``make``: the job of a placement; ``refused``: called with the executor's row among the workers, a placement whose
+    job the engine never takes, and the reason. ``submit_grace``: seconds.
+    """
 
     def __init__(
         self,
         name: str,
-        section: Section,
         link: EngineLink,
         database: Database,
-        commands: Commands,
-        take_back: TakeBack,
-        default_timeout: int,
+        make: Callable[[Placement], Job],
+        refused: Callable[[int, Placement, str], object],
+        submit_grace: float,
     ) -> None:
         self._name = name
-        self._section = section
         self._link = link
         self._database = database
-        self._commands = commands
-        self._take_back = take_back
-        self._default_timeout = default_timeout
+        self._make = make
+        self._refused = refused
+        self._grace = round(submit_grace * SECOND)
 
     def again(self, worker: int, pending: Sequence[Placement], now: int) -> None:
         """Submit what the engine refused for a while, and what it does not know after an answer that never came."""
-        grace = round(self._section.submit_grace * SECOND)
         due, silent = [], []
         for placement in pending:
             if placement.state != RESERVED:
                 continue
             if placement.next_at:
                 due += [placement] if placement.next_at <= now else []
-            elif now - (placement.submitted_at or placement.reserved_at) >= grace:
+            elif now - (placement.submitted_at or placement.reserved_at) >= self._grace:
                 silent.append(placement)
         if silent:
             known = self._find(silent)
@@ -96,7 +95,7 @@ class Submissions:
     def submit(self, worker: int, found: Sequence[Placement]) -> None:
         """Submit jobs in one go, and store what the engine answers. Without an answer they are looked for later."""
         try:
-            answers = self._link.executor.submit([self._job(placement) for placement in found])
+            answers = self._link.executor.submit([self._make(placement) for placement in found])
         except ExecutorError as error:
             self._link.was_away(error)
             return
@@ -112,7 +111,7 @@ class Submissions:
                 wait = RETRY_S if answer.after is None else answer.after
                 later.append((*placement.key, self._database.now() + round(wait * SECOND), answer.reason))
             else:
-                self._take_back.refused(worker, placement, answer.reason)
+                self._refused(worker, placement, answer.reason)
 
         def work(tx: Tx) -> None:
             placements.submitted(tx, there)
@@ -122,11 +121,26 @@ class Submissions:
             self._database.change(work)
         FAILPOINTS.hit("after handle")
 
-    def _job(self, placement: Placement) -> Job:
+
+class TaskJobs:
+    """The jobs of placements of tasks.
+
+    ``default_timeout``: microseconds; ``grace``: seconds from SIGTERM to SIGKILL.
+    """
+
+    def __init__(self, name: str, database: Database, commands: Commands, grace: float, default_timeout: int) -> None:
+        self._name = name
+        self._database = database
+        self._commands = commands
+        self._grace = grace
+        self._default_timeout = default_timeout
+
+    def make(self, placement: Placement) -> Job:
+        """The job of this placement."""
         identity, limit = self._database.same.identity, None
         timeout = self._default_timeout if placement.timeout is None else placement.timeout
         if timeout:
-            limit = timeout / SECOND + START_ALLOWANCE_S + self._section.grace
+            limit = timeout / SECOND + START_ALLOWANCE_S + self._grace
         return Job(
             name=placement.name,
             argv=self._commands.argv(self._name, *placement.key),

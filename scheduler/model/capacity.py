@@ -80,6 +80,16 @@ class HungHandler(msgspec.Struct, frozen=True, array_like=True):
         return f"`schedctl cancel --force {self.task}` ends the task, {restart}" if self.task else restart
 
 
+class Scale(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an executor that starts workers publishes: how many it wants now, and may have; ``older``: seconds that a
+    task is due before another one is started; ``trouble``: why the last one did not begin."""
+
+    wanted: int = 0
+    most: int = 0
+    older: float = 0.0
+    trouble: str | None = None
+
+
 class Capacity(msgspec.Struct, frozen=True, omit_defaults=True):
     """Pools are (thread slots, async slots).
 
@@ -87,7 +97,8 @@ class Capacity(msgspec.Struct, frozen=True, omit_defaults=True):
     its slots take; ``childless``: no child can be started at present; ``hung``: handlers
     that hang; ``begun``: the file on its host that says which handlers have begun; ``lease_needed``: the
     database is too far away for its lease, so it claims nothing until that has so many seconds; ``troubles``: what is
-    wrong with the sources and sinks of its process.
+    wrong with the sources and sinks of its process; ``job``: the executor's job that it is; ``scale``: of an executor
+    that starts workers.
     """
 
     high: tuple[int, int] = (0, 0)
@@ -101,6 +112,8 @@ class Capacity(msgspec.Struct, frozen=True, omit_defaults=True):
     begun: str = ""
     lease_needed: float | None = None
     troubles: tuple[Trouble, ...] = ()
+    job: str = ""
+    scale: Scale | None = None
 
     @property
     def pools(self) -> dict[str, tuple[int, int]]:

@@ -59,6 +59,17 @@ def job_name(store: str, task_id: int, claim: int) -> str:
     return f"{name_prefix(store)}{task_id}-{claim}"
 
 
+def worker_job_name(store: str, executor_row: int, number: int) -> str:
+    """The name of the job of a worker: ``schedd-5005a013-w3-17``, of the executor whose row among the workers is 3."""
+    return f"{name_prefix(store)}w{executor_row}-{number}"
+
+
+def worker_job_key(name: str) -> tuple[int, int]:
+    """(row of the executor, number) of :func:`worker_job_name`. Raises ValueError."""
+    row, _, number = name.rpartition("-w")[2].partition("-")
+    return int(row), int(number)
+
+
 def name_prefix(store: str) -> str:
     """What the names of all jobs of a store begin with."""
     return f"schedd-{store.replace('-', '')[:8].lower()}-"

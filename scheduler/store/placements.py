@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from scheduler.model import state as st
-from scheduler.model.capacity import Capacity
+from scheduler.model.capacity import Capacity, Scale
 from scheduler.model.outcome import AttemptEnd, Outcome
 from scheduler.model.placement import Phase, PlacementState, job_name
 from scheduler.ports import FOREVER, SECOND
@@ -57,10 +57,13 @@ def executors(tx: Tx) -> list[ExecutorRecord]:
     return [ExecutorRecord(*row) for row in tx.run(f"{_EXECUTOR} ORDER BY name")]
 
 
-def take_lease(tx: Tx, name: str, holder: str, span: int, queues: Sequence[str] = ()) -> ExecutorRecord | None:
+def take_lease(
+    tx: Tx, name: str, holder: str, span: int, queues: Sequence[str] = (), scale: Scale | None = None
+) -> ExecutorRecord | None:
     """Take or keep the lease of an executor for ``span`` microseconds; None while another daemon has it.
 
-    ``queues``: those whose tasks it takes though they name no executor, published with its row among the workers.
+    ``queues``: those whose tasks it takes though they name no executor; ``scale``: of one that starts workers. Both are
+    published with its row among the workers.
     """
     seen = executor(tx, name)
     if seen is None:
@@ -80,9 +83,12 @@ def take_lease(tx: Tx, name: str, holder: str, span: int, queues: Sequence[str] 
     if kept is None:
         return None
     if seen.holder != holder:
+        if scale is None:  # workers that it may have started before go on until they end
+            tx.run("DELETE FROM schedd_placements WHERE task_id = :key", key=-kept.worker)
         tx.run(
-            "UPDATE schedd_workers SET queues = :queues, heartbeat_at = :now WHERE id = :worker",
+            "UPDATE schedd_workers SET queues = :queues, pools = :pools, heartbeat_at = :now WHERE id = :worker",
             queues=msgspec.json.encode(list(queues)).decode(),
+            pools=msgspec.json.encode(Capacity(scale=scale)).decode(),
             now=tx.now,
             worker=kept.worker,
         )
@@ -178,13 +184,18 @@ SELECT p.task_id, p.claim, p.name, p.state, p.handle, p.reserved_at, p.submitted
   t.cancel_requested, t.rerun, t.timeout, t.started_at, coalesce(t.attempt, 0), t.claimed_at, t.dead_letter, t.kind,
   t.queue, t.resources, t.executor_options
 FROM schedd_placements p LEFT JOIN schedd_tasks t ON t.id = p.task_id
-WHERE p.executor = :executor AND p.state < {ENDED} ORDER BY p.task_id, p.claim
+WHERE p.executor = :executor AND p.state < {ENDED} AND {{which}} ORDER BY p.task_id, p.claim
 """
 
 
 def open_placements(tx: Tx, name: str) -> list[Placement]:
-    """The placements of an executor that have not ended."""
-    return [Placement._make(row) for row in tx.run(_OPEN, executor=name)]
+    """The placements of an executor that have not ended, of tasks."""
+    return [Placement._make(row) for row in tx.run(_OPEN.format(which="p.task_id > 0"), executor=name)]
+
+
+def open_workers(tx: Tx, name: str) -> list[Placement]:
+    """The placements of an executor's workers that have not ended, of no task: see ``worker_jobs.py``."""
+    return [Placement._make(row) for row in tx.run(_OPEN.format(which="p.task_id < 0"), executor=name)]
 
 
 def reserve(tx: Tx, name: str, claimed: Sequence[Claimed], store: str) -> None:

@@ -10,10 +10,13 @@ import pytest
 
 from scheduler import Context, Task
 from scheduler.config.executors import Executor as Section
+from scheduler.config.load import load
 from scheduler.executors.placer import Placer
+from scheduler.executors.worker_placer import WorkerPlacer
 from support.bench import Bench
 from support.fleet import step
 from support.memory_engine import MemoryEngine, NoCommands
+from support.worker_engine import WorkerCommands, WorkerEngine
 
 from .conftest import Ctl
 
@@ -95,3 +98,35 @@ def test_where_a_task_runs_is_said_on_the_command_line(ctl: Ctl, placer: Placer,
     assert str(tasks[1].resources) == "cpu 2, memory 1 GiB"
     assert "executor must be the name" in ctl.fails(2, "submit", "Fit", "-P", "name=a", "--executor", "No such")
     assert "cpu=2,memory=4G" in ctl.fails(2, "submit", "Fit", "-P", "name=a", "--resources", "2")
+
+
+def test_elastic_workers_are_listed_checked_and_waited_for(ctl: Ctl, live: Bench, tmp_path: Path) -> None:
+    file = tmp_path / "elastic.toml"
+    file.write_text(
+        f'[executors.batch]\ntype = "process"\ndirectory = "{tmp_path / "jobs"}"\nplace = "worker"\nqueues = ["gpu"]\n'
+        'max_workers = 3\nscale_when_older = 0\nlifetime = "55m"\nworker_resources = { cpu = 1 }\n'
+    )
+    live.jobs.register(Fit)
+    step(live.jobs)
+    engine, jobs = WorkerEngine(live.jobs), live.jobs
+    section = load(str(file), {}).executors["batch"]
+    placer = WorkerPlacer(
+        "batch", section, engine, jobs.database, jobs.registry, "vm:1:ab", WorkerCommands(), ring=lambda: None
+    )
+    ctl("submit", "Fit", "-P", "name=a", "--queue", "gpu")
+    placer.step()
+    placer.step()
+    (row,) = shown(ctl, "executors", "list", SCHEDD_CONFIG=str(file))
+    assert (row["type"], row["place"], row["placed_by"]) == ("process", "worker", "vm:1:ab")
+    assert (row["wanted"], row["pending"], row["running"], row["trouble"]) == (1, 1, 0, None)
+    (reason,) = shown(ctl, "why", "1")
+    assert "waits for a worker of executor batch: pending, Resources (schedd-" in reason["why"]
+    engine.begin(engine.waiting[0])
+    (row,) = shown(ctl, "executors", "list", SCHEDD_CONFIG=str(file))
+    assert (row["wanted"], row["pending"], row["running"]) == (1, 0, 1)
+    assert len(shown(ctl, "workers")) == 2
+    findings = [one["found"] for one in shown(ctl, "executors", "check", SCHEDD_CONFIG=str(file))]
+    assert findings[-1] == (
+        "0 to 3 workers serve queue gpu, each with resources cpu 1, for 55m at most; one more once a task has been due "
+        "for 0s"
+    )

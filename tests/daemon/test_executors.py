@@ -64,7 +64,7 @@ def test_a_job_outlives_its_daemon_and_what_waits_for_it_runs(database: Database
     jobs.close()
 
 
-def test_the_configuration_is_checked_before_anything_starts(tmp_path: Path) -> None:
+def test_the_configuration_is_checked_before_anything_starts(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     from scheduler.daemon.main import main
 
     file = tmp_path / "schedd.toml"
@@ -77,6 +77,22 @@ def test_the_configuration_is_checked_before_anything_starts(tmp_path: Path) -> 
     ):
         file.write_text(f"[executors.batch]\n{text}")
         assert main(["--check", "--config", str(file)]) == 2, said
+    workers = f'type = "process"\ndirectory = "{tmp_path}"\nplace = "worker"\n'
+    for text, said in (
+        ("max_workers = 2\n", "executors.batch.queues (default): with place = "),
+        ('queues = ["a"]\n', "executors.batch.max_workers (default): with place = "),
+        ('queues = ["a"]\nmax_workers = 2\nmin_workers = 3\n', "it is above max_workers, 2"),
+        ('queues = ["a"]\nmax_workers = 2\nmax_running = 3\n', "it has no effect with place = "),
+        ('queues = ["a"]\nmax_workers = 2\nworker_resources = { cores = 3 }\n', "resources: there is no 'cores'"),
+        ('queues = ["a"]\nmax_workers = 2\nworker_resources = 3\n', "expected a table such as"),
+    ):
+        file.write_text(f"[executors.batch]\n{workers}{text}")
+        assert main(["--check", "--config", str(file)]) == 2, said
+        assert said in capfd.readouterr().err
+    file.write_text(f'[executors.batch]\n{workers}queues = ["*"]\nmax_workers = 2\n')
+    assert main(["--check", "--config", str(file)]) == 0
+    file.write_text('[executors.batch]\ntype = "process"\ndirectory = "/tmp/x"\nmax_workers = 2\n')
+    assert main(["--check", "--config", str(file)]) == 2
     file.write_text('[executors.local]\ntype = "process"\n')
     assert main(["--check", "--config", str(file)]) == 2
     file.write_text(f'[executors.batch]\ntype = "process"\ndirectory = "{tmp_path}"\n')

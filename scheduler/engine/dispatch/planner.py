@@ -67,11 +67,12 @@ class ClaimPlanner:
         self._logged = LogOnce()  # kinds too new to read
 
     def serves(self, head: LaneHead) -> bool:
-        """Whether this worker claims tasks of the lane: of its queues and kinds, none paused, none for an executor."""
-        queues = self.engine_state.options.queues
-        if "*" not in queues and head.queue not in queues:
+        """Whether this worker claims tasks of the lane: of its queues and kinds, none paused, none for an executor but
+        the one that has started it."""
+        options = self.engine_state.options
+        if "*" not in options.queues and head.queue not in options.queues:
             return False
-        if not self.engine_state.options.any_executor and executor_of(head.lane) is not None:
+        if not options.any_executor and executor_of(head.lane) not in (None, options.executor):
             return False
         kind = kind_of(head.lane)
         if self.engine_state.registry.get(kind) is None:

@@ -56,9 +56,8 @@ class WorkerRegistration:
         self.drain_requested = False  # by an operator
         self.on_restart: Callable[[], None] | None = None  # an operator asks for it; None: this program cannot
         self._restart_requested = False
-        self.on_join: Callable[[Tx, int, str], None] | None = (
-            None  # in the transaction; such a worker publishes no kinds
-        )
+        self.on_join: Callable[[Tx, int, str], None] | None = None  # in the transaction
+        self.publishes_kinds = True
         self.commands_may_wait = False  # a command for this worker may have been written
         self._reclaimed_worker = 0  # the id of the row that was reclaimed
         self._spawn = spawn
@@ -87,7 +86,7 @@ class WorkerRegistration:
             engine_state.options.queues,
             engine_state.capacity(),
         )
-        kinds, begun = [] if self.on_join is not None else list(engine_state.registry), engine_state.monotonic()
+        kinds, begun = list(engine_state.registry) if self.publishes_kinds else [], engine_state.monotonic()
         with database.write(connection) as tx:
             if self._reclaimed_worker:
                 workers.bury(tx, before)

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import msgspec
 import sqlalchemy as sa
 
-from scheduler.model.placement import PlacementState, placement_text
-from scheduler.model.texts import counted, rfc3339
+from scheduler.model.capacity import Capacity, Scale
+from scheduler.model.placement import Phase, PlacementState, placement_text
+from scheduler.model.texts import counted, listed, rfc3339
 from scheduler.store import placements
 from scheduler.store.db.tx import Tx
 from scheduler.store.placements import PlacementRecord
@@ -18,7 +19,8 @@ from scheduler.store.placements import PlacementRecord
 class ExecutorStatus(NamedTuple):
     """One executor. ``placed_by``: the daemon that has its lease, None: no daemon places; ``since``: of no daemon.
 
-    ``pending``: jobs that have not begun; ``running``: those that hold their claims. Times are microseconds.
+    ``pending``: jobs that have not begun; ``running``: those that hold their claims, or are workers; ``scale``: of an
+    executor that starts workers. Times are microseconds.
     """
 
     name: str
@@ -30,12 +32,18 @@ class ExecutorStatus(NamedTuple):
     trouble: str | None
     pending: int
     running: int
+    scale: Scale | None = None
+
+    def serves_queue(self, queue: str) -> bool:
+        """Whether it takes tasks of this queue though they name no executor."""
+        return queue in self.queues or "*" in self.queues
 
     @property
     def reason(self) -> str | None:
         """Why it places nothing; None if it does."""
         if self.placed_by is None:
-            return f"no live daemon places tasks for executor {self.name!r}, since {rfc3339(self.since, exact=False)}"
+            does = "places tasks" if self.scale is None else "starts workers"
+            return f"no live daemon {does} for executor {self.name!r}, since {rfc3339(self.since, exact=False)}"
         if self.draining:
             return f"executor {self.name!r} is drained: `schedctl worker resume {self.worker}` ends that"
         if self.trouble is not None:
@@ -44,8 +52,8 @@ class ExecutorStatus(NamedTuple):
 
 
 _EXECUTORS = (
-    "SELECT e.name, e.worker, e.holder, e.until, e.trouble, w.queues, w.drain_requested FROM schedd_executors e "
-    "LEFT JOIN schedd_workers w ON w.id = e.worker ORDER BY e.name"
+    "SELECT e.name, e.worker, e.holder, e.until, e.trouble, w.queues, w.pools, w.drain_requested "
+    "FROM schedd_executors e LEFT JOIN schedd_workers w ON w.id = e.worker ORDER BY e.name"
 )
 
 
@@ -60,6 +68,10 @@ def _status(row: sa.Row[Any], counts: Mapping[str, tuple[int, int]], now: int) -
         queues = tuple(msgspec.json.decode(row.queues or "[]", type=list[str]))
     except msgspec.MsgspecError:
         queues = ()
+    try:
+        scale = msgspec.json.decode(row.pools or "{}", type=Capacity).scale
+    except msgspec.MsgspecError:
+        scale = None
     pending, running = counts.get(row.name, (0, 0))
     lives = row.until > now
     return ExecutorStatus(
@@ -72,14 +84,18 @@ def _status(row: sa.Row[Any], counts: Mapping[str, tuple[int, int]], now: int) -
         row.trouble if lives else None,
         pending,
         running,
+        scale,
     )
 
 
-def unplaced(known: Mapping[str, ExecutorStatus], executor: str) -> str | None:
-    """Why no job is started for a task that names this executor; None if one is."""
+def unplaced(known: Mapping[str, ExecutorStatus], executor: str, queue: str | None = None) -> str | None:
+    """Why no job is started for a task that names this executor; None if one is. ``queue``: of the task, if it counts:
+    for an executor that starts workers."""
     found = known.get(executor)
     if found is None:
         return f"no daemon has had [executors.{executor}] in its configuration"
+    if found.scale is not None and queue is not None and not found.serves_queue(queue):
+        return f"the workers of executor {executor!r} serve queue {listed(list(found.queues))} only, not {queue!r}"
     return found.reason
 
 
@@ -104,3 +120,24 @@ def waits_there(tx: Tx, executor: ExecutorStatus) -> str:
     pending, running = placements.counts(tx).get(executor.name, (0, 0))
     jobs = f"{counted(pending, 'job')} that {'has' if pending == 1 else 'have'} not begun, {running} running"
     return f"executor {executor.name} places it at its next look, or when others have begun ({jobs})"
+
+
+def waits_for_worker(tx: Tx, executor: ExecutorStatus) -> str:
+    """What a due task waits for where an executor starts workers: ``waits for a worker of executor gpu: pending``."""
+    scale = executor.scale
+    assert scale is not None, "this executor starts workers"
+    pending, running = placements.counts(tx).get(executor.name, (0, 0))
+    text = f"waits for a worker of executor {executor.name}"
+    if pending:
+        first = min((one for one in placements.open_workers(tx, executor.name)), key=lambda one: (one.state, one.claim))
+        phase = "submitted" if first.phase is None else Phase.from_code(first.phase)
+        word = "pending" if phase is Phase.QUEUED else phase
+        detail = ", ".join(part for part in (word, first.reason) if part)
+        return f"{text}: {detail} ({first.name})"
+    if scale.trouble is not None:
+        return f"{text}: {scale.trouble}"
+    if scale.most <= running:
+        return f"{text}: all {counted(running, 'worker')} that there may be are at work"
+    at_work = f"{counted(running, 'worker')} {'is' if running == 1 else 'are'} at work, " if running else ""
+    another = "another one" if running else "one"
+    return f"{text}: {at_work}{another} is started once a task has been due for {scale.older:g} s"

@@ -296,9 +296,13 @@ def _due(tx: Tx, row: sa.Row[Any], fleet: Fleet) -> str:
         return f"{since}; {limited}"
     named = executor_of(row.lane)
     executor = fleet.places(row.queue) if named is None else fleet.executors.get(named)
-    if executor is not None:
+    if executor is not None and executor.scale is None:
         return f"{since}; {placed.waits_there(tx, executor)}"
+    if named is not None and executor is not None:  # no other worker takes it
+        return f"{since}; {placed.waits_for_worker(tx, executor)}"
     taken = slots.full_reason(tx, fleet, row)
+    if executor is not None and (taken or not fleet.serving(row.queue, row.kind, row.schema_version)):
+        return f"{since}; {'' if taken is None else f'{taken}; '}{placed.waits_for_worker(tx, executor)}"
     return f"{since}; {taken or 'a worker claims it at its next cycle'}"
 
 

@@ -298,7 +298,7 @@ class Fleet:
 
     def places(self, queue: str) -> ExecutorStatus | None:
         """The executor that takes tasks of this queue though they name none."""
-        return next((one for one in self.executors.values() if queue in one.queues and one.reason is None), None)
+        return next((one for one in self.executors.values() if one.serves_queue(queue) and one.reason is None), None)
 
     def unserved(
         self, queue: str, kind: str, version: int = 0, level: int | None = None, executor: str | None = None
@@ -308,8 +308,9 @@ class Fleet:
         ``level`` None: whatever slots it needs. ``executor``: that it names.
         """
         if executor is not None:
-            return unplaced(self.executors, executor)
-        if self.places(queue) is not None:
+            return unplaced(self.executors, executor, queue)
+        placer = self.places(queue)
+        if placer is not None and (placer.scale is None or any(kind in kinds for kinds in self._kinds.values())):
             return None
         newest = self.newest(queue, kind)
         if newest:
