@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -32,11 +33,13 @@ from scheduler.transports.ports import Outgoing, Published, Refused, Sink, Trans
 from scheduler.transports.types import make_sink
 
 TROUBLE_LASTS = 60.0  # seconds that a failed try counts, beside the wait for the next one
+log = logging.getLogger("scheduler.messages")
 _Waiting = tuple[Outgoing, "Future[Published | Refused]"]
 
 
 class Publisher:
-    """A thread that publishes what waits, in batches, to one sink. It starts with the first message."""
+    """A thread that publishes what waits, in batches, to one sink. It starts with the first message, and ends at
+    :meth:`stop`."""
 
     def __init__(self, name: str, sink: Sink, settings: Settings, now: Callable[[], int], traffic: Traffic) -> None:
         self.sink = sink
@@ -44,31 +47,71 @@ class Publisher:
         self._traffic = traffic
         self._name = name
         self._settings = settings
-        self._waiting: queue.SimpleQueue[_Waiting] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()  # None: the last one
         self._lock = threading.Lock()
+        self._stopped = False
         self._thread: threading.Thread | None = None
 
     def put(self, one: Outgoing) -> Future[Published | Refused]:
         """What the transport says of a message, once it has; TransportError if it is away."""
         done: Future[Published | Refused] = Future()
-        self._waiting.put((one, done))
         with self._lock:
+            if self._stopped:
+                done.set_exception(TransportError(f"sink {self._name} is closed"))
+                return done
+            self._waiting.put((one, done))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=f"schedd-sink-{self._name}", daemon=True)
                 self._thread.start()
         return done
 
+    def stop(self) -> None:
+        """Take nothing more, publish what waits, and close the sink."""
+        with self._lock:
+            self._stopped = True
+            if self._thread is not None:
+                self._waiting.put(None)
+                return
+        self._close()
+
+    def join(self, timeout: float) -> bool:
+        """Wait until it has stopped; False if it has not. Then gives the connection up under it."""
+        if self._thread is not None:
+            self._thread.join(timeout)
+            if self._thread.is_alive():
+                self._close()
+                return False
+        return True
+
+    def _close(self) -> None:
+        try:
+            self.sink.close()
+        except Exception as error:
+            log.info("sink %s: closing it failed: %s", self._name, error)
+
     def _run(self) -> None:
-        while True:
-            found = [self._waiting.get()]
-            while len(found) < self._settings.batch:
-                try:
-                    found.append(self._waiting.get_nowait())
-                except queue.Empty:
-                    break
+        while (found := self._next()) is not None:
             waiting = {id(one): done for one, done in found}
             for batch in pack([one for one, _ in found], self.sink.limits, self._settings.batch):
                 self._publish(batch, waiting)
+        self._close()
+
+    def _next(self) -> list[_Waiting] | None:
+        """The next messages, up to a batch; None at the end."""
+        one = self._waiting.get()
+        if one is None:
+            return None
+        found = [one]
+        while len(found) < self._settings.batch:
+            try:
+                one = self._waiting.get_nowait()
+            except queue.Empty:
+                break
+            if one is None:
+                self._waiting.put(None)  # for the next call: nothing comes behind it
+                break
+            found.append(one)
+        return found
 
     def _publish(self, batch: Sequence[Outgoing], waiting: Mapping[int, Future[Published | Refused]]) -> None:
         try:

@@ -17,7 +17,7 @@ from scheduler.store.db.database import Database
 from scheduler.telemetry.metrics import MESSAGES_RECEIVED, MESSAGES_SETTLED
 from scheduler.transports.ports import Delivery, Retry, Source, TransportError, Verdict
 
-IDLE_WAIT = 4.0  # seconds that one receive waits for messages; a stop waits for it, up to STOP_WITHIN
+IDLE_WAIT = 4.0  # seconds that one receive waits for messages
 OPEN_WAIT = 0.5  # the same while ends of tasks are waited for
 LOOK_EVERY = 1.0  # seconds between looks at pauses and the backlog
 OVERDUE_EVERY = 5.0  # seconds between looks for held messages that have waited too long
@@ -50,6 +50,9 @@ class Receiver:
         self._missing_kind: str | None = None
         self._look_at = self._overdue_at = 0.0
         self._stopping = threading.Event()
+        self._waiting = False  # within a receive, which ends when the source is closed
+        self._stopped = self._ended_wait = False  # asked to stop; the source was closed, so that the receive ends
+        self._lock = threading.Lock()  # of these
         self._logged = LogOnce()
         self._backoff = Backoff(FIRST_PAUSE, MAX_PAUSE)
         self._thread: threading.Thread | None = None
@@ -60,15 +63,19 @@ class Receiver:
         self._thread.start()
 
     def stop(self) -> None:
-        """Receive nothing more. What was received and not settled comes again."""
+        """Receive nothing more: a receive that waits ends. What was received and not settled comes again."""
+        with self._lock:
+            self._stopped, self._ended_wait = True, self._waiting
         self._stopping.set()
+        if self._ended_wait:
+            self._close()
 
     def join(self, timeout: float) -> bool:
         """Wait until the thread has ended; False if it has not. Then gives the connection up under it."""
         if self._thread is not None:
             self._thread.join(timeout)
             if self._thread.is_alive():
-                self._source.close()
+                self._close()
                 return False
         return True
 
@@ -83,6 +90,8 @@ class Receiver:
                 self._logged.clear()
                 continue
             except TransportError as error:
+                if self._ended_wait:
+                    break
                 pause = max(self._backoff.next(), error.after or 0.0)
                 self._failed(str(error))
                 self._tell(str(error))
@@ -95,10 +104,24 @@ class Receiver:
                     log.exception("source %s: unexpected error", self.name)
                 self.error = type(error).__name__
             self._stopping.wait(pause)
+        self._close()
+
+    def _close(self) -> None:
         try:
             self._source.close()
         except Exception as error:
             log.info("source %s: closing it failed: %s", self.name, error)
+
+    def _receive(self, most: int, wait: float) -> Sequence[Delivery]:
+        with self._lock:
+            if self._stopped:
+                return []
+            self._waiting = True
+        try:
+            return self._source.receive(most, wait)
+        finally:
+            with self._lock:
+                self._waiting = False
 
     def _failed(self, text: str) -> None:
         self.error = text
@@ -126,7 +149,7 @@ class Receiver:
         if self._may_receive():
             section = self._intake.section
             most = min(section.batch, self._source.limits.max_batch or section.batch)
-            deliveries = self._source.receive(most, OPEN_WAIT if self._open or self._at_end else IDLE_WAIT)
+            deliveries = self._receive(most, OPEN_WAIT if self._open or self._at_end else IDLE_WAIT)
             self._traffic.count(MESSAGES_RECEIVED, self.name, number=len(deliveries))
             try:
                 taken = self._intake.take(deliveries)

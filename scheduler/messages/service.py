@@ -33,26 +33,28 @@ log = logging.getLogger("scheduler.messages")
 
 def make_sources(config: Config) -> dict[str, Source | PushSource]:
     """The sources of a configuration, checked as far as that needs no connection. Raises ConfigError."""
-    found: dict[str, Source | PushSource] = {}
-    for name, section in config.sources.items():
-        source = found[name] = make_source(config, name)
-        if not source.limits.has_dlq and section.dlq != "none":
-            raise ConfigError(
-                f"source {name} has no dead-letter queue for messages that cannot be read: name one, or say "
-                f'dlq = "none" in [sources.{name}] to keep them as dead tasks'
-            )
-        if isinstance(source, PushSource):
-            if config.door.listen is None:
-                raise ConfigError(f"messages of source {name} are posted to the door: set listen in [door]")
-            if not source.auth.token and not source.auth.secret:
-                raise ConfigError(f"source {name} needs token or secret: who may post to it?")
-    return found
+    return {name: checked_source(config, name) for name in config.sources}
+
+
+def checked_source(config: Config, name: str) -> Source | PushSource:
+    """One of them. Raises ConfigError."""
+    section, source = config.sources[name], make_source(config, name)
+    if not source.limits.has_dlq and section.dlq != "none":
+        raise ConfigError(
+            f"source {name} has no dead-letter queue for messages that cannot be read: name one, or say "
+            f'dlq = "none" in [sources.{name}] to keep them as dead tasks'
+        )
+    if isinstance(source, PushSource):
+        if config.door.listen is None:
+            raise ConfigError(f"messages of source {name} are posted to the door: set listen in [door]")
+        if not source.auth.token and not source.auth.secret:
+            raise ConfigError(f"source {name} needs token or secret: who may post to it?")
+    return source
 
 
 def check_source(config: Config, name: str) -> list[Finding]:
     """What is found about a source by connecting to it; a failure is a finding, too. Raises ConfigError."""
-    source = make_sources(config)[name]
-    return _checked(source)
+    return _checked(checked_source(config, name))
 
 
 def check_sink(config: Config, name: str) -> list[Finding]:
@@ -62,7 +64,7 @@ def check_sink(config: Config, name: str) -> list[Finding]:
 
 def redrive(config: Config, name: str, most: int) -> int:
     """Send up to ``most`` dead messages of a source to it again; how many. Raises ConfigError, TransportError."""
-    source = make_sources(config)[name]
+    source = checked_source(config, name)
     try:
         if not isinstance(source, Redrives) or not source.limits.has_dlq:
             raise ConfigError(
@@ -86,17 +88,13 @@ class Examined(NamedTuple):
 def examine(config: Config) -> list[Examined]:
     """Connect to all sources and sinks of a configuration, several at a time."""
     ends: dict[str, Callable[[], Source | PushSource | Sink]] = {
-        **{f"source {name}": partial(_source, config, name) for name in config.sources},
+        **{f"source {name}": partial(checked_source, config, name) for name in config.sources},
         **{f"sink {name}": partial(make_sink, config, name) for name in config.sinks},
     }
     if not ends:
         return []
     with ThreadPoolExecutor(min(len(ends), AT_ONCE), "schedd-examine") as pool:
         return list(pool.map(_examine, ends, ends.values()))
-
-
-def _source(config: Config, name: str) -> Source | PushSource:
-    return make_sources(config)[name]
 
 
 def _examine(what: str, make: Callable[[], Source | PushSource | Sink]) -> Examined:
@@ -174,11 +172,16 @@ class MessageService:
         self._thread.start()
 
     def stop(self) -> None:
-        """Receive nothing more; returns within ``STOP_WITHIN`` seconds. What was not settled comes again."""
+        """Receive and publish nothing more. What was not settled comes again.
+
+        Returns within ``STOP_WITHIN`` seconds or so, whatever sources and sinks do.
+        """
         deadline = time.monotonic() + STOP_WITHIN
         self._stopping.set()
         for receiver in self.receivers.values():
             receiver.stop()
+        for publisher in self.publishers.values():
+            publisher.stop()
         from scheduler.messages.door import Door
 
         if isinstance(self.door, Door):
@@ -186,6 +189,9 @@ class MessageService:
         for receiver in self.receivers.values():
             if not receiver.join(max(0.1, deadline - time.monotonic())):
                 log.warning("source %s hangs: what it received comes again", receiver.name)
+        for name, publisher in self.publishers.items():
+            if not publisher.join(max(0.1, deadline - time.monotonic())):
+                log.warning("sink %s hangs: what it was publishing is published again", name)
 
     def _purge(self) -> None:
         while True:

@@ -152,6 +152,7 @@ class MemorySink:
         self.batches: list[list[Outgoing]] = []
         self.refuse: dict[str, Refused] = {}
         self.down = False
+        self.closed = False
 
     @property
     def published(self) -> list[Outgoing]:
@@ -167,4 +168,4 @@ class MemorySink:
         return [Finding(True, "there")]
 
     def close(self) -> None:
-        pass
+        self.closed = True
