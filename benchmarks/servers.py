@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
@@ -34,7 +34,7 @@ def sqlite() -> Iterator[str]:
 
 
 @contextmanager
-def postgresql() -> Iterator[str]:
+def postgresql(settings: Mapping[str, str] = SETTINGS) -> Iterator[str]:
     """The URL of a server: DATABASE_URL, else one from the wheel that the tests use, on a disk, with fsync on."""
     given = os.environ.get("DATABASE_URL")
     if given:
@@ -42,7 +42,7 @@ def postgresql() -> Iterator[str]:
         return
     with tempfile.TemporaryDirectory(prefix="sb", dir=PLACE) as directory:
         os.chmod(directory, 0o755)
-        postgres_server.start(Path(directory), SETTINGS)
+        postgres_server.start(Path(directory), settings)
         try:
             yield f"postgresql://postgres@/postgres?host={directory}/pg"
         finally:

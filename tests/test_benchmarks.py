@@ -31,6 +31,7 @@ LOCAL = (
     "servers",
     "start_causes",
     "scale",
+    "large",
     "messages",
 )
 
@@ -216,6 +217,44 @@ def test_what_a_day_of_tasks_needs_follows_from_the_costs(local: Any) -> None:
     assert (many.daemons, many.connections, many.cells) == (100, 300, 7)
     assert scale.medians([costs, costs._replace(kept=3000.0), costs._replace(kept=2000.0)]).kept == 2000.0
     assert "| 100,000,000 | alone | 5,787 | 2.6 |" in scale.table(costs)
+
+
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+def test_the_large_store_is_loaded_with_rows_as_a_program_leaves_them(database: Database, local: Any) -> None:
+    large = local("large")
+    ended, _ = large.load(database.url.replace("+psycopg", ""), 0.002, 0)
+    assert ended == 2_000
+    loaded = {state: _columns(database.url, state) for state in (1, 6, 8)}
+
+    @task
+    def broken(ctx: Context, n: int, text: str = "") -> None:
+        raise ValueError("no such customer")
+
+    jobs = Scheduler.for_testing(url=database.url, clock=FakeClock())
+    jobs.register(noop)
+    jobs.register(broken)
+    with jobs.database.write() as tx:
+        for table in ("schedd_tasks", "schedd_attempts"):
+            tx.connection.execute(sa.text(f"DELETE FROM {table}"))
+    for kind in (noop, broken):
+        jobs.task(kind, 1, "hello world").schedule()
+        jobs.task(kind, 1, "hello world").key("order-1").schedule()
+        jobs.task(kind, 1, "hello world").correlation("cart-1").schedule()
+    stored = _columns(database.url, 1)
+    drain(jobs)
+    assert loaded == {1: stored, 6: _columns(database.url, 6), 8: _columns(database.url, 8)}
+
+
+def _columns(url: str, state: int) -> set[frozenset[str]]:
+    """Which columns are set in tasks of the state, and in their attempts."""
+    engine = sa.create_engine(url)
+    try:
+        with engine.connect() as connection:
+            sql = "SELECT * FROM schedd_tasks t LEFT JOIN schedd_attempts a ON a.task_id = t.id WHERE t.state = :state"
+            rows = connection.execute(sa.text(sql), {"state": state}).fetchall()
+    finally:
+        engine.dispose()
+    return {frozenset(name for name, value in zip(row._fields, row, strict=True) if value is not None) for row in rows}
 
 
 @pytest.mark.parametrize("work", ["in", "bare in", "out", "bare out"])
