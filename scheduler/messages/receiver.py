@@ -90,8 +90,6 @@ class Receiver:
                 self._logged.clear()
                 continue
             except TransportError as error:
-                if self._ended_wait:
-                    break
                 pause = max(self._backoff.next(), error.after or 0.0)
                 self._failed(str(error))
                 self._tell(str(error))
@@ -119,6 +117,10 @@ class Receiver:
             self._waiting = True
         try:
             return self._source.receive(most, wait)
+        except Exception:
+            if self._ended_wait:
+                return []
+            raise
         finally:
             with self._lock:
                 self._waiting = False

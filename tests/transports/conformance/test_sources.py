@@ -11,6 +11,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ import msgspec
 import pytest
 
 from scheduler.errors import SchedulerError
+from scheduler.messages import receiver as receiver_module
 from scheduler.messages.receiver import Receiver
 from scheduler.model.pauses import SOURCE
 from scheduler.store import inbox, pauses
@@ -30,7 +32,7 @@ from support.cloudflare_rig import CloudflareRig
 from support.databases import Database
 from support.nats_rig import NatsRig
 from support.rabbitmq_rig import RabbitRig
-from support.receiving import receiver_of
+from support.receiving import Order, receiver_of
 from support.redis_rig import RedisRig
 from support.spool import SpoolRig
 from support.sqs_rig import SqsRig
@@ -45,6 +47,7 @@ RIGS: list[Any] = [
 ]
 POINTS = ("inbox.received", "inbox.stored", "inbox.settling", "inbox.settled")
 PATIENCE = 60.0
+LONG = 10.0  # seconds that a receive waits for messages
 
 
 class Trial:
@@ -121,6 +124,31 @@ def test_a_kill_between_two_steps_loses_nothing_and_doubles_nothing(trial: Trial
     trial.receive_all()
     trial.run_tasks()
     assert trial.effects() == Counter(range(20))
+
+
+def test_a_stop_ends_the_wait_for_messages(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(receiver_module, "IDLE_WAIT", LONG)
+    receiver = trial.receiver()
+    trial.jobs.register(Order)
+    idle, receive, came = threading.Event(), receiver._source.receive, [0]
+
+    def watched(most: int, wait: float) -> Any:
+        if came[0]:
+            idle.set()
+        found = receive(most, wait)
+        came[0] += len(found)
+        return found
+
+    receiver._source.receive = watched  # type: ignore[method-assign]
+    receiver.start()
+    trial.rig.send(trial.body(1))
+    assert idle.wait(PATIENCE)
+    receiver.stop()
+    cannot_be_cut = trial.rig.type_name == "sqs"  # its long poll is a request
+    assert receiver.join(3 * LONG if cannot_be_cut else LONG / 2)
+    assert not [one.message for one in caplog.records if "unexpected" in one.message]
 
 
 @pytest.mark.faults
