@@ -104,7 +104,7 @@ class WorkerPlacer:
             return self._section.interval
         answers = self._link.ask()
         with self._database.read() as tx:
-            found, live, now = placements.open_workers(tx, self.name), worker_jobs.live(tx), tx.now
+            found, live, now = worker_jobs.open_workers(tx, self.name), worker_jobs.live(tx), tx.now
             wanted = placements.commands(tx, lease.worker)
             backlog = self._backlog.look(tx, Pauses.of(wanted.pauses), self._rules.most)
         self._give_back_tasks(lease.worker)
@@ -267,7 +267,7 @@ class WorkerPlacer:
         age = "" if backlog.age is None else f", a task has been due for {backlog.age:.3g} s"
         log.info("executor %s starts %s%s", self.name, counted(made, "worker"), age)
         with self._database.read() as tx:
-            found = sorted(placements.open_workers(tx, self.name), key=lambda one: one.claim)
+            found = sorted(worker_jobs.open_workers(tx, self.name), key=lambda one: one.claim)
         self._ranks = {placement.name: rank for rank, placement in enumerate(found)}
         self._submissions.submit(row, found[-made:])
         return made

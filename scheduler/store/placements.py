@@ -115,7 +115,8 @@ def _introduce(tx: Tx, name: str) -> None:
 
 def give_up_lease(tx: Tx, name: str, holder: str) -> None:
     """Let another daemon take the lease at once."""
-    tx.run("UPDATE schedd_executors SET until = 0 WHERE name = :name AND holder = :holder", name=name, holder=holder)
+    sql = "UPDATE schedd_executors SET until = :now WHERE name = :name AND holder = :holder"
+    tx.run(sql, name=name, holder=holder, now=tx.now)
 
 
 def set_trouble(tx: Tx, name: str, trouble: str | None) -> None:
@@ -177,7 +178,7 @@ class Placement(NamedTuple):
         return self.task_id, self.claim
 
 
-_OPEN = f"""
+OPEN = f"""
 SELECT p.task_id, p.claim, p.name, p.state, p.handle, p.reserved_at, p.submitted_at, p.attached_at, p.phase, p.reason,
   p.tries, p.next_at, p.cancelled_at,
   CASE WHEN t.claim = p.claim AND t.state + 0 {IS_HELD} THEN t.worker END AS holder,
@@ -190,12 +191,7 @@ WHERE p.executor = :executor AND p.state < {ENDED} AND {{which}} ORDER BY p.task
 
 def open_placements(tx: Tx, name: str) -> list[Placement]:
     """The placements of an executor that have not ended, of tasks."""
-    return [Placement._make(row) for row in tx.run(_OPEN.format(which="p.task_id > 0"), executor=name)]
-
-
-def open_workers(tx: Tx, name: str) -> list[Placement]:
-    """The placements of an executor's workers that have not ended, of no task: see ``worker_jobs.py``."""
-    return [Placement._make(row) for row in tx.run(_OPEN.format(which="p.task_id < 0"), executor=name)]
+    return [Placement._make(row) for row in tx.run(OPEN.format(which="p.task_id > 0"), executor=name)]
 
 
 def reserve(tx: Tx, name: str, claimed: Sequence[Claimed], store: str) -> None:

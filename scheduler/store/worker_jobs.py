@@ -16,12 +16,18 @@ from scheduler.model.placement import worker_job_key, worker_job_name
 from scheduler.ports import FOREVER
 from scheduler.store.db.statements import Columns, run_over
 from scheduler.store.db.tx import Tx
-from scheduler.store.placements import ATTACHED, ENDED, RESERVED
+from scheduler.store.placements import ABANDONED_AFTER, ATTACHED, ENDED, OPEN, RESERVED, Placement
 from scheduler.store.predicates import CLAIMABLE
 from scheduler.store.tasks.claim import LaneHead
 from scheduler.store.workers import STOPPED, publish_capacity
 
+_OPEN = OPEN.format(which="p.task_id < 0")
 _NUMBERS: Columns = (("number", int),)
+
+
+def open_workers(tx: Tx, name: str) -> list[Placement]:
+    """The jobs of an executor that are not over, as placements of no task."""
+    return [Placement._make(row) for row in tx.run(_OPEN, executor=name)]
 
 
 def reserve(tx: Tx, name: str, holder: str, number: int, most: int, store: str) -> int | None:
@@ -89,6 +95,19 @@ def remove(tx: Tx, row: int, numbers: Sequence[int], *, attached: bool) -> None:
         [(number,) for number in numbers],
         key=-row,
     )
+
+
+def forget_abandoned(tx: Tx) -> int:
+    """Remove the rows of jobs of executors for which no daemon has started any lately. Returns how many.
+
+    Those that work go on; those that begin late end.
+    """
+    done = tx.run(
+        "DELETE FROM schedd_placements WHERE task_id < 0 AND executor IN "
+        "(SELECT name FROM schedd_executors WHERE until < :before)",
+        before=tx.now - ABANDONED_AFTER,
+    )
+    return int(done.rowcount)
 
 
 def live(tx: Tx) -> dict[str, int]:

@@ -13,11 +13,12 @@ from scheduler.executors.placer import Placer
 from scheduler.executors.ports import Phase, Refused
 from scheduler.executors.worker_placer import WorkerPlacer
 from scheduler.model.placement import worker_job_key, worker_job_name
-from scheduler.store import placements, worker_jobs
+from scheduler.store import worker_jobs
+from scheduler.store.admin.doctor_repair import repair
 from scheduler.store.read.executors import executor_statuses
 from scheduler.store.read.explain import why
 from scheduler.testing import FakeClock
-from support.fleet import Fleet, rows, step, write
+from support.fleet import Fleet, rows, run_claimed, step, write
 from support.memory_engine import MemoryEngine, NoCommands
 from support.worker_engine import WorkerCommands, WorkerEngine
 
@@ -75,7 +76,7 @@ def after(clock: FakeClock, seconds: float, *placers: WorkerPlacer) -> None:
 
 def open_jobs(jobs: Scheduler) -> list[str]:
     with jobs.database.read() as tx:
-        return [one.name for one in placements.open_workers(tx, "it")]
+        return [one.name for one in worker_jobs.open_workers(tx, "it")]
 
 
 def done(jobs: Scheduler) -> None:
@@ -207,6 +208,73 @@ def test_of_two_jobs_of_one_name_one_works(
     engine.phases[name] = Phase.RUNNING
     with jobs.database.read() as tx:
         assert list(worker_jobs.live(tx)) == [name]
+
+
+def test_the_store_keeps_the_bound_and_the_lease(
+    jobs: Scheduler, engine: WorkerEngine, placer: WorkerPlacer, clock: FakeClock
+) -> None:
+    """Whatever a daemon has decided: a slow one may have lost the lease meanwhile."""
+    placer.step()
+
+    def reserve(holder: str, number: int) -> int | None:
+        return jobs.database.change(lambda tx: worker_jobs.reserve(tx, "it", holder, number, 4, "5005a013"))
+
+    assert [reserve("first", 3), reserve("first", 3), reserve("first", 1)] == [3, 1, 0]
+    assert reserve("second", 1) is None
+    clock.advance(60)
+    assert reserve("first", 1) is None
+    numbers = [worker_job_key(name)[1] for name in open_jobs(jobs)]
+    assert len({*numbers}) == 4
+
+
+def test_a_job_that_begins_while_it_is_given_up_stays(
+    jobs: Scheduler, engine: WorkerEngine, placer: WorkerPlacer, clock: FakeClock
+) -> None:
+    jobs.task(Work()).schedule()
+    after(clock, 12, placer)
+    (name,) = engine.waiting
+    assert engine.begin(name)
+    row, number = worker_job_key(name)
+    jobs.database.change(lambda tx: worker_jobs.remove(tx, row, [number], attached=False))
+    assert open_jobs(jobs) == [name]
+    jobs.database.change(lambda tx: worker_jobs.remove(tx, row, [number], attached=True))
+    assert open_jobs(jobs) == []
+
+
+def test_a_task_is_old_from_when_its_parent_has_ended(
+    jobs: Scheduler, engine: WorkerEngine, placer: WorkerPlacer, clock: FakeClock
+) -> None:
+    parent = jobs.task(Work()).queue("local").schedule()
+    jobs.task(Work()).depend_on(parent).schedule()
+    after(clock, 100, placer)
+    step(jobs)
+    assert drain_local(jobs) == 1
+    after(clock, 8, placer)
+    assert engine.submitted == []
+    after(clock, 4, placer)
+    assert len(engine.submitted) == 1
+
+
+def drain_local(jobs: Scheduler) -> int:
+    """Run what this daemon itself has claimed, and record it."""
+    step(jobs)
+    ran = run_claimed(jobs)
+    step(jobs)
+    return ran
+
+
+def test_doctor_forgets_workers_of_an_executor_that_no_daemon_has_any_more(
+    jobs: Scheduler, engine: WorkerEngine, placer: WorkerPlacer, clock: FakeClock
+) -> None:
+    jobs.task(Work()).schedule()
+    after(clock, 12, placer)
+    placer.give_up()
+    jobs.database.change(repair)
+    assert len(open_jobs(jobs)) == 1
+    clock.advance(700)
+    write(jobs, "UPDATE schedd_executors SET until = :at", at=jobs.database.now() - 700_000_000)
+    assert any("1 worker" in text for text in jobs.database.change(repair))
+    assert open_jobs(jobs) == []
 
 
 def test_a_commit_whose_answer_was_lost_is_ones_own(

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from scheduler.model.capacity import Capacity, Scale
 from scheduler.model.placement import Phase, PlacementState, placement_text
 from scheduler.model.texts import counted, listed, rfc3339
-from scheduler.store import placements
+from scheduler.store import placements, worker_jobs
 from scheduler.store.db.tx import Tx
 from scheduler.store.placements import PlacementRecord
 
@@ -129,7 +129,9 @@ def waits_for_worker(tx: Tx, executor: ExecutorStatus) -> str:
     pending, running = placements.counts(tx).get(executor.name, (0, 0))
     text = f"waits for a worker of executor {executor.name}"
     if pending:
-        first = min((one for one in placements.open_workers(tx, executor.name)), key=lambda one: (one.state, one.claim))
+        first = min(
+            (one for one in worker_jobs.open_workers(tx, executor.name)), key=lambda one: (one.state, one.claim)
+        )
         phase = "submitted" if first.phase is None else Phase.from_code(first.phase)
         word = "pending" if phase is Phase.QUEUED else phase
         detail = ", ".join(part for part in (word, first.reason) if part)
