@@ -16,7 +16,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(PY) -m pytest
 JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup emulator demo-messages operating pictures observability demo test quick test-lowest man soak faults faults-ha transports executors vm cases mutants lint format bench bench-check clean
+.PHONY: help setup emulator demo-messages operating pictures observability demo test quick test-lowest man soak faults faults-ha transports executors ray vm cases mutants lint format bench bench-check clean
 
 help:
 	@echo "make demo [PHOTO=path]   the photo workflow on a real daemon, killed in the middle"
@@ -36,7 +36,7 @@ help:
 	@echo "make pictures            take the pictures in docs/pictures anew, of a real daemon: two minutes; needs chromium"
 	@echo "make man                 write the man pages and completions in share/ anew"
 	@echo "make transports          messages over Debian's redis-server and rabbitmq-server, and over all others on PostgreSQL"
-	@echo "make executors           tasks as jobs of a cluster that Debian packages: slurm-wlm, munge; needs root; 3 minutes"
+	@echo "make executors           tasks as jobs of Slurm (Debian's slurm-wlm, munge) and Ray (PyPI's, in $(RAY_VENV)); needs root; 6 minutes"
 	@echo "make bench               schedd, the bare driver and other schedulers side by side"
 	@echo "make bench-check         statements and commits for 1,000 tasks against recorded bounds (part of make test)"
 	@echo "make clean               remove what builds and tools left (not $(VENV))"
@@ -138,10 +138,25 @@ transports: setup
 	  echo "$$server-server is missing. On Debian and Ubuntu: apt-get install $$server-server" >&2; exit 1; }; done
 	$(PYTEST) -n $(JOBS) --dist worksteal -m "transports and not soak" -k "$(if $(MISSING),not ($(subst $(space), or ,$(strip $(MISSING)))))" $(PYTEST_ARGS)
 
-executors: setup
+# Those of the engines that there are: make executors ENGINES=ray
+ENGINES ?= slurm ray
+ABSENT := $(filter-out $(ENGINES),slurm ray)
+executors: setup $(filter ray,$(ENGINES))
+ifneq ($(filter slurm,$(ENGINES)),)
 	@for program in sbatch munge; do command -v $$program >/dev/null || { \
 	  echo "$$program is missing. On Debian and Ubuntu: apt-get install slurm-wlm munge" >&2; exit 1; }; done
-	$(PYTEST) -n $(JOBS) --dist worksteal -m "executors and not soak" tests/executors $(PYTEST_ARGS)
+endif
+	RAY_VENV=$(abspath $(RAY_VENV)) $(PYTEST) -n $(JOBS) --dist worksteal -m "executors and not soak" \
+	  -k "$(if $(ABSENT),not ($(subst $(space), or ,$(strip $(ABSENT)))))" tests/executors $(PYTEST_ARGS)
+
+# A daemon does not need Ray itself, so neither does its environment.
+RAY_VENV ?= .venv-ray
+ray: $(RAY_VENV)/.schedd-ray
+$(RAY_VENV)/.schedd-ray:
+	@echo "Installing Ray into $(RAY_VENV), about 390 MB"
+	@$(PYTHON) -m venv $(RAY_VENV)
+	@$(RAY_VENV)/bin/python -m pip install --disable-pip-version-check --quiet 'ray[default]>=2.60,<3'
+	@touch $@
 
 cases: setup
 	$(PYTEST) -n $(JOBS) --dist worksteal -m "case and not soak" --cases -q $(PYTEST_ARGS)

@@ -13,6 +13,7 @@ EXECUTORS = Group(
     {
         "futures": "scheduler.executors.futures:FuturesExecutor",
         "process": "scheduler.executors.process:ProcessExecutor",
+        "ray": "scheduler.executors.ray:RayExecutor",
         "slurm": "scheduler.executors.slurm:SlurmExecutor",
     },
 )

@@ -1,11 +1,33 @@
-"""The engines that tests of executors share end with them."""
+"""The engines that tests of executors share end with them. What an engine that is slow to start is tried with."""
 
 from collections.abc import Iterator
 
 import pytest
 
 from support.dask_rig import DaskCluster
+from support.executor_rigs import RIGS
 from support.slurm_rig import SlurmCluster
+
+# What depends on the database as well as on the engine. The rest is tried with slow engines on SQLite only.
+ON_BOTH = {
+    "test_jobs_run_and_record",
+    "test_a_submission_without_an_answer_is_looked_for",
+    "test_a_job_that_is_killed_runs_again",
+    "test_a_preempted_task_uses_no_attempt",
+}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left_out = {item for item in items if _is_left_out(item)}
+    config.hook.pytest_deselected(items=list(left_out))
+    items[:] = [item for item in items if item not in left_out]
+
+
+def _is_left_out(item: pytest.Item) -> bool:
+    if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
+        return False
+    rig, dialect = (item.callspec.params.get(name) for name in ("rig", "dialect"))
+    return rig in RIGS and RIGS[rig].slow and dialect == "postgresql" and item.originalname not in ON_BOTH
 
 
 @pytest.fixture(scope="session", autouse=True)

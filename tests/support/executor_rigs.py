@@ -8,15 +8,19 @@ from pathlib import Path
 from typing import Protocol
 
 from support.dask_rig import DaskCluster
+from support.ray_rig import RayCluster
 from support.slurm_rig import SlurmCluster
 
 
 class Rig(Protocol):
     """``marked``: its engine is not to be had everywhere, see ``make executors``. ``durable``: it has a job once it was
-    submitted, whatever becomes of the daemon then."""
+    submitted, whatever becomes of the daemon then. ``many``: jobs that are many for it. ``slow``: a job
+    takes it seconds, so that it is tried with less."""
 
     marked: bool
     durable: bool
+    many: int
+    slow: bool
 
     def settings(self, directory: Path) -> str:
         """Lines of ``[executors.it]``; the engine is there."""
@@ -30,6 +34,8 @@ class Rig(Protocol):
 class ProcessRig:
     marked = False
     durable = True
+    many = 50
+    slow = False
 
     def settings(self, directory: Path) -> str:
         return f'type = "process"\ndirectory = "{directory / "jobs"}"\ncpus = 64\n'
@@ -48,6 +54,8 @@ class WarmRig(ProcessRig):
 class SlurmRig:
     marked = True
     durable = True
+    many = 50
+    slow = False
 
     def settings(self, directory: Path) -> str:
         conf = SlurmCluster.shared().conf
@@ -65,4 +73,23 @@ class DaskRig(ProcessRig):
         return f'type = "futures"\ndirectory = "{directory / "jobs"}"\nfactory = "support.dask_rig:client"\n'
 
 
-RIGS: dict[str, type[Rig]] = {"process": ProcessRig, "warm": WarmRig, "futures": DaskRig, "slurm": SlurmRig}
+class RayRig:
+    marked = True
+    durable = True
+    many = 6  # each starts a process of Ray's beside its own
+    slow = True
+
+    def settings(self, directory: Path) -> str:
+        return RayCluster.shared().settings()
+
+    def kill(self, directory: Path, name: str) -> None:
+        RayCluster.shared().kill_job(name)
+
+
+RIGS: dict[str, type[Rig]] = {
+    "process": ProcessRig,
+    "warm": WarmRig,
+    "futures": DaskRig,
+    "slurm": SlurmRig,
+    "ray": RayRig,
+}

@@ -6,9 +6,12 @@ import os
 import signal
 import sys
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import sqlalchemy
 
 from scheduler import Scheduler, TaskState
 from scheduler.config.load import load
@@ -17,6 +20,7 @@ from scheduler.executors.placer import Placer
 from scheduler.executors.ports import Capabilities, Executor, ExecutorError, Finding, Job, Refused, Seen, Submitted
 from scheduler.executors.service import JobCommands
 from scheduler.executors.types import make_executor
+from scheduler.model.placement import name_prefix
 from scheduler.ports import FAILPOINTS
 from scheduler.store import placements, reaper
 from scheduler.store.placements import PlacementRecord
@@ -130,6 +134,7 @@ class Place:
         self.notes = directory / "notes"
         self.file = directory / "config.toml"
         if not self.file.exists():
+            _give_an_id(url)
             self.file.write_text(
                 f'[store]\nurl = "{url}"\n[tasks]\nmodules = ["support.placed"]\n[worker]\nlease = 5\n'
                 f'[log]\nlevel = "warning"\n[executors.{NAME}]\ninterval = 0.02\ngrace = 1\n'
@@ -161,9 +166,8 @@ class Place:
         """End whatever still runs."""
         try:
             self.engine.forgets = False
-            handles = [seen.handle for seen in self.engine.observe() if not seen.phase.over]
-            self.engine.cancel(handles, 0.0)
-            self.until(lambda: all(seen.phase.over for seen in self.engine.observe()), step=False)
+            self.engine.cancel([seen.handle for seen in self.seen() if not seen.phase.over], 0.0)
+            self.until(lambda: all(seen.phase.over for seen in self.seen()), step=False)
         finally:
             if self.gate is not None:
                 self.gate.close()
@@ -220,8 +224,16 @@ class Place:
         with self.jobs.database.read() as tx:
             return placements.placements_of(tx, task_id)
 
+    def seen(self) -> list[Seen]:
+        """What the engine itself says of this store's jobs: other tests may have some, too."""
+        with self.jobs.database.read():
+            identity = self.jobs.database.same.identity
+        assert identity is not None
+        ours = name_prefix(identity.store)
+        return [seen for seen in self.engine.inner.observe() if seen.name.startswith(ours)]
+
     def handles(self) -> list[str]:
-        return [seen.handle for seen in self.engine.inner.observe()]
+        return [seen.handle for seen in self.seen()]
 
     def side_by_side(self) -> int:
         """How many bodies of one task ran while another of its bodies did: one that was killed has no end."""
@@ -236,6 +248,15 @@ class Place:
             found += before is not None and _is_running(int(before))
             open_bodies[task_id] = pid
         return found
+
+
+def _give_an_id(url: str) -> None:
+    """An id of its own for the store: those of tests are copies of one, and names of jobs begin with it."""
+    engine = sqlalchemy.create_engine(url)
+    if sqlalchemy.inspect(engine).has_table("schedd_store"):  # else it is new, and gets one
+        with engine.begin() as connection:
+            connection.execute(sqlalchemy.text("UPDATE schedd_store SET store = :store"), {"store": str(uuid.uuid4())})
+    engine.dispose()
 
 
 def _is_running(pid: int) -> bool:

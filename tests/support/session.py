@@ -84,9 +84,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def _remove(directory: Path) -> None:
-    from support import postgres_server
+    from support import postgres_server, ray_rig
 
     postgres_server.stop(directory)
+    ray_rig.stop_shared(directory)
     for place in (postgres_server.data_of(directory), directory / "files"):
         if place.is_symlink():
             shutil.rmtree(place.readlink(), ignore_errors=True)

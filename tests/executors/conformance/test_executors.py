@@ -60,12 +60,12 @@ def test_jobs_run_and_record(place: Place) -> None:
     assert len(placement.name) <= 63
 
 
-def test_one_question_and_few_submissions_serve_many_jobs(place: Place) -> None:
+def test_one_question_and_few_submissions_serve_many_jobs(place: Place, rig: Rig) -> None:
     place.shut()
-    ids = [place.schedule() for _ in range(50)]
+    ids = [place.schedule() for _ in range(rig.many)]
     place.placer._section = place.config.executors["it"].__class__(type="process", max_pending=100, max_running=100)
     place.placer.step()
-    assert (place.engine.asked, place.engine.submissions, len(place.engine.submitted)) == (1, 1, 50)
+    assert (place.engine.asked, place.engine.submissions, len(place.engine.submitted)) == (1, 1, rig.many)
     place.placer.step()
     assert (place.engine.asked, place.engine.submissions) == (2, 1)
     place.jobs.cancel_task(ids[0])
@@ -133,7 +133,7 @@ def test_a_job_killed_before_it_begins_is_a_lost_start(place: Place, rig: Rig) -
     gate = place.shut()
     task_id = place.schedule()
     place.until(lambda: _running(place))
-    for seen in place.engine.inner.observe():
+    for seen in place.seen():
         rig.kill(place.directory, seen.name)
     place.until(lambda: len(place.placements(task_id)) == 2)
     gate.open()
@@ -307,7 +307,8 @@ def test_jobs_of_another_store_are_left_alone(place: Place, tmp_path: Path, sett
         theirs.until(lambda: _running(theirs))
         mine = place.schedule()
         place.until(lambda: place.ended(mine))
-        place.until(lambda: len(place.handles()) == 1)
+        place.until(lambda: not place.handles())
+        assert len(theirs.handles()) == 1
         gate.open()
         theirs.until(lambda: theirs.ended(task_id))
         place.placer.step()
@@ -317,4 +318,4 @@ def test_jobs_of_another_store_are_left_alone(place: Place, tmp_path: Path, sett
 
 
 def _running(place: Place) -> bool:
-    return any(seen.phase is Phase.RUNNING for seen in place.engine.inner.observe())
+    return any(seen.phase is Phase.RUNNING for seen in place.seen())

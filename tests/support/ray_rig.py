@@ -1,0 +1,269 @@
+"""A Ray cluster of one node, in a network namespace of its own: Ray listens on all interfaces, whatever its options say.
+
+One serves a whole pytest run, its xdist workers included; session.py stops it. Ray has a virtual environment of its
+own (``make ray``). Its dashboard is reached through a relay on loopback.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from support.session import locked, shared_directory
+
+CPUS = 8  # that the node claims to have
+PATIENCE = 240.0  # seconds: the machine may be busy, and Ray's start is 20 processes
+VENV = Path(os.environ.get("RAY_VENV") or Path(__file__).parents[2] / ".venv-ray")
+DASHBOARD = 8265
+CLONE_NEWNET = 0x40000000
+LOOPBACK_UP = """
+import fcntl, socket, struct
+UP, RUNNING, SET_FLAGS = 1, 64, 0x8914
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+    fcntl.ioctl(any_socket, SET_FLAGS, struct.pack("16sh14x", b"lo", UP | RUNNING))
+"""
+START = (
+    *("start", "--head", "--node-ip-address=127.0.0.1", "--port=6379", "--dashboard-host=127.0.0.1"),
+    *(f"--dashboard-port={DASHBOARD}", f"--num-cpus={CPUS}", "--object-store-memory=80000000", "--disable-usage-stats"),
+)
+
+
+class RayCluster:
+    """``place``: its files; a short path, since sockets are below it."""
+
+    _shared: RayCluster | None = None
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.token = place / "token"
+        self._relay: _Relay | None = None
+
+    @classmethod
+    def shared(cls) -> RayCluster:
+        """The cluster of this pytest run, started."""
+        if cls._shared is None:
+            made = cls(_place_in(shared_directory()))
+            with locked("ray.lock"):
+                if not made.place.exists():
+                    try:
+                        made.start()
+                    except BaseException:
+                        made.close()  # the next test tries again
+                        raise
+            cls._shared = made
+        return cls._shared
+
+    @property
+    def url(self) -> str:
+        """Of the dashboard, for this process."""
+        if self._relay is None:
+            self._relay = _Relay(self._holder(), DASHBOARD)
+        return f"http://127.0.0.1:{self._relay.port}"
+
+    def settings(self, more: str = "") -> str:
+        """Lines of ``[executors.NAME]``."""
+        return f'type = "ray"\nurl = "{self.url}"\ntoken_file = "{self.token}"\n{more}'
+
+    def start(self) -> None:
+        """Start all of it. The namespace is there as long as its holder."""
+        assert (VENV / "bin" / "ray").exists(), f"there is no Ray in {VENV}: make ray"
+        self.place.mkdir(mode=0o755)
+        self.token.touch(mode=0o600)
+        self.token.write_text(secrets.token_hex(32))
+        holder = subprocess.Popen(["unshare", "--net", "sleep", "infinity"], start_new_session=True)
+        _wait(lambda: _command(holder.pid) == "sleep")
+        (self.place / "holder").write_text(f"{holder.pid} {_namespace(holder.pid)}")
+        assert _holder_of(self.place) == holder.pid, "it has no network namespace of its own"
+        self._inside(sys.executable, "-c", LOOPBACK_UP)
+        self.start_head()
+
+    def start_head(self) -> None:
+        """Start Ray's own processes: one node, which knows of no jobs."""
+        self._inside(str(VENV / "bin" / "ray"), *START, f"--temp-dir={tempfile.mkdtemp(prefix='r', dir=self.place)}")
+        _wait(self._answers)
+
+    def _answers(self) -> bool:
+        asked = urllib.request.Request(
+            f"{self.url}/api/jobs/", headers={"Authorization": f"Bearer {self.token.read_text()}"}
+        )
+        try:
+            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(asked, timeout=PATIENCE) as answer:
+                return bool(answer.status == 200)
+        except OSError:  # not yet
+            return False
+
+    def kill_controller(self) -> None:
+        """SIGKILL for gcs_server, which alone knows the jobs. The other processes stay for a minute or so."""
+        (pid,) = (pid for pid in _pids_in(self.place) if _command(pid).startswith("gcs_server"))
+        os.kill(pid, signal.SIGKILL)
+
+    def kill_head(self) -> None:
+        """SIGKILL for all that is left of Ray and of its jobs."""
+        holder = self._holder()
+        kill_all(lambda: [pid for pid in _pids_in(self.place) if pid != holder])
+
+    def kill_job(self, name: str) -> None:
+        """SIGKILL for all processes of a job that runs, or is about to."""
+        _wait(lambda: self._pids_of(name))  # Ray says that it runs before it does
+        for pid in self._pids_of(name):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def environ_of(self, name: str) -> dict[str, str]:
+        """Of a job that runs."""
+        _wait(lambda: self._pids_of(name))
+        entries = Path(f"/proc/{self._pids_of(name)[0]}/environ").read_bytes().decode().split("\0")
+        return dict(entry.split("=", 1) for entry in entries if "=" in entry)
+
+    def close(self) -> None:
+        stop(self.place)
+        if self._relay is not None:
+            self._relay.close()
+
+    def _inside(self, *argv: str) -> None:
+        environ = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SCHEDD_"))}
+        environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.token)}
+        done = subprocess.run(
+            ["nsenter", f"--net=/proc/{self._holder()}/ns/net", *argv],
+            env=environ, cwd=self.place, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, timeout=PATIENCE,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout[-4000:]
+
+    def _holder(self) -> int:
+        holder = _holder_of(self.place)
+        assert holder is not None, "the cluster is gone"
+        return holder
+
+    def _pids_of(self, name: str) -> list[int]:
+        wanted, found = f'"job_submission_id": "{name}"'.encode(), []
+        for pid in _pids_in(self.place):
+            with suppress(OSError):
+                if wanted in Path(f"/proc/{pid}/environ").read_bytes():
+                    found.append(pid)
+        return found
+
+
+def stop_shared(directory: Path) -> None:
+    """Stop the cluster of a run that has this directory."""
+    if _place_in(directory).exists():
+        stop(_place_in(directory))
+
+
+def stop(place: Path) -> None:
+    """Kill whatever is in the cluster's network namespace, which goes with the last of them."""
+    holder = _holder_of(place)
+    if holder is not None:
+        kill_all(lambda: [pid for pid in _pids_in(place) if pid != holder])
+        with suppress(ProcessLookupError):
+            os.kill(holder, signal.SIGKILL)
+    shutil.rmtree(place, ignore_errors=True)
+
+
+def kill_all(pids: Callable[[], list[int]]) -> None:
+    def left() -> list[int]:
+        found = pids()
+        for pid in found:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return found
+
+    _wait(lambda: not left())
+
+
+def _place_in(directory: Path) -> Path:
+    return directory / "ray"
+
+
+def _pids_in(place: Path) -> list[int]:
+    """All living processes in the cluster's namespace, its holder included."""
+    holder, found = _holder_of(place), []
+    if holder is None:
+        return []
+    namespace = _namespace(holder)
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with suppress(OSError):
+                if _namespace(int(entry.name)) == namespace and " Z " not in (entry / "stat").read_text():
+                    found.append(int(entry.name))
+    return found
+
+
+def _holder_of(place: Path) -> int | None:
+    """The process that keeps the namespace; None if it is not there, since another one may have its number by now."""
+    try:
+        pid, namespace = (place / "holder").read_text().split()
+        there = _namespace(int(pid)) == namespace and _command(int(pid)) == "sleep"
+    except (OSError, ValueError):
+        return None
+    return int(pid) if there and namespace != _namespace(os.getpid()) else None
+
+
+def _namespace(pid: int) -> str:
+    return os.readlink(f"/proc/{pid}/ns/net")
+
+
+def _command(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode().rpartition("/")[2]
+    return ""
+
+
+class _Relay:
+    """Passes connections to a port on loopback on to that port in another network namespace."""
+
+    def __init__(self, holder: int, port: int) -> None:
+        self._holder, self._port = holder, port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # it was closed
+            while True:
+                near, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(near,), daemon=True).start()
+
+    def _serve(self, near: socket.socket) -> None:
+        with near, suppress(OSError):
+            with open(f"/proc/{self._holder}/ns/net", "rb") as namespace:  # a thread may be in one of its own
+                libc = ctypes.CDLL(None, use_errno=True)
+                if libc.setns(namespace.fileno(), CLONE_NEWNET):
+                    raise OSError(ctypes.get_errno(), "setns")
+            with socket.create_connection(("127.0.0.1", self._port)) as far:
+                back = threading.Thread(target=_copy, args=(far, near), daemon=True)
+                back.start()
+                _copy(near, far)
+                back.join()
+
+
+def _copy(source: socket.socket, sink: socket.socket) -> None:
+    with suppress(OSError):
+        while data := source.recv(65536):
+            sink.sendall(data)
+    for one in (source, sink):  # the other direction is of no use then
+        with suppress(OSError):
+            one.shutdown(socket.SHUT_RDWR)
+
+
+def _wait(over: Callable[[], object], seconds: float = PATIENCE) -> None:
+    deadline = time.monotonic() + seconds
+    while not over():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
