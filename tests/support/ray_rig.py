@@ -1,4 +1,4 @@
-"""A Ray cluster of one node, in a network namespace of its own: Ray listens on all interfaces, whatever its options say.
+"""A Ray cluster of one node, in a network namespace of its own: Ray listens on all interfaces in any case.
 
 One serves a whole pytest run, its xdist workers included; session.py stops it. Ray has a virtual environment of its
 own (``make ray``). Its dashboard is reached through a relay on loopback.
