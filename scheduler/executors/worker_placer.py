@@ -105,9 +105,9 @@ class WorkerPlacer:
         answers = self._link.ask()
         with self._database.read() as tx:
             found, live, now = worker_jobs.open_workers(tx, self.name), worker_jobs.live(tx), tx.now
-            wanted = placements.commands(tx, lease.worker)
+            wanted, of_tasks = placements.commands(tx, lease.worker), placements.open_placements(tx, self.name)
             backlog = self._backlog.look(tx, Pauses.of(wanted.pauses), self._rules.most)
-        self._give_back_tasks(lease.worker)
+        self._give_back_tasks(lease.worker, of_tasks)
         if answers.jobs is None:
             return self._section.interval
         self._link.note(found, answers)
@@ -229,10 +229,8 @@ class WorkerPlacer:
         there = known | set(answers.jobs or {})
         self._leaving = {name: at for name, at in self._leaving.items() if name in there}
 
-    def _give_back_tasks(self, row: int) -> None:
+    def _give_back_tasks(self, row: int, found: Sequence[Placement]) -> None:
         """Give back what was claimed for jobs of tasks, before this executor started workers."""
-        with self._database.read() as tx:
-            found = placements.open_placements(tx, self.name)
         held = [placement for placement in found if placement.holder == row]
         if held:
             self._take_back.asked_for(row, held)
@@ -263,7 +261,7 @@ class WorkerPlacer:
         if not made:
             return 0
         FAILPOINTS.hit("after reserve")
-        self._changed_at = self._database.clock.monotonic()
+        self._changed_at, self._trouble = self._database.clock.monotonic(), None
         age = "" if backlog.age is None else f", a task has been due for {backlog.age:.3g} s"
         log.info("executor %s starts %s%s", self.name, counted(made, "worker"), age)
         with self._database.read() as tx:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -13,10 +14,12 @@ from scheduler.executors.placer import Placer
 from scheduler.executors.ports import Phase, Refused
 from scheduler.executors.worker_placer import WorkerPlacer
 from scheduler.model.placement import worker_job_key, worker_job_name
+from scheduler.ports import FAILPOINTS
 from scheduler.store import worker_jobs
 from scheduler.store.admin.doctor_repair import repair
 from scheduler.store.read.executors import executor_statuses
 from scheduler.store.read.explain import why
+from scheduler.store.read.status import unserved
 from scheduler.testing import FakeClock
 from support.fleet import Fleet, rows, run_claimed, step, write
 from support.memory_engine import MemoryEngine, NoCommands
@@ -173,18 +176,30 @@ def test_a_submission_without_an_answer_is_one_worker(
     assert len(engine.phases) == len(open_jobs(jobs)) == 1
 
 
-@pytest.mark.parametrize("lost", ["request", "answer", "nothing"])
+class KilledError(Exception):
+    """As if the daemon had been killed here."""
+
+
+@pytest.mark.parametrize("lost", ["request", "answer", "nothing", "daemon"])
 def test_the_next_daemon_starts_no_second_herd(
-    jobs: Scheduler, engine: WorkerEngine, clock: FakeClock, lost: str
+    jobs: Scheduler, engine: WorkerEngine, clock: FakeClock, lost: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first one dies right after the submission: its lease has to run out."""
+    """The first one dies right after the submission, or before it: its lease has to run out."""
+
+    def hit(name: str) -> None:
+        if lost == "daemon" and name == "after reserve":
+            raise KilledError
+
     first, second = placer_of(jobs, engine, "first"), placer_of(jobs, engine, "second")
     for _ in range(20):
         jobs.task(Work()).schedule()
     after(clock, 9, first)
-    if lost != "nothing":
-        setattr(engine, f"lose_{lost}", True)
-    after(clock, 1, first)
+    with monkeypatch.context() as patched, suppress(KilledError):
+        patched.setattr(FAILPOINTS, "hit", hit)
+        if lost in ("request", "answer"):
+            setattr(engine, f"lose_{lost}", True)
+        after(clock, 1, first)
+    assert len(open_jobs(jobs)) == 1
     second.step()
     assert not second.leads
     after(clock, 100, second)
@@ -401,7 +416,11 @@ def test_workers_that_do_not_begin_are_tried_again_ever_more_rarely(
         for name in engine.waiting:
             engine.phases[name] = Phase.FAILED
     assert 4 <= len(engine.submitted) <= 12
+    assert "but workers of executor 'it' do not begin: worker schedd-" in said(jobs, task)
     assert "it ended before it began: Resources" in said(jobs, task)
+    with jobs.database.read() as tx:
+        (stuck,) = unserved(tx)
+    assert "do not begin" in stuck.text
     after(clock, 300, placer)
     engine.begin(engine.waiting[0])
     after(clock, 1, placer)
@@ -438,7 +457,7 @@ def test_a_drained_executor_starts_none(
     task = jobs.task(Work()).schedule()
     after(clock, 60, placer)
     assert engine.submitted == []
-    assert "no live worker" in said(jobs, task)
+    assert f"but executor 'it' is drained: `schedctl worker resume {row}` ends that" in said(jobs, task)
     jobs.workers.resume(row)
     after(clock, 1, placer)
     assert len(engine.submitted) == 1
@@ -452,7 +471,7 @@ def test_why_says_what_a_worker_is_waited_for(
     assert "waits for a worker of executor it: one is started once a task has been due for 10 s" in said(jobs, task)
     assert "the workers of executor 'it' serve queue a only, not 'b'" in said(jobs, wrong)
     write(jobs, "UPDATE schedd_executors SET until = 0")
-    assert "no live worker serves queue 'a'" in said(jobs, task)
+    assert "but no live daemon starts workers for executor 'it', since" in said(jobs, task)
 
 
 def test_an_executor_that_placed_tasks_may_start_workers_and_the_other_way_round(

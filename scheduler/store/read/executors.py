@@ -50,6 +50,12 @@ class ExecutorStatus(NamedTuple):
             return f"the engine of executor {self.name!r} cannot be asked: {self.trouble}"
         return None
 
+    @property
+    def idle_reason(self) -> str | None:
+        """Why it starts no worker; None if it does."""
+        trouble = None if self.scale is None else self.scale.trouble
+        return self.reason or (f"workers of executor {self.name!r} do not begin: {trouble}" if trouble else None)
+
 
 _EXECUTORS = (
     "SELECT e.name, e.worker, e.holder, e.until, e.trouble, w.queues, w.pools, w.drain_requested "
@@ -96,7 +102,7 @@ def unplaced(known: Mapping[str, ExecutorStatus], executor: str, queue: str | No
         return f"no daemon has had [executors.{executor}] in its configuration"
     if found.scale is not None and queue is not None and not found.serves_queue(queue):
         return f"the workers of executor {executor!r} serve queue {listed(list(found.queues))} only, not {queue!r}"
-    return found.reason
+    return found.idle_reason
 
 
 def latest(tx: Tx, task_id: int, claim: int) -> PlacementRecord | None:
@@ -136,8 +142,6 @@ def waits_for_worker(tx: Tx, executor: ExecutorStatus) -> str:
         word = "pending" if phase is Phase.QUEUED else phase
         detail = ", ".join(part for part in (word, first.reason) if part)
         return f"{text}: {detail} ({first.name})"
-    if scale.trouble is not None:
-        return f"{text}: {scale.trouble}"
     if scale.most <= running:
         return f"{text}: all {counted(running, 'worker')} that there may be are at work"
     at_work = f"{counted(running, 'worker')} {'is' if running == 1 else 'are'} at work, " if running else ""

@@ -300,6 +300,11 @@ class Fleet:
         """The executor that takes tasks of this queue though they name none."""
         return next((one for one in self.executors.values() if one.serves_queue(queue) and one.reason is None), None)
 
+    def starts_workers(self, queue: str) -> ExecutorStatus | None:
+        """The executor that starts workers for this queue, whether it can at present or not."""
+        elastic = (one for one in self.executors.values() if one.scale is not None and one.serves_queue(queue))
+        return next(elastic, None)
+
     def unserved(
         self, queue: str, kind: str, version: int = 0, level: int | None = None, executor: str | None = None
     ) -> str | None:
@@ -309,17 +314,20 @@ class Fleet:
         """
         if executor is not None:
             return unplaced(self.executors, executor, queue)
-        placer = self.places(queue)
-        if placer is not None and (placer.scale is None or any(kind in kinds for kinds in self._kinds.values())):
+        placer, known = self.places(queue), any(kind in kinds for kinds in self._kinds.values())
+        if placer is not None and (placer.scale is None or (known and placer.scale.trouble is None)):
             return None
         newest = self.newest(queue, kind)
         if newest:
             if newest >= version:
                 return self._slotless(self.serving(queue, kind, version), queue, kind, level)
             return f"no live worker knows schema_version {version} of kind {kind!r}, the newest knows {newest}"
+        elastic = self.starts_workers(queue)
+        if known and elastic is not None and elastic.idle_reason is not None:
+            return elastic.idle_reason
         if self.no_worker is not None:
             return self.no_worker
-        if not any(kind in kinds for kinds in self._kinds.values()):
+        if not known:
             return f"no live worker serves kind {kind!r}"
         if not any(w.serves_queue(queue) for w in self.claiming):
             return f"no live worker serves queue {queue!r}"
