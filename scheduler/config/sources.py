@@ -301,7 +301,7 @@ def _table(value: object, text: bool) -> dict[str, Any]:
             value = json.loads(value)
         except ValueError:
             value = None
-    if isinstance(value, dict) and all(isinstance(one, str | int | float | list) for one in value.values()):
+    if isinstance(value, dict) and all(isinstance(one, str | int | float | list | dict) for one in value.values()):
         return {str(name): one for name, one in value.items()}
     raise Unfit('a table such as { name = "text" }, or {"name": "text"} as a text')
 
