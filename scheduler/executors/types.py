@@ -12,6 +12,7 @@ EXECUTORS = Group(
     "executors",
     {
         "futures": "scheduler.executors.futures:FuturesExecutor",
+        "kubernetes": "scheduler.executors.kubernetes:KubernetesExecutor",
         "process": "scheduler.executors.process:ProcessExecutor",
         "ray": "scheduler.executors.ray:RayExecutor",
         "slurm": "scheduler.executors.slurm:SlurmExecutor",

@@ -1,11 +1,15 @@
 """The engines that tests of executors share end with them. What an engine that is slow to start is tried with."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from scheduler.executors.kubernetes import KubernetesExecutor
 from support.dask_rig import DaskCluster
 from support.executor_rigs import RIGS
+from support.kube_api import KubeApi
+from support.kube_jobs import make
 from support.slurm_rig import SlurmCluster
 
 # What depends on the database as well as on the engine. The rest is tried with slow engines on SQLite only.
@@ -30,8 +34,27 @@ def _is_left_out(item: pytest.Item) -> bool:
     return rig in RIGS and RIGS[rig].slow and dialect == "postgresql" and item.originalname not in ON_BOTH
 
 
+@pytest.fixture
+def api(tmp_path: Path) -> Iterator[KubeApi]:
+    """A Kubernetes cluster of the test's own."""
+    place = tmp_path / "cluster"
+    place.mkdir()
+    made = KubeApi(place)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def executor(api: KubeApi) -> Iterator[KubernetesExecutor]:
+    """An executor on it."""
+    made = make(api)
+    yield made
+    made.close()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def shared_engines() -> Iterator[None]:
     yield
     SlurmCluster.close_shared()
     DaskCluster.close_shared()
+    KubeApi.close_shared()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 from pathlib import Path
 from typing import Protocol
 
 from support.dask_rig import DaskCluster
+from support.kube_api import KubeApi
+from support.kube_cluster import IMAGE
 from support.ray_rig import RayCluster
 from support.slurm_rig import SlurmCluster
 
@@ -86,10 +89,34 @@ class RayRig:
         RayCluster.shared().kill_job(name)
 
 
+class KubernetesRig:
+    """Each test has a namespace of its own."""
+
+    marked = False
+    durable = True
+    many = 50
+    slow = False
+
+    def settings(self, directory: Path) -> str:
+        api = KubeApi.shared()
+        return (
+            f'type = "kubernetes"\nserver = "{api.url}"\ntoken_file = "{api.token_file}"\nca_file = "{api.ca_file}"\n'
+            f'namespace = "{self.namespace(directory)}"\nimage = "{IMAGE}"\n'
+        )
+
+    def kill(self, directory: Path, name: str) -> None:
+        KubeApi.shared().cluster.kill(self.namespace(directory), name)
+
+    @staticmethod
+    def namespace(directory: Path) -> str:
+        return f"test-{hashlib.sha256(str(directory).encode()).hexdigest()[:12]}"
+
+
 RIGS: dict[str, type[Rig]] = {
     "process": ProcessRig,
     "warm": WarmRig,
     "futures": DaskRig,
+    "kubernetes": KubernetesRig,
     "slurm": SlurmRig,
     "ray": RayRig,
 }

@@ -18,6 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -70,6 +71,7 @@ class Warm:
     """The process that forks them, started when first needed."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -91,8 +93,21 @@ class Warm:
     ) -> Forked:
         """``python -m module arguments`` in ``place`` with these stdin, stdout and stderr.
 
-        The descriptors ``keep`` keep their numbers.
+        The descriptors ``keep`` keep their numbers. From any thread.
         """
+        with self._lock:
+            return self._start(module, arguments, place, environ, fds, keep, session)
+
+    def _start(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        place: Path,
+        environ: dict[str, str],
+        fds: Sequence[int],
+        keep: Sequence[int],
+        session: bool,
+    ) -> Forked:
         if self._socket is None:
             self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
