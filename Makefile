@@ -16,11 +16,12 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(PY) -m pytest
 JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup emulator demo-messages operating pictures observability demo test quick test-lowest man soak faults faults-ha transports executors ray vm cases mutants lint format bench bench-check clean
+.PHONY: help setup emulator demo-messages demo-anywhere operating pictures observability demo test quick test-lowest man soak faults faults-ha transports executors ray vm cases mutants lint format bench bench-check clean
 
 help:
 	@echo "make demo [PHOTO=path]   the photo workflow on a real daemon, killed in the middle"
 	@echo "make demo-messages       orders from a Cloudflare queue, out as webhooks and over NATS, killed in the middle"
+	@echo "make demo-anywhere       one task file in one program, a fleet, processes, Dask and Slurm, each killed in the middle"
 	@echo "make test                all tests, on SQLite and on a real PostgreSQL: about 12 minutes on 2 cores"
 	@echo "make quick               a part of them, on SQLite only and without faults: a minute"
 	@echo "make test-lowest         all tests, with the lowest versions of what schedd needs (constraints/lowest.txt)"
@@ -72,6 +73,10 @@ $(DEMO_STAMP): pyproject.toml | $(PY)
 demo-messages: setup emulator
 	@echo "Running the demo of messages: about 20 seconds"
 	@$(PY) examples/orders/run.py
+
+demo-anywhere: setup
+	@echo "Running one task file in all worlds that are here: about 90 seconds"
+	@$(PY) examples/worlds/run.py $(WORLDS)
 
 operating: setup
 	SCHEDD_WRITE_GUIDE=1 $(PY) -m pytest -q --sqlite-only tests/test_operating.py
@@ -147,7 +152,7 @@ ifneq ($(filter slurm,$(ENGINES)),)
 	  echo "$$program is missing. On Debian and Ubuntu: apt-get install slurm-wlm munge" >&2; exit 1; }; done
 endif
 	RAY_VENV=$(abspath $(RAY_VENV)) $(PYTEST) -n $(JOBS) --dist worksteal -m "executors and not soak" \
-	  -k "$(if $(ABSENT),not ($(subst $(space), or ,$(strip $(ABSENT)))))" tests/executors $(PYTEST_ARGS)
+	  -k "$(if $(ABSENT),not ($(subst $(space), or ,$(strip $(ABSENT)))))" tests/executors tests/test_demo_anywhere.py $(PYTEST_ARGS)
 
 # A daemon does not need Ray itself, so neither does its environment.
 RAY_VENV ?= .venv-ray

@@ -63,7 +63,8 @@ def test_blocks_are_the_files(name: str) -> None:
 def test_no_other_program_is_shown() -> None:
     shown_here = {name for is_output, name, _ in BLOCK.findall(README) if not is_output}
     assert set(FILES) <= shown_here
-    others = {"demo", "durable", "night", "orders"}  # the demo, durable.md's programs, and operating.md's tasks
+    # the demos, durable.md's programs, and operating.md's tasks
+    others = {"demo", "orders", "worlds", "anywhere.py", "durable", "night"}
     there = {str(path) for one in EXAMPLES.rglob("*.py") if not others & set((path := one.relative_to(ROOT)).parts)}
     assert there == {name for name in FILES if name.endswith(".py")}
 

@@ -41,13 +41,15 @@ def broken() -> object:
 class DaskCluster:
     _shared: DaskCluster | None = None
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, workers: int = 1) -> None:
         self._processes: list[subprocess.Popen[bytes]] = []
+        place.mkdir(exist_ok=True)
         file = place / "scheduler.json"
         common = ["--host", "127.0.0.1", "--no-dashboard", "--local-directory", str(place)]
         self._start("scheduler", "--port", "0", "--scheduler-file", str(file), "--host", "127.0.0.1", "--no-dashboard")
         self.address = self._address(file)
-        self._start("worker", self.address, "--nthreads", str(THREADS), "--no-nanny", *common)
+        for _ in range(workers):
+            self._start("worker", self.address, "--nthreads", str(THREADS), "--no-nanny", *common)
 
     def _start(self, *arguments: str) -> None:
         environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
@@ -75,7 +77,17 @@ class DaskCluster:
     @classmethod
     def close_shared(cls) -> None:
         if cls._shared is not None:
-            for process in cls._shared._processes:  # a worker whose scheduler has ended does not end when asked
-                process.kill()
-                process.wait()
+            cls._shared.close()
             cls._shared = None
+
+    def kill_worker(self) -> int:
+        """SIGKILL for the youngest worker; its process number."""
+        worker = self._processes.pop()
+        worker.kill()
+        worker.wait()
+        return worker.pid
+
+    def close(self) -> None:
+        for process in self._processes:  # a worker whose scheduler has ended does not end when asked
+            process.kill()
+            process.wait()

@@ -47,6 +47,7 @@ def check(files: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
             "executionEnvironments": [
                 {"root": "examples/shop", "extraPaths": ["."]},
                 {"root": "examples/demo", "extraPaths": ["."]},
+                {"root": "examples/worlds", "extraPaths": [".", "examples"]},
                 {"root": "."},
             ],
         } | ({} if files else dict.fromkeys(OFF, False))

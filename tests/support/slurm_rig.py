@@ -120,13 +120,16 @@ class SlurmCluster:
         made = Path(tempfile.mkdtemp(dir=self._place)) / "state"
         return Path(shutil.copytree(self._place / "state", made))
 
-    def kill_controller(self, saved: Path) -> None:
-        """SIGKILL. It saves its state every few seconds, so it is left with what it had ``saved`` by then."""
+    def kill_controller(self, saved: Path | None = None) -> int:
+        """SIGKILL; its process number. It saves its state every few seconds, so it may be left with what it had
+        ``saved`` by then."""
         process = self._processes.pop("slurmctld")
         process.kill()
         process.wait()
-        shutil.rmtree(self._place / "state")
-        shutil.copytree(saved, self._place / "state")
+        if saved is not None:
+            shutil.rmtree(self._place / "state")
+            shutil.copytree(saved, self._place / "state")
+        return process.pid
 
     def run(self, *argv: str, input: str = "") -> str:
         """What one of Slurm's commands writes, whatever its exit status."""
