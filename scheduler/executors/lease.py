@@ -1,16 +1,19 @@
-"""ExecutorLease: of the daemons that have an executor in their configuration, one starts its jobs."""
+"""Of the daemons that have an executor in their configuration, one has its jobs started: by a lease."""
 
 from __future__ import annotations
 
 import logging
 
 from scheduler.config.executors import Executor as Section
-from scheduler.executors.link import EngineLink
+from scheduler.executors import ports
+from scheduler.executors.link import Answers, EngineLink
+from scheduler.executors.ports import NOT_MINE
 from scheduler.model.capacity import Scale
+from scheduler.model.placement import Phase
 from scheduler.ports import SECOND
 from scheduler.store import placements
 from scheduler.store.db.database import Database
-from scheduler.store.placements import ExecutorRecord
+from scheduler.store.placements import RESERVED, ExecutorRecord, Placement
 
 LEASE_S = 15.0  # seconds, or so many intervals
 LEASE_INTERVALS = 10
@@ -66,3 +69,44 @@ class ExecutorLease:
         if self.record is not None:
             self.record = None
             self._database.change(lambda tx: placements.give_up_lease(tx, self._name, self.holder))
+
+
+class LeasedExecutor:
+    """``[executors.NAME]`` for the daemon ``holder``: its engine, and its lease. For one thread."""
+
+    def __init__(self, name: str, section: Section, executor: ports.Executor, database: Database, holder: str) -> None:
+        self.name = name
+        self._section = section
+        self._database = database
+        self._link = EngineLink(name, executor, database)
+        self._lease = ExecutorLease(name, section, self._link, database, holder)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this daemon has jobs started."""
+        return self._lease.record is not None
+
+    def give_up(self) -> None:
+        """Leave the lease to another daemon; jobs go on. Raises StoreUnavailableError."""
+        self._lease.give_up()
+
+    def close(self) -> None:
+        """Close the executor."""
+        self._link.executor.close()
+
+    def _why_lost(self, placement: Placement, answers: Answers, now: int) -> str | None:
+        """Why this job will not begin; None if it may."""
+        if answers.jobs is None:
+            return None
+        seen = answers.of(placement)
+        if seen is None or seen.phase is Phase.GONE:
+            submitted = placement.submitted_at or placement.reserved_at
+            late = now - submitted > round(self._section.submit_grace * SECOND)
+            return "the engine does not know the job" if late and placement.state != RESERVED else None
+        if not seen.phase.over:
+            return None
+        what = "the task is not its own" if placement.kind is not None else "it is not wanted"
+        if seen.exit_code == NOT_MINE:
+            return f"the job found that {what}: does it use the same store?"
+        begins = "took the task up" if placement.kind is not None else "began"
+        return f"the job ended before it {begins}: {seen.reason or seen.phase}"

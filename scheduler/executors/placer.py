@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from scheduler.config.executors import Executor as Section
 from scheduler.engine.dead_letter_hook import DeadLetterHook
 from scheduler.executors import ports
-from scheduler.executors.lease import ExecutorLease
-from scheduler.executors.link import Answers, EngineLink
+from scheduler.executors.lease import LeasedExecutor
+from scheduler.executors.link import Answers
 from scheduler.executors.ports import NOT_MINE
 from scheduler.executors.reservations import Reservations
 from scheduler.executors.submissions import Commands, Submissions, TaskJobs
@@ -22,12 +22,12 @@ from scheduler.model.registry import Registry
 from scheduler.ports import FAILPOINTS, SECOND
 from scheduler.store import placements
 from scheduler.store.db.database import Database
-from scheduler.store.placements import RESERVED, Placement
+from scheduler.store.placements import Placement
 
 LEAST_PENDING = 4  # jobs that have not begun, where nothing runs yet
 
 
-class Placer:
+class Placer(LeasedExecutor):
     """Places tasks for ``[executors.NAME]`` while it holds the executor's lease. For one thread.
 
     ``default_timeout``: microseconds, of tasks that have none; 0: none either.
@@ -47,25 +47,16 @@ class Placer:
         dead_letters: DeadLetterHook | None = None,
         default_timeout: int = 0,
     ) -> None:
-        self.name = name
-        self._section = section
-        self._database = database
+        super().__init__(name, section, executor, database, holder)
         self._ring = ring
         self._dead_letters = dead_letters if dead_letters is not None else DeadLetterHook(None, None)
-        self._link = EngineLink(name, executor, database)
         self._reservations = Reservations(name, section.queues, database, registry)
         self._take_back = TakeBack(name, section.interval, database, ring, self._dead_letters)
         jobs = TaskJobs(name, database, commands, section.grace, default_timeout)
         refused = self._take_back.refused
         self._submissions = Submissions(name, self._link, database, jobs.make, refused, section.submit_grace)
         self._default_timeout = default_timeout
-        self._lease = ExecutorLease(name, section, self._link, database, holder)
         self._leaving: dict[tuple[int, int], float] = {}  # jobs whose claim is over and that still run, and since when
-
-    @property
-    def leads(self) -> bool:
-        """Whether this one places."""
-        return self._lease.record is not None
 
     def step(self) -> float:
         """Ask the engine once, put right what is amiss, and place what is due. Returns seconds to wait.
@@ -91,13 +82,9 @@ class Placer:
             self._place(worker, len(pending), len(attached))
         return self._section.interval
 
-    def give_up(self) -> None:
-        """Leave the lease to another daemon; jobs go on. Raises StoreUnavailableError."""
-        self._lease.give_up()
-
     def close(self) -> None:
-        """Close the executor."""
-        self._link.executor.close()
+        """Close the executor, and the hook of dead letters."""
+        super().close()
         self._dead_letters.close()
 
     def _end_over(self, found: Sequence[Placement], answers: Answers) -> list[Placement]:
@@ -138,25 +125,9 @@ class Placer:
                 stay.append(placement)
         if asked:
             self._take_back.asked_for(worker, asked)
-        self._link.cancel(
-            [*asked, *lost], answers, self._section.grace
-        )  # after the fence: a job that starts late changes nothing
+        # After the fence: a job that starts late changes nothing.
+        self._link.cancel([*asked, *lost], answers, self._section.grace)
         return stay
-
-    def _why_lost(self, placement: Placement, answers: Answers, now: int) -> str | None:
-        """Why this job will not begin; None if it may."""
-        if answers.jobs is None:
-            return None
-        seen = answers.of(placement)
-        if seen is None or seen.phase is Phase.GONE:
-            submitted = placement.submitted_at or placement.reserved_at
-            late = now - submitted > round(self._section.submit_grace * SECOND)
-            return "the engine does not know the job" if late and placement.state != RESERVED else None
-        if not seen.phase.over:
-            return None
-        if seen.exit_code == NOT_MINE:
-            return "the job found that the task is not its own: does it use the same store?"
-        return f"the job ended before it took the task up: {seen.reason or seen.phase}"
 
     # Jobs that have
 

@@ -2,7 +2,8 @@
 
 An executor runs no task. Each job that it starts is a schedd worker for exactly one claim: its first statement takes
 the claim over, and a job that cannot have it ends with exit status 75 (``NOT_MINE``). So a job that was submitted
-twice runs once, and what the engine says of a job is a hint: the store says how a task ended.
+twice runs once, and what the engine says of a job is a hint: the store says how a task ended. With
+``place = "worker"`` a job is a worker for queues, and its first statement marks its row in the same way.
 
 An executor is a class, found by the ``type`` of ``[executors.NAME]``: one of schedd's own, or an entry point of the
 group ``schedd.executors``. The class has the attribute ``Settings``, and is called as ``ProcessExecutor(name,
@@ -65,7 +66,7 @@ class Job:
     ``name``: its identity, at most 63 characters, a DNS label. ``argv``: the command, without secrets. ``env``: set
     beside what the job inherits; it may hold secrets, so that only the job's own user may read it. ``limit``: seconds
     that it may run, None: for ever. ``options``: the task's ``executor_options``. ``labels``: to tell jobs apart in the
-    engine's own tools: store, task, claim, kind, queue.
+    engine's own tools: store, task, claim, kind, queue; of a worker for queues the task is 0.
     """
 
     name: str

@@ -17,9 +17,9 @@ from scheduler.config.executors import resources_of_worker
 from scheduler.engine.dead_letter_hook import DeadLetterHook
 from scheduler.executors import ports
 from scheduler.executors.backlog import BacklogView
-from scheduler.executors.lease import ExecutorLease
-from scheduler.executors.link import Answers, EngineLink
-from scheduler.executors.ports import NOT_MINE, Job
+from scheduler.executors.lease import LeasedExecutor
+from scheduler.executors.link import Answers
+from scheduler.executors.ports import Job
 from scheduler.executors.submissions import START_ALLOWANCE_S, Submissions
 from scheduler.executors.take_back import TakeBack
 from scheduler.model.capacity import Scale
@@ -31,7 +31,7 @@ from scheduler.model.texts import counted
 from scheduler.ports import FAILPOINTS, SECOND
 from scheduler.store import placements, worker_jobs
 from scheduler.store.db.database import Database
-from scheduler.store.placements import ATTACHED, RESERVED, Placement
+from scheduler.store.placements import ATTACHED, Placement
 
 LOST_PAUSES_S = (5.0, 300.0)  # until another worker is started after one that did not begin: first, longest
 LAST_LINE = 300  # characters of what it wrote last
@@ -51,7 +51,7 @@ class WorkerCommands(Protocol):
         ...
 
 
-class WorkerPlacer:
+class WorkerPlacer(LeasedExecutor):
     """Starts workers for ``[executors.NAME]`` while it holds the executor's lease. For one thread."""
 
     def __init__(
@@ -66,15 +66,11 @@ class WorkerPlacer:
         *,
         ring: Callable[[], object],
     ) -> None:
-        self.name = name
-        self._section = section
-        self._database = database
+        super().__init__(name, section, executor, database, holder)
         self._commands = commands
         self._ring = ring
         self._resources = resources_of_worker(section)
         self._rules = ScaleRules(section.min_workers, section.max_workers, section.scale_when_older, section.cooldown)
-        self._link = EngineLink(name, executor, database)
-        self._lease = ExecutorLease(name, section, self._link, database, holder)
         self._backlog = BacklogView(name, section.queues, registry)
         self._submissions = Submissions(name, self._link, database, self._job, self._refused, section.submit_grace)
         self._take_back = TakeBack(name, section.interval, database, ring, DeadLetterHook(None, None))
@@ -87,11 +83,6 @@ class WorkerPlacer:
         self._start_after = 0.0  # after workers that did not begin (monotonic)
         self._trouble: str | None = None  # why the last one did not begin
         self._published: Scale | None = None
-
-    @property
-    def leads(self) -> bool:
-        """Whether this one starts workers."""
-        return self._lease.record is not None
 
     def step(self) -> float:
         """Ask the engine once, put right what is amiss, and start what is needed. Returns seconds to wait.
@@ -111,7 +102,7 @@ class WorkerPlacer:
         if answers.jobs is None:
             return self._section.interval
         self._link.note(found, answers)
-        self._link.forget_ended(found, answers)
+        self._link.forget_ended([*found, *of_tasks], answers)
         left = self._settle(lease.worker, found, answers, live, now)
         self._cancel_strangers(lease.worker, found, answers)
         self._ranks = {placement.name: rank for rank, placement in enumerate(left)}
@@ -126,14 +117,6 @@ class WorkerPlacer:
             more = self._start(lease.worker, more, backlog)
         self._publish(lease.worker, force.jobs + more)
         return self._section.interval
-
-    def give_up(self) -> None:
-        """Leave the lease to another daemon; workers go on. Raises StoreUnavailableError."""
-        self._lease.give_up()
-
-    def close(self) -> None:
-        """Close the executor."""
-        self._link.executor.close()
 
     # What there is
 
@@ -170,18 +153,6 @@ class WorkerPlacer:
             self._ring()
         self._note_begun({placement.name for placement in left if placement.state == ATTACHED})
         return sorted(left, key=lambda one: one.claim)
-
-    def _why_lost(self, placement: Placement, answers: Answers, now: int) -> str | None:
-        """Why this job will not begin; None if it may."""
-        seen = answers.of(placement)
-        if seen is None or seen.phase is Phase.GONE:
-            late = now - (placement.submitted_at or placement.reserved_at) > round(self._section.submit_grace * SECOND)
-            return "the engine does not know the job" if late and placement.state != RESERVED else None
-        if not seen.phase.over:
-            return None
-        if seen.exit_code == NOT_MINE:
-            return "it found that it is not wanted: does it use the same store?"
-        return f"it ended before it began: {seen.reason or seen.phase}"
 
     def _note_lost(self, placement: Placement, why: str, answers: Answers) -> None:
         seen = answers.of(placement)
@@ -221,8 +192,8 @@ class WorkerPlacer:
         for name, seen in (answers.jobs or {}).items():
             if not name.startswith(ours) or name in known or seen.phase.over or seen.phase is Phase.GONE:
                 continue
-            if mono >= self._leaving.get(name, 0.0):
-                self._leaving[name] = mono + self._section.grace
+            if name not in self._leaving or mono - self._leaving[name] >= self._section.grace:
+                self._leaving[name] = mono
                 handles.append(seen.handle)
         if handles:
             self._link.attempt(lambda: self._link.executor.cancel(handles, self._section.grace))

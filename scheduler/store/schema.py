@@ -618,11 +618,11 @@ executors = Table(  # which execute tasks elsewhere, and the lease of the one da
     Column("trouble", Text),  # why the last look at the engine failed
 )
 
-placements = Table(  # jobs of executors, each for one claim of a task
+placements = Table(  # jobs of executors, each for one claim of a task, or a worker: see worker_jobs.py
     "schedd_placements",
     metadata,
-    Column("task_id", BigInteger, nullable=False),
-    Column("claim", BigInteger, nullable=False),
+    Column("task_id", BigInteger, nullable=False),  # of a worker: minus the executor's row in schedd_workers
+    Column("claim", BigInteger, nullable=False),  # of a worker: its number
     Column("executor", Text, nullable=False),
     Column("name", Text, nullable=False),  # of the job in the engine
     Column("state", SmallInteger, nullable=False),  # model.placement.PlacementState.code

@@ -417,7 +417,7 @@ def test_workers_that_do_not_begin_are_tried_again_ever_more_rarely(
             engine.phases[name] = Phase.FAILED
     assert 4 <= len(engine.submitted) <= 12
     assert "but workers of executor 'it' do not begin: worker schedd-" in said(jobs, task)
-    assert "it ended before it began: Resources" in said(jobs, task)
+    assert "the job ended before it began: Resources" in said(jobs, task)
     with jobs.database.read() as tx:
         (stuck,) = unserved(tx)
     assert "do not begin" in stuck.text
