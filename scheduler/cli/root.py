@@ -61,6 +61,7 @@ COMMANDS = {
     "completion": ("completion", "Print the script that completes commands in a shell."),
 }
 
+_ALIASES = {"executor": "executors"}  # not listed in --help
 _CALLED = {"schedules": "cron list", "tasks": "list"}  # elsewhere
 
 
@@ -71,6 +72,7 @@ class Root(Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        cmd_name = _ALIASES.get(cmd_name, cmd_name)
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f"scheduler.cli.{COMMANDS[cmd_name][0]}")
@@ -84,7 +86,7 @@ class Root(Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in COMMANDS and args[0][:1].isalnum():
+        if args[0] not in COMMANDS and args[0] not in _ALIASES and args[0][:1].isalnum():
             near = self._meant(ctx, args[0])
             ctx.fail(
                 f"No such command {args[0]!r}" + (f"; did you mean {' or '.join(map(repr, near))}?" if near else "")

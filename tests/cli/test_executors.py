@@ -130,3 +130,10 @@ def test_elastic_workers_are_listed_checked_and_waited_for(ctl: Ctl, live: Bench
         "0 to 3 workers serve queue gpu, each with resources cpu 1, for 55m at most; one more once a task has been due "
         "for 0s"
     )
+
+
+def test_executor_is_another_name_of_executors(ctl: Ctl, config: str) -> None:
+    both = [ctl(name, "check", SCHEDD_CONFIG=config) for name in ("executors", "executor")]
+    assert both[0].stdout == both[1].stdout != ""
+    assert "schedctl executor check" in ctl("executor", "check", "--help").stdout
+    assert "  executor " not in ctl("--help").stdout
