@@ -6,7 +6,7 @@ import json
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property, partial
 from pathlib import Path
@@ -188,21 +188,22 @@ class Database:
         """
         if self.dialect.name == "sqlite" or not any(wires.busy(thread) for wires in every()):
             return None
+        ours = {raw.info.backend_pid for wires in every() for raw in wires.used_by(thread)}
         try:
-            return deadline.in_time(self.locked_by, seconds)
+            return deadline.in_time(partial(self.locked_by, ours), seconds)
         except TimeoutError:
             return "it does not answer"
         except (StoreUnavailableError, sa.exc.SQLAlchemyError, RuntimeError):  # no thread can be had
             return None
 
-    def locked_by(self) -> str | None:
-        """Whose lock keeps sessions of ours waiting (PostgreSQL). Raises StoreUnavailableError."""
+    def locked_by(self, ours: Collection[int] = ()) -> str | None:
+        """Whose lock keeps sessions waiting (PostgreSQL), but for ``ours``. Raises StoreUnavailableError."""
         if self.dialect.name == "sqlite":
             return None
         engine, _ = make_engine(self.url)
         try:
             with engine.connect() as connection:
-                return row_locks.in_the_way(connection)
+                return row_locks.in_the_way(connection, ours)
         except sa.exc.SQLAlchemyError as error:
             raise translate(error, self.url) from cause(error)
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import sqlalchemy as sa
@@ -28,6 +29,7 @@ SELECT w.pid AS waits, coalesce(nullif(w.application_name, ''), 'no name') AS wa
 FROM pg_stat_activity w CROSS JOIN LATERAL unnest(pg_blocking_pids(w.pid)) AS b (pid)
 JOIN pg_stat_activity a ON a.pid = b.pid
 WHERE w.datname = current_database() AND w.wait_event_type = 'Lock'
+  AND a.pid <> ALL (CAST(:ours AS int[]))
   AND w.query_start <= clock_timestamp() - CAST(:long AS float) * interval '1 microsecond'
 ORDER BY w.query_start, w.pid, a.pid LIMIT 5
 """
@@ -38,7 +40,7 @@ JOIN pg_class c ON c.oid = l.relation AND c.relname LIKE 'schedd\\_%'
 JOIN pg_stat_activity a ON a.pid = l.pid
 WHERE l.granted AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
   AND l.mode IN ('AccessExclusiveLock', 'ExclusiveLock', 'ShareRowExclusiveLock', 'ShareLock')
-  AND a.pid <> pg_backend_pid()
+  AND a.pid <> ALL (CAST(:ours AS int[]))
 ORDER BY c.relkind <> 'r', a.xact_start, l.pid LIMIT 1
 """
 
@@ -51,18 +53,21 @@ def holder(connection: sa.Connection, task_id: int) -> str | None:
     return None if row is None or (row.age is not None and row.age < MIN_AGE) else _session(row)
 
 
-def blocked(connection: sa.Connection) -> list[str]:
-    """Sessions that have waited for a lock for longer than a cycle, with its holders. PostgreSQL only."""
-    rows = connection.execute(prepared(_BLOCKED), {"long": MIN_AGE})
+def blocked(connection: sa.Connection, ours: Collection[int] = ()) -> list[str]:
+    """Sessions that have waited for a lock for longer than a cycle, with its holders. PostgreSQL only.
+
+    ``ours``: process numbers of sessions that are not named as holders.
+    """
+    rows = connection.execute(prepared(_BLOCKED), {"long": MIN_AGE, "ours": list(ours)})
     return [f"session {r.waits} ({r.waiter}) has waited {span_text(r.waited)} for {_session(r)}" for r in rows]
 
 
-def in_the_way(connection: sa.Connection) -> str | None:
-    """The session whose lock on a table or rows keeps others waiting, if any. PostgreSQL only."""
-    row = connection.execute(prepared(_TABLE)).first()
+def in_the_way(connection: sa.Connection, ours: Collection[int] = ()) -> str | None:
+    """The session whose lock on a table or rows keeps others waiting, if any; none of ``ours``. PostgreSQL only."""
+    row = connection.execute(prepared(_TABLE), {"ours": list(ours)}).first()
     if row is not None:
         return f"table {row.relation} is locked by {_session(row)}"
-    return next(iter(blocked(connection)), None)
+    return next(iter(blocked(connection, ours)), None)
 
 
 def _session(row: sa.Row[Any]) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
+import psycopg
 import pytest
 
 from scheduler import Scheduler, SchedulerError
@@ -218,3 +220,16 @@ def test_a_file_that_was_cut_or_changed_is_refused(
     with pytest.raises(SchedulerError, match=message):
         export.load(there, change(lines))
     assert not any(one.rows for one in summary(there))
+
+
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+def test_a_copy_does_not_wait_for_its_own_lock(database: Database) -> None:
+    """Others do; a copy that takes long has nothing in its way."""
+    here, name = threading.get_ident(), "is locked by session"
+    with opened(database) as source, opened(database) as asked:
+        with transfer.reading(source):
+            assert source.waits_for(here, 60) is None
+            assert name in str(asked.locked_by())
+        with psycopg.connect(database.url.replace("+psycopg", "")) as other, source.read():
+            other.execute("LOCK TABLE schedd_tasks IN ACCESS EXCLUSIVE MODE")
+            assert name in str(source.waits_for(here, 60))
