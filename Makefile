@@ -16,7 +16,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(PY) -m pytest
 JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup emulator demo-messages demo-anywhere operating pictures observability demo test quick test-lowest man soak faults faults-ha transports executors ray vm cases mutants lint format bench bench-check clean
+.PHONY: help setup emulator demo-messages demo-anywhere operating pictures observability demo test quick test-lowest man soak faults faults-ha transports executors executors-soak ray vm cases mutants lint format bench bench-check clean
 
 help:
 	@echo "make demo [PHOTO=path]   the photo workflow on a real daemon, killed in the middle"
@@ -38,6 +38,7 @@ help:
 	@echo "make man                 write the man pages and completions in share/ anew"
 	@echo "make transports          messages over Debian's redis-server and rabbitmq-server, and over all others on PostgreSQL"
 	@echo "make executors           tasks as jobs of Slurm (Debian's slurm-wlm, munge) and Ray (PyPI's, in $(RAY_VENV)); needs root; 6 minutes"
+	@echo "make executors-soak      20,000 jobs of process and 500 of each real engine, all of them hostile, as a table: an hour"
 	@echo "make bench               schedd, the bare driver and other schedulers side by side"
 	@echo "make bench-check         statements and commits for 1,000 tasks against recorded bounds (part of make test)"
 	@echo "make clean               remove what builds and tools left (not $(VENV))"
@@ -124,7 +125,7 @@ observability: setup
 	$(PY) -m pytest tests/telemetry/test_observability_files.py tests/telemetry/test_prometheus.py $(PYTEST_ARGS)
 
 soak: setup
-	$(PYTEST) -m "soak and not faults" --timeout=1800 $(PYTEST_ARGS)
+	$(PYTEST) -m "soak and not faults and not executors" --timeout=1800 $(PYTEST_ARGS)
 
 faults: setup
 	$(PYTEST) -m "soak and faults" --timeout=1800 --ignore=tests/faults/test_failover_matrix.py $(PYTEST_ARGS)
@@ -162,6 +163,10 @@ $(RAY_VENV)/.schedd-ray:
 	@$(PYTHON) -m venv $(RAY_VENV)
 	@$(RAY_VENV)/bin/python -m pip install --disable-pip-version-check --quiet 'ray[default]>=2.60,<3'
 	@touch $@
+
+# PLACEMENTS=N or SECONDS=N makes it shorter, PYTEST_ARGS="-k slurm" takes one engine.
+executors-soak: setup
+	$(PYTEST) -m "executors and soak" --timeout=7200 tests/executors $(PYTEST_ARGS)
 
 cases: setup
 	$(PYTEST) -n $(JOBS) --dist worksteal -m "case and not soak" --cases -q $(PYTEST_ARGS)

@@ -16,13 +16,14 @@ from support.session import shared_directory
 
 ADDRESS = "SCHEDD_TEST_DASK"  # in the environment: the scheduler's
 THREADS = 64  # jobs at a time
+PATIENCE = 180.0  # seconds: the machine may be busy
 
 
 def client() -> Any:
     """The factory that ``[executors.NAME]`` names."""
     from distributed import Client
 
-    return Client(os.environ[ADDRESS], timeout=60, name="schedd")
+    return Client(os.environ[ADDRESS], timeout=PATIENCE, name="schedd")
 
 
 def threads() -> concurrent.futures.Executor:
@@ -44,12 +45,25 @@ class DaskCluster:
     def __init__(self, place: Path, workers: int = 1) -> None:
         self._processes: list[subprocess.Popen[bytes]] = []
         place.mkdir(exist_ok=True)
-        file = place / "scheduler.json"
-        common = ["--host", "127.0.0.1", "--no-dashboard", "--local-directory", str(place)]
-        self._start("scheduler", "--port", "0", "--scheduler-file", str(file), "--host", "127.0.0.1", "--no-dashboard")
+        self._place = place
+        self._workers = workers
+        self.address = ""
+        self._start_all("0")
+
+    def _start_all(self, port: str) -> None:
+        file = self._place / "scheduler.json"
+        common = ["--host", "127.0.0.1", "--no-dashboard"]
+        self._start("scheduler", "--port", port, "--scheduler-file", str(file), *common)
         self.address = self._address(file)
-        for _ in range(workers):
-            self._start("worker", self.address, "--nthreads", str(THREADS), "--no-nanny", *common)
+        where = ["--local-directory", str(self._place)]
+        for _ in range(self._workers):
+            self._start("worker", self.address, "--nthreads", str(THREADS), "--no-nanny", *common, *where)
+
+    def restart(self) -> None:
+        """Kill it, and start it under the same address: it has forgotten all."""
+        self.close()
+        (self._place / "scheduler.json").unlink()
+        self._start_all(self.address.rpartition(":")[2])
 
     def _start(self, *arguments: str) -> None:
         environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
@@ -58,7 +72,7 @@ class DaskCluster:
         self._processes.append(subprocess.Popen(argv, env=environ, stdin=out, stdout=out, stderr=out))
 
     def _address(self, file: Path) -> str:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         while True:
             try:
                 return str(json.loads(file.read_text())["address"])
@@ -91,3 +105,4 @@ class DaskCluster:
         for process in self._processes:  # a worker whose scheduler has ended does not end when asked
             process.kill()
             process.wait()
+        self._processes.clear()

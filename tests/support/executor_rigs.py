@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Protocol
 
@@ -34,17 +35,48 @@ class Rig(Protocol):
         ...
 
 
+class HostileRig(Rig, Protocol):
+    """What test_hostile.py needs, too. ``restarts``: the engine is a server that :meth:`restart` kills."""
+
+    restarts: bool
+
+    def pids(self, directory: Path, name: str) -> list[int]:
+        """What to signal for all processes of a job: processes, or groups below 0."""
+        ...
+
+    def restart(self) -> None:
+        """Kill the engine itself, and start it again with less than it had."""
+        ...
+
+    def mend(self) -> None:
+        """Do what an operator of the engine does every now and then."""
+        ...
+
+
 class ProcessRig:
     marked = False
     durable = True
     many = 50
     slow = False
+    restarts = False
 
     def settings(self, directory: Path) -> str:
         return f'type = "process"\ndirectory = "{directory / "jobs"}"\ncpus = 64\n'
 
     def kill(self, directory: Path, name: str) -> None:
         os.killpg(int((directory / "jobs" / name / "pid").read_text()), signal.SIGKILL)
+
+    def pids(self, directory: Path, name: str) -> list[int]:
+        try:
+            return [-int((directory / "jobs" / name / "pid").read_text())]
+        except (FileNotFoundError, ValueError):
+            return []
+
+    def restart(self) -> None:
+        raise NotImplementedError("the placer is the engine")
+
+    def mend(self) -> None:
+        pass
 
 
 class WarmRig(ProcessRig):
@@ -59,6 +91,7 @@ class SlurmRig:
     durable = True
     many = 50
     slow = False
+    restarts = True
 
     def settings(self, directory: Path) -> str:
         conf = SlurmCluster.shared().conf
@@ -67,13 +100,30 @@ class SlurmRig:
     def kill(self, directory: Path, name: str) -> None:
         SlurmCluster.shared().kill_job(name)
 
+    def pids(self, directory: Path, name: str) -> list[int]:
+        return SlurmCluster.shared().pids_of(name)
+
+    def restart(self) -> None:
+        cluster = SlurmCluster.shared()
+        saved = cluster.copy_state()
+        time.sleep(1.0)  # what it takes in meanwhile is forgotten
+        cluster.kill_controller(saved)
+        cluster.start_controller()
+
+    def mend(self) -> None:
+        SlurmCluster.shared().resume_node()  # drained since a job got the number of one that was forgotten
+
 
 class DaskRig(ProcessRig):
     durable = False  # a submission is sent after it has returned
+    restarts = True
 
     def settings(self, directory: Path) -> str:
         DaskCluster.shared()
         return f'type = "futures"\ndirectory = "{directory / "jobs"}"\nfactory = "support.dask_rig:client"\n'
+
+    def restart(self) -> None:
+        DaskCluster.shared().restart()
 
 
 class RayRig:
@@ -119,4 +169,10 @@ RIGS: dict[str, type[Rig]] = {
     "kubernetes": KubernetesRig,
     "slurm": SlurmRig,
     "ray": RayRig,
+}
+HOSTILE: dict[str, type[HostileRig]] = {
+    "process": ProcessRig,
+    "warm": WarmRig,
+    "futures": DaskRig,
+    "slurm": SlurmRig,
 }

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import random
 import signal
 import sys
 import threading
@@ -95,6 +97,26 @@ class Work(Task, executor="it", resources=SMALL, retry=RetryPolicy(min_wait=0, m
         note(place, f"end {ctx.id} {ctx.attempt} {os.getpid()}")
         print("the body has ended")
         return {"first": first, "attempt": ctx.attempt}
+
+
+class Moment(Task, executor="it", resources=SMALL, retry=RetryPolicy(min_wait=0, max_attempts=1000, jitter=0)):
+    """Takes up to ``longest`` seconds, and notes it if another body of its task runs. The claim is in the command."""
+
+    notes: str
+    longest: float
+
+    def run(self, ctx: Context) -> int:
+        claim = int(sys.argv[-1])
+        who = f"{ctx.id} {claim} {os.getpid()}"
+        note(self.notes, f"begin {who}")
+        with open(f"{self.notes}.bodies", "a", encoding="utf-8") as bodies:  # the lock goes with the process
+            try:
+                fcntl.lockf(bodies, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, ctx.id)
+            except OSError:
+                note(self.notes, f"beside {who}")
+            time.sleep(random.uniform(0.0, self.longest))
+        note(self.notes, f"end {who}")
+        return claim
 
 
 class Newer(Task, executor="it", resources=SMALL, schema_version=1):

@@ -24,7 +24,7 @@ from scheduler.model.placement import name_prefix
 from scheduler.ports import FAILPOINTS
 from scheduler.store import placements, reaper
 from scheduler.store.placements import PlacementRecord
-from support.placed import Newer, Work
+from support.placed import Moment, Newer, Work
 
 NAME = "it"
 TESTS = Path(__file__).parents[1]
@@ -144,6 +144,7 @@ class Place:
         self.jobs = Scheduler(url)
         self.jobs.register(Work)
         self.jobs.register(Newer)
+        self.jobs.register(Moment)
         self.engine = Unreliable(make_executor(self.config, NAME))
         self.commands = TestCommands(self.config)
         self.gate: Gate | None = None

@@ -19,7 +19,7 @@ from support.session import shared_directory
 
 CPUS = 8  # that the node claims to have
 SBIN = "/usr/sbin:/usr/local/sbin"
-PATIENCE = 60.0
+PATIENCE = 180.0  # seconds: the machine may be busy
 CONFIG = """
 ClusterName=test
 SlurmctldHost=localhost(127.0.0.1)
@@ -131,6 +131,10 @@ class SlurmCluster:
             shutil.copytree(saved, self._place / "state")
         return process.pid
 
+    def resume_node(self) -> None:
+        if "drain" in self.run("sinfo", "-h", "-p", "main", "-o", "%T"):
+            self.run("scontrol", "update", "NodeName=localhost", "State=RESUME")
+
     def run(self, *argv: str, input: str = "") -> str:
         """What one of Slurm's commands writes, whatever its exit status."""
         return subprocess.run(
@@ -143,12 +147,12 @@ class SlurmCluster:
 
     def kill_job(self, name: str) -> None:
         """SIGKILL for all processes of a job that runs, or is about to."""
-        _wait(lambda: self._pids_of(name))  # Slurm says that it runs before it does
-        for pid in self._pids_of(name):
+        _wait(lambda: self.pids_of(name))  # Slurm says that it runs before it does
+        for pid in self.pids_of(name):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
-    def _pids_of(self, name: str) -> list[int]:
+    def pids_of(self, name: str) -> list[int]:
         wanted, found = {f"SLURM_JOB_NAME={name}".encode(), f"SLURM_CONF={self.conf}".encode()}, []
         for place in Path("/proc").iterdir():
             if place.name.isdecimal():
