@@ -19,7 +19,7 @@ HOUSE: tuple[frozenset[str], ...] = (
     frozenset({"model"}),
     frozenset({"config"}),
     frozenset({"store"}),
-    frozenset({"telemetry"}),
+    frozenset({"http_server", "telemetry"}),
     frozenset({"client", "engine"}),
     frozenset({"tasks"}),  # the built-in types: they use public names only, see below
     frozenset({"transports"}),

@@ -3,34 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
-import os
-import socket
-import threading
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
-import uvicorn
 
 from scheduler.app import Scheduler
-from scheduler.config.addresses import parse_listen
 from scheduler.config.model import Config
 from scheduler.errors import ConfigError, DuplicateKeyError, PayloadError, SchedulerError, UnregisteredKindError
+from scheduler.http_server import HttpServer, TooLarge, bears, body_of, headers_of, respond
 from scheduler.messages.group_commit import Busy, PushedIntake
 from scheduler.messages.intake import Intake
 from scheduler.model.webhooks import key_of, verify
 from scheduler.transports.ports import Answer, Auth, PushSource, Request, Unreadable
 
 SOURCES, TASKS = "/v1/sources/", "/v1/tasks"
-MAX_HEADERS = 32 * 1024
-STOP_SECONDS = 3
-LISTEN_BACKLOG = 512
-READ_TIMEOUT = 30.0  # seconds that a body may take to arrive
-SOCKET_MODE = 0o660
 
 log = logging.getLogger("scheduler.door")
 
@@ -48,10 +37,6 @@ class NewTask(msgspec.Struct, forbid_unknown_fields=True):
     headers: dict[str, Any] | None = None
 
 
-class TooLarge(Exception):
-    """The body has more bytes than ``max_body``."""
-
-
 class Door:
     """Listens between :meth:`start` and :meth:`stop`. ``url``: where it answers, once started."""
 
@@ -62,62 +47,24 @@ class Door:
         self._keys = {
             name: [key_of(source.auth.secret)] for name, (source, _) in pushed.items() if source.auth.secret is not None
         }
-        self._address = parse_listen(config.door.listen or "")
-        self._server: uvicorn.Server | None = None
-        self._thread: threading.Thread | None = None
+        self._server = HttpServer(self, config.door.listen or "", "door")
         self._places: asyncio.Semaphore | None = None
-        self.url = ""
 
     def start(self) -> None:
         """Take the address and serve, in a thread. Raises ConfigError if the address cannot be had."""
-        try:
-            listening = self._bind()
-        except OSError as error:
-            raise ConfigError(f"the door cannot listen on {self._settings.listen}: {error.strerror or error}") from None
+        self._server.start()
         for _, intake in self._sources.values():
             intake.start()
-        settings = uvicorn.Config(
-            self,
-            http="h11",
-            ws="none",
-            loop="asyncio",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            h11_max_incomplete_event_size=MAX_HEADERS,
-            timeout_graceful_shutdown=STOP_SECONDS,
-        )
-        self._server = uvicorn.Server(settings)
-        serve = self._server.run
-        self._thread = threading.Thread(target=serve, args=([listening],), name="schedd-door", daemon=True)
-        self._thread.start()
         log.info("the door is open at %s", self.url)
 
-    def _bind(self) -> socket.socket:
-        address = self._address
-        if address.path is not None:
-            made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            Path(address.path).unlink(missing_ok=True)
-            made.bind(address.path)
-            os.chmod(address.path, SOCKET_MODE)
-            self.url = f"unix:{address.path}"
-        else:
-            host = address.host or "127.0.0.1"
-            made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            made.bind((host, address.port))
-            self.url = f"http://{f'[{host}]' if ':' in host else host}:{made.getsockname()[1]}"
-        made.listen(LISTEN_BACKLOG)
-        return made
+    @property
+    def url(self) -> str:
+        """Where it answers, once started."""
+        return self._server.url
 
     def stop(self) -> None:
         """Take nothing more; requests under way are answered."""
-        if self._server is not None:
-            self._server.should_exit = True
-        if self._thread is not None:
-            self._thread.join(STOP_SECONDS + 1)
+        self._server.stop()
         for _, intake in self._sources.values():
             intake.stop()
 
@@ -136,14 +83,10 @@ class Door:
         except Exception:
             log.exception("the door: unexpected error")
             answer = _error(500, "unexpected error: see the daemon's log")
-        headers = {"content-type": "application/json", **answer.headers} if answer.body else dict(answer.headers)
-        headers["content-length"] = str(len(answer.body))
-        start = {"type": "http.response.start", "status": answer.status}
-        await send({**start, "headers": [(k.encode(), v.encode()) for k, v in headers.items()]})
-        await send({"type": "http.response.body", "body": answer.body})
+        await respond(send, answer.status, answer.body, answer.headers)
 
     async def _answer(self, scope: Any, receive: Any) -> Answer:
-        path, headers = scope["path"], _headers(scope)
+        path, headers = scope["path"], headers_of(scope)
         if path == "/livez":
             return Answer(status=200, body=b'{"ok": true}')
         name = path.removeprefix(SOURCES) if path.startswith(SOURCES) else None
@@ -151,38 +94,21 @@ class Door:
             return _error(404, "there is nothing here")
         if scope["method"] != "POST":
             return _error(405, "post it")
-        length = headers.get("content-length", "")
-        if length.isdecimal() and int(length) > self._settings.max_body:
-            raise TooLarge
         assert self._places is not None
         async with self._places:
             # A bearer is refused before its body is read.
             auth = Auth(token=self._settings.token) if name is None else self._sources[name][0].auth
-            bears = _bears(auth.token, headers)
-            if not bears and (name is None or auth.secret is None):
+            known = bears(auth.token, headers)
+            if not known and (name is None or auth.secret is None):
                 return _error(401, "no right token", {"www-authenticate": "Bearer"})
-            body = await asyncio.wait_for(self._body(receive), READ_TIMEOUT)
+            body = await body_of(receive, self._settings.max_body, headers)
             if name is None:
                 return await asyncio.to_thread(self._submit, body)
-            if not bears:
+            if not known:
                 wrong = verify(self._keys[name], headers, body, time.time())
                 if wrong is not None:
                     return _error(401, wrong)
             return await self._deliver(name, Request(headers=headers, body=body))
-
-    async def _body(self, receive: Any) -> bytes:
-        parts, size = [], 0
-        while True:
-            event = await receive()
-            if event["type"] == "http.disconnect":
-                raise TimeoutError
-            part = event.get("body", b"")
-            size += len(part)
-            if size > self._settings.max_body:
-                raise TooLarge
-            parts.append(part)
-            if not event.get("more_body"):
-                return b"".join(parts)
 
     async def _deliver(self, name: str, request: Request) -> Answer:
         source, intake = self._sources[name]
@@ -228,17 +154,6 @@ class Door:
             return _error(503, "the store cannot be reached", {"retry-after": "5"})
         body = msgspec.json.encode({"id": int(made), "created": made.created})
         return Answer(status=201 if made.created else 200, body=body)
-
-
-def _headers(scope: Any) -> dict[str, str]:
-    return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-
-
-def _bears(token: str | None, headers: Mapping[str, str]) -> bool:
-    if token is None:
-        return False
-    kind, _, given = headers.get("authorization", "").partition(" ")
-    return kind.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), token.encode())
 
 
 def _error(status: int, text: str, headers: Mapping[str, str] | None = None) -> Answer:
