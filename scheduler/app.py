@@ -411,13 +411,16 @@ class Scheduler(
         self._options = self._options._replace(executor=executor, job=job)
         self._engine_maker = make
 
-    def start_job(self, claim: Claim) -> PlacedEngine:
-        """Run one claim that an executor placed, in the job's own process. Raises StoreUnavailableError."""
+    def start_job(self, claim: Claim, make: Callable[..., Engine] | None = None, **options: Any) -> PlacedEngine:
+        """Run one claim that an executor placed, in the job's own process. Raises StoreUnavailableError.
+
+        ``make``: the engine's class, if it has no database; ``options``: of the engine, that a gateway has told.
+        """
         from scheduler.engine.placed import PlacedEngine, options_of_job
 
         with self._lifecycle:
-            self._options = options_of_job(self._options)
-            engine = self._make_engine(PlacedEngine)
+            self._options = options_of_job(self._options)._replace(**options)
+            engine = self._make_engine(PlacedEngine if make is None else make)
             assert isinstance(engine, PlacedEngine)
             engine.claim = claim
             self._engine = engine

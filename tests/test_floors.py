@@ -39,7 +39,7 @@ STORE: tuple[frozenset[str], ...] = (
     frozenset({"rollups", "workers"}),
     frozenset({"inbox_order", "outbox", "reaper", "requests"}),
     frozenset({"inbox"}),
-    frozenset({"placements", "schedule_runs"}),
+    frozenset({"gateway_jobs", "placements", "schedule_runs"}),
     frozenset({"worker_jobs"}),
     frozenset({"schedules"}),
     frozenset({"schedule_sets"}),
@@ -57,6 +57,7 @@ ENGINE: tuple[frozenset[str], ...] = (
     frozenset({"maintenance"}),
     frozenset({"engine"}),
     frozenset({"elastic", "placed"}),
+    frozenset({"gateway"}),
 )
 BUILDINGS = {"scheduler": HOUSE, "scheduler.store": STORE, "scheduler.engine": ENGINE}
 # Imports that go up, each with its reason. Nothing else does.

@@ -24,7 +24,8 @@ class Executor(Section, frozen=True):
     wait in the engine included; 0: no bound. ``max_pending``: of these so many that have not begun; 0: twice as many as
     run, 4 at least. ``interval``: seconds between two looks at the engine. ``submit_grace``: after so many seconds
     without an answer a submitted job is looked for by its name, and submitted again if the engine does not know it.
-    ``grace``: seconds that a job has to end by itself when it is cancelled.
+    ``grace``: seconds that a job has to end by itself when it is cancelled. ``store``: jobs use the database, or a
+    daemon's gateway. ``job_config``: the configuration file of jobs; None: the daemon's own.
 
     ``place`` "worker": jobs are workers for ``queues`` that take many tasks, from ``min_workers`` to ``max_workers`` at
     a time. One more is started when a task has been due for ``scale_when_older`` seconds, and not within ``cooldown``
@@ -48,6 +49,8 @@ class Executor(Section, frozen=True):
     lifetime: Duration = 0.0
     worker_resources: dict[str, Any] = field(default_factory=dict)
     worker_options: dict[str, Any] = field(default_factory=dict)
+    store: Literal["direct", "gateway"] = "direct"
+    job_config: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
 

@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from scheduler.config.alerts import Alerts, AlertSink
 from scheduler.config.executors import Executor
+from scheduler.config.gateway import Gateway
 from scheduler.config.messages import Door, Sink, Source, common_settings, is_secret_option
 from scheduler.config.section import Section
 from scheduler.config.sources import OPEN, Duration, format_duration, is_duration
@@ -261,6 +262,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     sources: dict[str, Source] = {}
     sinks: dict[str, Sink] = {}
     executors: dict[str, Executor] = {}
+    gateway: Gateway = Gateway()
     file: str | None = None
     origins: dict[str, str] = {}
 
@@ -315,7 +317,7 @@ def _all_kinds(config: Config) -> dict[str, Any]:
 
 
 _SINK_SECRETS = frozenset(f"alerts.sinks.*.{name}" for name in ("url", "secret", "token"))
-SECRETS = frozenset({"mail.password", "console.proxy_secret", "door.token"}) | _SINK_SECRETS
+SECRETS = frozenset({"mail.password", "console.proxy_secret", "door.token", "gateway.secret"}) | _SINK_SECRETS
 """Settings whose values are never shown; ``*`` stands for an entry of a table."""
 
 

@@ -11,6 +11,7 @@ from urllib.parse import unquote
 from scheduler.config.addresses import OPEN_CONSOLE, parse_listen
 from scheduler.config.alerts import mistakes
 from scheduler.config.executors import executor_mistakes
+from scheduler.config.gateway import gateway_mistakes
 from scheduler.config.messages import mistakes as message_mistakes
 from scheduler.config.model import Config
 from scheduler.config.sources import shown
@@ -53,6 +54,8 @@ def check(config: Config) -> None:
         refuse(name, why)
     for name, why in executor_mistakes(config.executors):
         refuse(name, why)
+    for name, why in gateway_mistakes(config.gateway, config.executors):
+        refuse(name, why)
     pools = (config.pools.high, config.pools.medium, config.pools.low)
     if not any(pool.slots or pool.async_slots for pool in pools):
         refuse("pools.high.slots", NO_SLOT)
@@ -77,6 +80,11 @@ def check(config: Config) -> None:
             parse_listen(config.door.listen)
         except ConfigError as error:
             refuse("door.listen", str(error))
+    if config.gateway.listen is not None:
+        try:
+            parse_listen(config.gateway.listen)
+        except ConfigError as error:
+            refuse("gateway.listen", str(error))
     if config.console.zone != "UTC" and not _is_zone(config.console.zone):
         refuse("console.zone", f"{shown(config.console.zone)} is not a time zone such as Europe/Berlin")
     if config.tasks.state is not None and not re.fullmatch(r"[\w.]+:[\w.]+", config.tasks.state):

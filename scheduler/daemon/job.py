@@ -1,7 +1,8 @@
 """The process of a job: ``python -P -m scheduler.daemon.job EXECUTOR TASK CLAIM``. Executors start it.
 
 It reads the daemon's own configuration, so that no secret is in its arguments, imports the task modules, takes its
-claim over as a worker, runs the task, records how it ended, and leaves.
+claim over as a worker, runs the task, records how it ended, and leaves. A job that is to speak to a gateway has a
+token instead of a database: see ``gateway_job.py``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import msgspec
 
 from scheduler.config.load import load
 from scheduler.config.task_modules import TaskModules
-from scheduler.daemon import log
+from scheduler.daemon import gateway_job, log
 from scheduler.daemon.main import build, leave, prepare
 from scheduler.engine.child import cgroups
 from scheduler.errors import SchedulerError, StoreUnavailableError
@@ -28,6 +29,7 @@ from scheduler.model.printable import printable
 
 if TYPE_CHECKING:
     from scheduler.app import Scheduler
+    from scheduler.engine.gateway.messages import Terms
     from scheduler.engine.placed import Claim
 
 DEFAULT_GRACE_S = 10.0
@@ -49,30 +51,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
-    from scheduler.engine.placed import Claim
+    from scheduler.engine.placed import Claim, NotMineError
 
     try:
         return _run(Claim(given.executor, given.task, given.claim), stopping)
     except SchedulerError as error:
         print(printable(f"schedd job: {error}"), file=sys.stderr)
+        if isinstance(error, NotMineError):
+            return NOT_MINE
         return UNREACHABLE if isinstance(error, StoreUnavailableError) else CANNOT_RUN
 
 
 def _run(claim: Claim, stopping: threading.Event) -> int:
     from scheduler.app import Scheduler
 
-    config = load()
+    gateway = gateway_job.take(claim)
+    config = load() if gateway is None else load(environ={**os.environ, **gateway_job.NO_DATABASE})
     config = msgspec.structs.replace(config, log=log.settled(config.log))
     log.configure(config.log)
     cgroups.set_up()
     jobs = build(config)
     assert isinstance(jobs, Scheduler)
     TaskModules(jobs).register(config)
-    if not _can_run(jobs, claim):
-        return CANNOT_RUN
+    terms = None if gateway is None else gateway_job.terms(jobs, gateway, stopping)
     if stopping.is_set():  # before the claim is taken over
         return CANNOT_RUN
-    engine = jobs.start_job(claim)
+    if not _can_run(jobs, claim, terms):
+        return CANNOT_RUN
+    engine = jobs.start_job(claim) if gateway is None else gateway_job.start(jobs, claim, gateway, terms)
     grace = _grace()
     while not engine.over.wait(POLL_S) and not stopping.is_set():
         if engine.deaf_for() > grace:
@@ -90,15 +96,18 @@ def _run(claim: Claim, stopping: threading.Event) -> int:
     return DONE
 
 
-def _can_run(jobs: Scheduler, claim: Claim) -> bool:
+def _can_run(jobs: Scheduler, claim: Claim, terms: Terms | None) -> bool:
     """Whether this program has the task's kind, and can read its payload. If not, the claim stays as it is."""
     from scheduler.store import placements
 
-    with jobs.database.read() as tx:
-        found = placements.kind_of_claim(tx, claim.task_id, claim.number)
-    if found is None:
-        return True  # which the attach finds, too
-    name, version = found
+    if terms is not None:
+        name, version = terms.kind, terms.schema_version
+    else:
+        with jobs.database.read() as tx:
+            found = placements.kind_of_claim(tx, claim.task_id, claim.number)
+        if found is None:
+            return True  # which the attach finds, too
+        name, version = found
     kind = jobs.registry.get(name)
     if kind is None:
         print(f"schedd job: kind {name!r} is not among the task modules of this configuration", file=sys.stderr)

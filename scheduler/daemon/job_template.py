@@ -4,8 +4,8 @@ It has imported schedd, and nothing of the user's; it has read no configuration,
 thread. So a job that is forked from it goes the same way as one that was started anew, and only begins sooner. Jobs
 are in sessions of their own and do not end with it; it ends with the daemon.
 
-A request is a job's directory, its arguments and its niceness, with the descriptor of its lock. The answer is None, or
-why there is no process.
+A request is a job's directory, its arguments, its niceness and variables, with the descriptor of its lock. The answer
+is None, or why there is no process.
 """
 
 from __future__ import annotations
@@ -54,12 +54,13 @@ def _serve(control: socket.socket) -> bool:
     data, fds, _, _ = socket.recv_fds(control, MAX_REQUEST_BYTES, 1)
     if not data:
         return False
-    directory, arguments, nice = msgspec.msgpack.decode(data, type=tuple[str, list[str], int])
+    directory, arguments, nice, own = msgspec.msgpack.decode(data, type=tuple[str, list[str], int, dict[str, str]])
     place, trouble = Path(directory), None
     try:
         fds.append(open_log(place))
         if os.fork() == 0:
             control.close()
+            os.environ.update(own)
             _become_job(place, fds[0], fds[1], arguments, nice)
     except OSError as error:
         trouble = error.strerror or type(error).__name__

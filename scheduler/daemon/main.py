@@ -103,8 +103,8 @@ def make_message_service(config: Config, service: Service) -> list[Companion]:
 
 
 def make_executor_service(config: Config, service: Service) -> list[Companion]:
-    """What the configuration's executors need. Raises ConfigError."""
-    if not config.executors:
+    """What the configuration's executors and its gateway need. Raises ConfigError."""
+    if not config.executors and config.gateway.listen is None:
         return []
     from scheduler.app import Scheduler
     from scheduler.executors.service import ExecutorService

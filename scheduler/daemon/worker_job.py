@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from scheduler.config.alerts import Alerts
+from scheduler.config.gateway import Gateway
 from scheduler.config.load import load
 from scheduler.config.messages import Door
 from scheduler.config.model import Config, Console, Metrics
@@ -72,6 +73,7 @@ def _own_part(config: Config) -> Config:
         console=msgspec.structs.replace(config.console, listen=Console().listen),
         alerts=Alerts(),
         door=Door(),
+        gateway=Gateway(),
         sources={},
         sinks={},
         executors={},

@@ -62,6 +62,8 @@ JOIN_TIMEOUT_S = 15.0  # for the end of a cycle
 class Engine:
     """One worker. ``inline``: no threads; the caller runs attempts between calls of :meth:`step` (tests)."""
 
+    state_type = EngineState
+
     def __init__(
         self,
         database: Database,
@@ -81,7 +83,7 @@ class Engine:
         version: str = "",
     ) -> None:
         self.database = database
-        self.engine_state = EngineState(
+        self.engine_state = self.state_type(
             database, registry, options, state=state, settings=settings, around_run=around_run, rng=rng
         )
         self.engine_state.drafts = drafts
@@ -185,11 +187,14 @@ class Engine:
 
     def start(self) -> None:
         """Start the loop in a thread of its own. Raises StoreUnavailableError if the database cannot be opened."""
-        self.database.open()
+        self._open()
         self._last_cycle_at = self.engine_state.monotonic()
         self.capture.attach()
         self._thread = self._spawn(self._run, "schedd-engine")
         self.guard.start(self._spawn)
+
+    def _open(self) -> None:
+        self.database.open()
 
     def wait_ready(self, timeout: float | None = None) -> bool:
         """Wait for the end of the first dispatch cycle. False if it did not come in time."""

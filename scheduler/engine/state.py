@@ -209,7 +209,7 @@ class EngineState:
                     return None
             time.sleep(_OUTAGE_POLL_S)
 
-    def store(self, attempt: Attempt) -> tuple[Database, int, float, Lives]:
+    def store(self, attempt: Attempt | None) -> tuple[Database, int, float, Lives]:
         """Where an attempt's own transaction takes place: the database, the worker that holds it, its lease in seconds,
         and how long its result and key are kept."""
         return self.database, self.worker, self.options.lease, self.lives

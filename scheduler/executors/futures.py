@@ -121,7 +121,7 @@ class FuturesExecutor(DirectoryExecutor):
         if was_started(place) or self._is_waiting(job.name):
             return Submitted(job.name, job.name)
         pool = self._made_pool()
-        given = (str(place), list(job.argv), dict(job.env), job.limit, sys.executable)
+        given = (str(place), list(job.argv), dict(job.env), job.limit, sys.executable, list(job.without))
         try:
             future = pool.submit(pool_job.run, *given, **job.options)
         except TypeError as error:

@@ -40,8 +40,12 @@ _GRACE_OVER_LIMIT_S = 10.0  # from SIGTERM to SIGKILL for a job that has run for
 _SIGNALLED = 128  # a shell's exit status of a job that a signal ended: this, and the signal's number
 
 
-def start(place: Path, lock: int, command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start a job in a session of its own. ``lock``: the descriptor of :func:`lock_to_start`. Raises OSError."""
+def start(
+    place: Path, lock: int, command: Sequence[str], env: Mapping[str, str], without: Sequence[str] = ()
+) -> subprocess.Popen[bytes]:
+    """Start a job in a session of its own. ``lock``: the descriptor of :func:`lock_to_start`; ``without``: variables
+    that it does not inherit. Raises OSError."""
+    inherited = {name: value for name, value in os.environ.items() if name not in without}
     log = open_log(place)
     try:
         return subprocess.Popen(
@@ -49,7 +53,7 @@ def start(place: Path, lock: int, command: Sequence[str], env: Mapping[str, str]
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env={**os.environ, **env},
+            env={**inherited, **env},
             pass_fds=(lock,),
             start_new_session=True,
         )

@@ -17,7 +17,14 @@ from scheduler.executors.job_process import end_if_due, lock_to_start, send_sign
 POLL_S = 0.2  # between two looks whether the job is to end
 
 
-def run(directory: str, argv: Sequence[str], env: Mapping[str, str], limit: float | None, python: str) -> int | None:
+def run(
+    directory: str,
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    limit: float | None,
+    python: str,
+    without: Sequence[str] = (),
+) -> int | None:
     """Run a job whose files are in this directory; its exit status. None: it runs elsewhere, has run, or is to end.
 
     ``python``: the daemon's interpreter, in whose place this one's stands in ``argv``.
@@ -27,7 +34,7 @@ def run(directory: str, argv: Sequence[str], env: Mapping[str, str], limit: floa
     if lock is None:
         return None
     try:
-        process = start(place, lock, [sys.executable if part == python else part for part in argv], env)
+        process = start(place, lock, [sys.executable if part == python else part for part in argv], env, without)
     finally:
         os.close(lock)  # the job has it, too
     began, asked = time.time(), False

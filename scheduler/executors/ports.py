@@ -64,14 +64,16 @@ class Job:
     """A job to be started.
 
     ``name``: its identity, at most 63 characters, a DNS label. ``argv``: the command, without secrets. ``env``: set
-    beside what the job inherits; it may hold secrets, so that only the job's own user may read it. ``limit``: seconds
-    that it may run, None: for ever. ``options``: the task's ``executor_options``. ``labels``: to tell jobs apart in the
-    engine's own tools: store, task, claim, kind, queue; of a worker for queues the task is 0.
+    beside what the job inherits; it may hold secrets, so that only the job's own user may read it. ``without``: names
+    of the daemon's variables that the job does not inherit. ``limit``: seconds that it may run, None: for ever.
+    ``options``: the task's ``executor_options``. ``labels``: to tell jobs apart in the engine's own tools: store, task,
+    claim, kind, queue; of a worker for queues the task is 0.
     """
 
     name: str
     argv: Sequence[str]
     env: Mapping[str, str] = field(default_factory=dict)
+    without: Sequence[str] = ()
     resources: Resources = field(default_factory=Resources)
     limit: float | None = None
     options: Mapping[str, Any] = field(default_factory=dict)

@@ -138,11 +138,13 @@ class ProcessExecutor(DirectoryExecutor):
         template, arguments = self._template, arguments_of(job.argv)
         if template is not None and arguments is not None:
             with suppress(TemplateGoneError):  # perhaps with the job started: then its lock is held
-                return self._begin(
-                    job, place, taken, lambda lock: template.start(place, lock, arguments, job.env, nice)
-                )
+                return self._begin(job, place, taken, lambda lock: template.start(place, lock, arguments, job, nice))
         command = [*self._prefix, *(["nice", "-n", str(nice)] if nice else []), *job.argv]
-        return self._begin(job, place, taken, lambda lock: self._started.append(start(place, lock, command, job.env)))
+
+        def run(lock: int) -> None:
+            self._started.append(start(place, lock, command, job.env, job.without))
+
+        return self._begin(job, place, taken, run)
 
     def _begin(
         self, job: Job, place: Path, taken: dict[str, float], start_it: Callable[[int], str | None]

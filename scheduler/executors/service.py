@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from scheduler.app import Scheduler
 from scheduler.backoff import LogOnce
@@ -24,15 +25,20 @@ from scheduler.executors.ports import Executor, ExecutorError, Finding
 from scheduler.executors.types import make_executor
 from scheduler.executors.warm import START
 from scheduler.executors.worker_placer import WorkerPlacer
-from scheduler.model.placement import GRACE_VARIABLE
+from scheduler.model.job_token import job_token
+from scheduler.model.placement import GATEWAY_VARIABLE, GRACE_VARIABLE, TOKEN_VARIABLE
 from scheduler.model.texts import listed
 from scheduler.ports import SECOND, spawn_thread
+
+if TYPE_CHECKING:
+    from scheduler.executors.gateway import JobGateway
 
 STEP_TIMEOUT_S = 60.0  # of one look, in the database
 GOODBYE_S = 2.0  # for giving the leases up
 STOP_WITHIN_S = 5.0  # that a stop waits for all threads
 REST_FRACTION = 0.2  # of an interval: so long a placer rests after a look, however often it is woken
 WORKER_MODULE = "scheduler.daemon.worker_job"
+_OF_THE_DAEMON = ("SCHEDD_", "PG", "CREDENTIALS_DIRECTORY")  # beginnings of names
 
 log = logging.getLogger("scheduler.executors")
 
@@ -68,11 +74,15 @@ def _finding_of_workers(section: Section) -> Iterator[Finding]:
 class JobCommands:
     """Jobs start with this program's interpreter, and read its configuration."""
 
-    def __init__(self, config: Config, grace: float) -> None:
+    def __init__(self, config: Config, section: Section) -> None:
         self._config = config
-        self._env = {GRACE_VARIABLE: f"{grace:g}"}
-        if config.file is not None:
-            self._env["SCHEDD_CONFIG"] = config.file
+        self._env = {GRACE_VARIABLE: f"{section.grace:g}"}
+        self._secret = config.gateway.secret if section.store == "gateway" else None
+        file = config.file if section.job_config is None else section.job_config
+        if file is not None:
+            self._env["SCHEDD_CONFIG"] = file
+        if self._secret is not None:
+            self._env[GATEWAY_VARIABLE] = " ".join(config.gateway.urls)
 
     def argv(self, executor: str, task_id: int, claim: int) -> Sequence[str]:
         """See :class:`scheduler.executors.placer.Commands`."""
@@ -92,6 +102,16 @@ class JobCommands:
         """See :class:`scheduler.executors.placer.Commands`."""
         return self._env
 
+    def own_env(self, store: str, executor: str, task_id: int, claim: int) -> Mapping[str, str]:
+        """The token of a job that has no database."""
+        if self._secret is None:
+            return {}
+        return {TOKEN_VARIABLE: job_token(self._secret, store, executor, task_id, claim)}
+
+    def without(self) -> Sequence[str]:
+        """A job that has no database gets none of the daemon's settings, for they may hold its password."""
+        return () if self._secret is None else [name for name in os.environ if name.startswith(_OF_THE_DAEMON)]
+
 
 class ExecutorService:
     """Places tasks and starts workers between :meth:`start` and :meth:`stop`. Jobs outlive it. Raises ConfigError."""
@@ -103,13 +123,24 @@ class ExecutorService:
         self._placers = {
             name: self._make_placer(name, config, executor, holder) for name, executor in make_executors(config).items()
         }
+        self.gateway = self._make_gateway(config)
         self._woken = {name: threading.Event() for name in self._placers}
         self._rest = {name: config.executors[name].interval * REST_FRACTION for name in self._placers}
         self._threads: list[threading.Thread] = []
 
+    def _make_gateway(self, config: Config) -> JobGateway | None:
+        if config.gateway.listen is None:
+            return None
+        from scheduler.transports.ports import require
+
+        require("uvicorn", "gateway", "[gateway] listen")
+        from scheduler.executors.gateway import JobGateway
+
+        return JobGateway(config, self._jobs, self._ring_ends)
+
     def _make_placer(self, name: str, config: Config, executor: Executor, holder: str) -> Placer | WorkerPlacer:
         jobs, section = self._jobs, config.executors[name]
-        commands = JobCommands(config, section.grace)
+        commands = JobCommands(config, section)
         if section.place == "worker":
             return WorkerPlacer(
                 name, section, executor, jobs.database, jobs.registry, holder, commands, ring=self._ring
@@ -128,7 +159,9 @@ class ExecutorService:
         )
 
     def start(self) -> None:
-        """Start the threads."""
+        """Start the threads. Raises ConfigError if the gateway's address cannot be taken."""
+        if self.gateway is not None:
+            self.gateway.start()
         self._jobs.engine.engine_state.on_wake += (self.wake,)
         for name, placer in self._placers.items():
             thread = threading.Thread(
@@ -147,6 +180,8 @@ class ExecutorService:
         deadline = time.monotonic() + STOP_WITHIN_S
         self._stopping.set()
         self.wake()
+        if self.gateway is not None:
+            self.gateway.stop()
         for thread in self._threads:
             thread.join(max(0.1, deadline - time.monotonic()))
             if thread.is_alive():
@@ -157,6 +192,13 @@ class ExecutorService:
         engine = self._jobs.engine
         engine.wake()
         engine.notifier.notify()
+
+    def _ring_ends(self) -> None:
+        """Tasks may have ended, too."""
+        self._ring()
+        on_ends = self._jobs.engine.engine_state.on_ends
+        if on_ends is not None:
+            on_ends()
 
     def _run(self, name: str, placer: Placer | WorkerPlacer) -> None:
         logged, woken = LogOnce(), self._woken[name]

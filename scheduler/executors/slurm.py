@@ -174,7 +174,8 @@ class SlurmExecutor:
         inherited = {
             name: value
             for name, value in os.environ.items()
-            if name in self._passed_on or (name.startswith("SCHEDD_") and words.is_variable(name))
+            if (name in self._passed_on or (name.startswith("SCHEDD_") and words.is_variable(name)))
+            and name not in job.without
         }
         return {**inherited, **job.env}
 

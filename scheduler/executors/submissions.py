@@ -35,6 +35,14 @@ class Commands(Protocol):
         """What is set beside what the job inherits."""
         ...
 
+    def own_env(self, store: str, executor: str, task_id: int, claim: int) -> Mapping[str, str]:
+        """What is set for this job alone. ``store``: the store's id."""
+        ...
+
+    def without(self) -> Sequence[str]:
+        """The variables that the job does not inherit."""
+        ...
+
 
 class Submissions:
     """Submits for one executor. Nothing depends on what it stores of the answers.
@@ -138,18 +146,20 @@ class TaskJobs:
     def make(self, placement: Placement) -> Job:
         """The job of this placement."""
         identity, limit = self._database.same.identity, None
+        store = "" if identity is None else identity.store
         timeout = self._default_timeout if placement.timeout is None else placement.timeout
         if timeout:
             limit = timeout / SECOND + START_ALLOWANCE_S + self._grace
         return Job(
             name=placement.name,
             argv=self._commands.argv(self._name, *placement.key),
-            env=self._commands.env(),
+            env={**self._commands.env(), **self._commands.own_env(store, self._name, *placement.key)},
+            without=self._commands.without(),
             resources=resources_from_json(placement.resources),
             limit=limit,
             options={} if placement.options is None else msgspec.json.decode(placement.options),
             labels={
-                "store": "" if identity is None else identity.store,
+                "store": store,
                 "task": str(placement.task_id),
                 "claim": str(placement.claim),
                 "kind": placement.kind or "",

@@ -14,7 +14,9 @@ import msgspec
 
 from scheduler.engine.child.protocol import socket_pair
 from scheduler.executors.job_process import JOB_MODULE
+from scheduler.executors.ports import Job
 from scheduler.forking import after_fork
+from scheduler.model.placement import TOKEN_VARIABLE
 
 START = (sys.executable, "-P", "-m", JOB_MODULE)  # of the commands that can be forked
 TEMPLATE_MODULE = "scheduler.daemon.job_template"
@@ -52,17 +54,19 @@ class JobTemplate:
         self._env: dict[str, str] = {}
         after_fork(self, JobTemplate._close_in_fork)
 
-    def start(self, place: Path, lock: int, arguments: Sequence[str], env: Mapping[str, str], nice: int) -> str | None:
+    def start(self, place: Path, lock: int, arguments: Sequence[str], job: Job, nice: int) -> str | None:
         """Have a job forked. ``lock``: see :func:`scheduler.executors.job_process.start`.
 
         Returns why there is no process for it now; None: it was started. Raises TemplateGoneError, and OSError if no
         template can be started.
         """
-        if self._process is not None and (dict(env) != self._env or self._process.poll() is not None):
+        own = {name: value for name, value in job.env.items() if name == TOKEN_VARIABLE}  # each job has another one
+        env = {name: value for name, value in job.env.items() if name not in own}
+        if self._process is not None and (env != self._env or self._process.poll() is not None):
             self.close()
-        control = self._open(env)
+        control = self._open(env, job.without)
         try:
-            socket.send_fds(control, [msgspec.msgpack.encode((str(place), list(arguments), nice))], [lock])
+            socket.send_fds(control, [msgspec.msgpack.encode((str(place), list(arguments), nice, own))], [lock])
             answer = control.recv(_ANSWER_BYTES)
         except OSError as error:
             self._kill()
@@ -90,7 +94,7 @@ class JobTemplate:
             self._process.kill()
         self.close()
 
-    def _open(self, env: Mapping[str, str]) -> socket.socket:
+    def _open(self, env: Mapping[str, str], without: Sequence[str]) -> socket.socket:
         if self._control is not None:
             return self._control
         control, theirs = socket_pair(socket.SOCK_SEQPACKET)
@@ -101,7 +105,7 @@ class JobTemplate:
                     [sys.executable, "-P", "-m", TEMPLATE_MODULE, str(theirs.fileno()), *loaded],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
-                    env={**os.environ, **env},
+                    env={**{name: value for name, value in os.environ.items() if name not in without}, **env},
                     pass_fds=(theirs.fileno(),),
                     start_new_session=True,
                 )

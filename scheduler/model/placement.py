@@ -7,6 +7,8 @@ from enum import StrEnum
 NOT_MINE = 75  # exit status of a job whose claim is not its own: another job has it, or it was taken back
 CANNOT_RUN = 76  # exit status of a job that cannot run the task, before it took the claim over
 GRACE_VARIABLE = "SCHEDD_JOB_GRACE"  # in a job's environment: seconds from SIGTERM to SIGKILL
+GATEWAY_VARIABLE = "SCHEDD_JOB_GATEWAY"  # URLs of gateways, for a job that has no database
+TOKEN_VARIABLE = "SCHEDD_JOB_TOKEN"  # good for the one claim that the job is for
 MAX_LOST_STARTS = 3  # in a row; then the task fails
 
 

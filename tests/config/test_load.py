@@ -121,6 +121,14 @@ commands = true
 label = "production"
 zone = "Europe/Berlin"
 trace_url = "https://tempo.example.com/{trace_id}"
+[gateway]
+listen = "127.0.0.1:8470"
+urls = ["http://127.0.0.1:8470"]
+secret = "0123456789abcdef"
+max_body = 1048576
+cert = "/etc/schedd/gateway.pem"
+key = "/etc/schedd/gateway.key"
+
 [door]
 listen = "127.0.0.1:8480"
 token = "a long one"

@@ -15,6 +15,8 @@ from support.kube_cluster import IMAGE
 from support.ray_rig import RayCluster
 from support.slurm_rig import SlurmCluster
 
+SECRET = "a secret of all daemons"
+
 
 class Rig(Protocol):
     """``marked``: its engine is not to be had everywhere, see ``make executors``. ``durable``: it has a job once it was
@@ -84,6 +86,20 @@ class WarmRig(ProcessRig):
 
     def settings(self, directory: Path) -> str:
         return f"{super().settings(directory)}warm = true\n"
+
+
+class GatewayRig(ProcessRig):
+    """Jobs without a database: nothing that they get says where it is."""
+
+    marked = True  # by the time that it takes; tests/executors/test_gateway.py is run everywhere
+
+    def settings(self, directory: Path) -> str:
+        job = directory / "job.toml"
+        job.write_text('[tasks]\nmodules = ["support.placed"]\n[log]\nlevel = "warning"\n')
+        return (
+            f'store = "gateway"\njob_config = "{job}"\n{super().settings(directory)}warm = true\n'
+            f'[gateway]\nlisten = "127.0.0.1:PORT"\nurls = ["http://127.0.0.1:PORT"]\nsecret = "{SECRET}"\n'
+        )
 
 
 class SlurmRig:
@@ -165,6 +181,7 @@ class KubernetesRig:
 RIGS: dict[str, type[Rig]] = {
     "process": ProcessRig,
     "warm": WarmRig,
+    "gateway": GatewayRig,
     "futures": DaskRig,
     "kubernetes": KubernetesRig,
     "slurm": SlurmRig,

@@ -18,6 +18,12 @@ class NoCommands:
     def env(self) -> Mapping[str, str]:
         return {}
 
+    def own_env(self, store: str, executor: str, task_id: int, claim: int) -> Mapping[str, str]:
+        return {}
+
+    def without(self) -> Sequence[str]:
+        return ()
+
 
 class MemoryEngine:
     capabilities = Capabilities(names_unique=True)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import random
 import signal
@@ -88,6 +89,18 @@ class Work(Task, executor="it", resources=SMALL, retry=RetryPolicy(min_wait=0, m
             time.sleep(0.3)
         elif self.how == "facts":
             return {"facts": facts()}
+        elif self.how == "look":
+            _look(place)
+        elif self.how == "transaction":
+            with ctx.transaction():
+                note(place, "opened")
+        elif self.how == "large":
+            ctx.step("large", lambda: "x" * 200_000)
+        elif self.how == "calls":
+            ctx.report_progress(50, "half")
+            ctx.spawn(Work(place), name="child")
+            ctx.emit_event("made", {"by": ctx.id})
+            ctx.results()
         elif self.how == "freeze":
             os.kill(os.getpid(), signal.SIGSTOP)
         elif self.how == "fail":
@@ -95,6 +108,7 @@ class Work(Task, executor="it", resources=SMALL, retry=RetryPolicy(min_wait=0, m
         elif self.how == "die" and ctx.attempt == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         note(place, f"end {ctx.id} {ctx.attempt} {os.getpid()}")
+        ctx.log.info("the body has ended")
         print("the body has ended")
         return {"first": first, "attempt": ctx.attempt}
 
@@ -123,6 +137,34 @@ class Newer(Task, executor="it", resources=SMALL, schema_version=1):
     """Stored by a newer program, in a test."""
 
     def run(self, ctx: Context) -> None: ...
+
+
+def _look(place: str) -> None:
+    """Write what the job has been given, and what it has opened."""
+    environ = [f"{name}={value}" for name, value in os.environ.items()]
+    own = Path("/proc/self/environ").read_text().split("\0")
+    arguments = Path("/proc/self/cmdline").read_text().split("\0")
+    found = {"environ": environ, "own": own, "argv": arguments, "opened": sorted(_opened)}
+    note(place, f"look {json.dumps(found)}")
+
+
+_opened: set[str] = set()
+
+
+def _watch() -> None:
+    def hear(event: str, given: tuple[Any, ...]) -> None:
+        if event == "sqlite3.connect":
+            _opened.add(f"sqlite3 {given[0]}")
+        elif event == "socket.connect" and isinstance(given[1], tuple):
+            _opened.add(f"socket {given[1][0]}:{given[1][1]}")
+        elif event == "import" and given[0] == "psycopg":
+            _opened.add("psycopg")
+
+    sys.addaudithook(hear)
+
+
+if os.environ.get("PLACED_WATCH"):
+    _watch()
 
 
 def _arm(point: str) -> None:

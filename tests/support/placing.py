@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import time
 import uuid
@@ -16,6 +17,7 @@ import sqlalchemy
 from scheduler import Scheduler, TaskState
 from scheduler.config.load import load
 from scheduler.config.model import Config
+from scheduler.executors.gateway import JobGateway
 from scheduler.executors.placer import Placer
 from scheduler.executors.ports import Capabilities, Executor, ExecutorError, Finding, Job, Refused, Seen, Submitted
 from scheduler.executors.service import JobCommands
@@ -31,6 +33,13 @@ TESTS = Path(__file__).parents[1]
 GATE = 'read go < "$0"; exec "$@"'
 MAX_GATED = 1000
 PATIENCE = 90.0  # seconds: the machine may be busy
+
+
+def free_port() -> int:
+    """A port of the loopback that was free a moment ago."""
+    with socket.socket() as made:
+        made.bind(("127.0.0.1", 0))
+        return int(made.getsockname()[1])
 
 
 class Unreliable:
@@ -111,7 +120,7 @@ class TestCommands(JobCommands):
     __test__ = False
 
     def __init__(self, config: Config) -> None:
-        super().__init__(config, 1.0)
+        super().__init__(config, config.executors[NAME])
         self.gate: Gate | None = None  # a job begins once it is open
         self.instead: list[str] | None = None
         self.more: dict[str, str] = {}  # of the environment
@@ -125,10 +134,19 @@ class TestCommands(JobCommands):
 
 
 class Place:
-    """One store, one executor and its placer. ``settings``: of the executor, as TOML lines."""
+    """One store, one executor and its placer. ``settings``: of the executor, as TOML lines; ``PORT`` is a free one.
+
+    ``serves``: jobs reach the store through this program's gateway, if the settings have one.
+    """
 
     def __init__(
-        self, url: str, directory: Path, settings: str, holder: str = "first", submit_grace: float = 0.2
+        self,
+        url: str,
+        directory: Path,
+        settings: str,
+        holder: str = "first",
+        submit_grace: float = 0.2,
+        serves: bool = True,
     ) -> None:
         self.directory = directory
         self.notes = directory / "notes"
@@ -138,13 +156,16 @@ class Place:
             self.file.write_text(
                 f'[store]\nurl = "{url}"\n[tasks]\nmodules = ["support.placed"]\n[worker]\nlease = 5\n'
                 f'[log]\nlevel = "warning"\n[executors.{NAME}]\ninterval = 0.02\ngrace = 1\n'
-                f"submit_grace = {submit_grace}\n{settings}"
+                f"submit_grace = {submit_grace}\n{settings.replace('PORT', str(free_port()))}"
             )
         self.config = load(str(self.file), {})
         self.jobs = Scheduler(url)
         self.jobs.register(Work)
         self.jobs.register(Newer)
         self.jobs.register(Moment)
+        self.gateway: JobGateway | None = None
+        if self.config.gateway.listen is not None and serves:
+            self.open_gateway()
         self.engine = Unreliable(make_executor(self.config, NAME))
         self.commands = TestCommands(self.config)
         self.gate: Gate | None = None
@@ -160,6 +181,13 @@ class Place:
             ring=self._ring,
         )
 
+    def open_gateway(self) -> JobGateway:
+        """Serve jobs that have no database, at the address of the configuration."""
+        self.jobs.database.open()
+        self.gateway = JobGateway(self.config, self.jobs, self._ring)
+        self.gateway.start()
+        return self.gateway
+
     def _ring(self) -> None:
         self.rung += 1
 
@@ -172,6 +200,8 @@ class Place:
         finally:
             if self.gate is not None:
                 self.gate.close()
+            if self.gateway is not None:
+                self.gateway.stop()
             self.placer.close()
             self.jobs.close()
 
@@ -277,7 +307,7 @@ def main() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     FAILPOINTS.hit = hit
-    place = Place(url, Path(directory), "", holder="killed")
+    place = Place(url, Path(directory), "", holder="killed", serves=False)
     while True:
         place.placer.step()
         time.sleep(0.02)

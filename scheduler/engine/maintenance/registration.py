@@ -62,7 +62,7 @@ class WorkerRegistration:
         self._reclaimed_worker = 0  # the id of the row that was reclaimed
         self._spawn = spawn
         self._new_incarnation = new_incarnation
-        self._version = version
+        self.version = version
 
     @property
     def worker(self) -> int:
@@ -82,7 +82,7 @@ class WorkerRegistration:
             self.incarnation,
             socket.gethostname(),
             os.getpid(),
-            self._version,
+            self.version,
             engine_state.options.queues,
             engine_state.capacity(),
         )

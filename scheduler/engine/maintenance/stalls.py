@@ -34,22 +34,27 @@ def watch_stalls(
     """
     taken: list[Attempt] = []
     for attempt in list(engine_state.held.values()):
-        span = attempt.kind.options.stall_after
-        if span is None or attempt.started_at is None or attempt.lost:
-            continue
-        quiet = engine_state.monotonic() - max(attempt.started_mono, attempt.last_activity)
-        if quiet < span / SECOND:
-            attempt.stalled = False
-            continue
-        if not attempt.stalled:
-            attempt.stalled = True
-            _log_stall(attempt, quiet)
-        if attempt.kind.options.on_stall == "reclaim":
+        if stalled_text(engine_state, attempt) is not None:
             taken.append(attempt)
     if taken:
         done = reported()
         taken = [a for a in taken if (a.claimed.id, a.claimed.claim) not in done]
     return bool(taken) and _reclaim(engine_state, connection, worker, taken)
+
+
+def stalled_text(engine_state: EngineState, attempt: Attempt) -> str | None:
+    """Why an attempt is to be reclaimed, if it is; a stall that is new is logged."""
+    span = attempt.kind.options.stall_after
+    if span is None or attempt.started_at is None or attempt.lost:
+        return None
+    quiet = engine_state.monotonic() - max(attempt.started_mono, attempt.last_activity)
+    if quiet < span / SECOND:
+        attempt.stalled = False
+        return None
+    if not attempt.stalled:
+        attempt.stalled = True
+        _log_stall(attempt, quiet)
+    return f"stalled: no heartbeat for {_span(attempt)}" if attempt.kind.options.on_stall == "reclaim" else None
 
 
 def _log_stall(attempt: Attempt, quiet: float) -> None:

@@ -118,8 +118,7 @@ class ChildHost:
                 return
             self._read(partial(engine_state.load, attempt, *args), asker)
         elif method == "store":
-            where = {"url": engine_state.database.absolute_url(), "worker": engine_state.worker}
-            self.reply(asker, where | {"lease": engine_state.options.lease, "lives": list(engine_state.lives)})
+            self._reply_with(partial(self._where, attempt), asker)
         elif method == "settled":
             if attempt is not None:
                 self._settled(attempt, *args)
@@ -146,6 +145,10 @@ class ChildHost:
             self.reply_error(asker, error)
         else:
             self.reply(asker, value)
+
+    def _where(self, attempt: Attempt | None) -> dict[str, Any]:
+        database, worker, lease, lives = self.runtime.store(attempt)
+        return {"url": database.absolute_url(), "worker": worker, "lease": lease, "lives": list(lives)}
 
     def _settled(self, attempt: Attempt, ready: int) -> None:
         """Its success is in the database; its end is reported when its handler has returned."""

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from scheduler.errors import SchedulerError, StoreUnavailableError
+from scheduler.errors import ConfigError, SchedulerError, StoreUnavailableError
 from scheduler.forking import after_fork, leave_to_parent
 from scheduler.ports import Clock
 from scheduler.store.db import deadline, migrate
@@ -66,6 +66,7 @@ class Database:
         self._gate = WriteGate(None)
         self._opening = threading.Lock()
         self._places = Places()
+        self.refusal: str | None = None  # why it is not to be used at all
         self._inherited = False  # what it holds is the parent's: this process was forked since
         self.same = SameStore(self.url, self.path, partial(self.server_clock.now, clock))
         after_fork(self, Database._on_fork)
@@ -212,8 +213,10 @@ class Database:
     def open(self) -> sa.Engine:
         """The SQLAlchemy engine; on first use checks (and, if allowed, migrates) the database.
 
-        Raises StoreUnavailableError.
+        Raises StoreUnavailableError, and ConfigError if it is not to be used.
         """
+        if self.refusal is not None:
+            raise ConfigError(self.refusal)
         if self._engine is not None and not self._inherited:
             self.same.check_file()
             return self._engine
@@ -450,7 +453,7 @@ class Database:
     def settle(self) -> None:
         """:meth:`dispose` at a clean stop. SQLite's file alone is the whole database then, unless others use it."""
         self.dispose()
-        if self.path is not None:
+        if self.path is not None and self.refusal is None:
             fold_wal(self.path)
 
 

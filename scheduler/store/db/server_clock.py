@@ -48,6 +48,14 @@ class ServerClock:
             self.offset = (low + high) // 2
         self._calibrated = (after, clock.monotonic())
 
+    def agree(self, clock: Clock, server: int, took: float) -> None:
+        """Keep to a time that came in an answer, ``took`` seconds after the question; unless they agree as it is."""
+        after = clock.now()
+        low, high = server - after, server - after + round(took * SECOND)
+        if not (self._calibrated and low <= self.offset <= high):
+            self.offset = (low + high) // 2
+            self._calibrated = (after, clock.monotonic())
+
     def _is_due(self, clock: Clock) -> bool:
         if self._calibrated is None:
             return True
