@@ -34,7 +34,7 @@ SELECT (SELECT count(*) FROM schedd_tasks), pg_relation_size('schedd_tasks'), pg
   (SELECT n_dead_tup FROM pg_stat_user_tables WHERE relname = 'schedd_tasks')
 """
 INSERT = """
-INSERT INTO schedd_tasks (state, queue, lane, pool, run_at, kind, created_at, payload, result_ttl)
+INSERT INTO schedd_tasks (state, queue, lane, priority, run_at, kind, created_at, payload, result_ttl)
 SELECT 1, 'default', 'noop', 1, %(now)s, 'noop', %(now)s, '{"n":1}', 1000000 FROM generate_series(1, %(count)s)
 """
 NAMES = ("rows", "tasks", "pkey", "ready", "held", "succeeded", "attempts", "outcomes", "database", "dead")

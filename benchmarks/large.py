@@ -63,7 +63,7 @@ NUMBERS = """
  FROM generate_series(CAST(%(low)s AS bigint), CAST(%(high)s AS bigint)) i) numbers
 """
 TASKS = f"""
-INSERT INTO schedd_tasks (id, state, queue, lane, pool, run_at, kind, claim, attempt, max_attempts, created_at,
+INSERT INTO schedd_tasks (id, state, queue, lane, priority, run_at, kind, claim, attempt, max_attempts, created_at,
   claimed_at, started_at, finished_at, payload, key, held_key, key_until, correlation, result_until,
   error, error_class, fingerprint)
 SELECT i, CASE WHEN n < 985 THEN 6 WHEN n < 995 THEN 8 WHEN n < 1000 THEN 9 ELSE 1 END,

@@ -58,9 +58,9 @@ def fill(jobs: Scheduler) -> None:
             bound = {"low": low, "high": low + 99_999, "start": tx.now - DAY}
             series = SERIES[tx.dialect.name]
             tx.run(
-                "INSERT INTO schedd_tasks (id, kind, state, queue, lane, pool, run_at, unmet, created_at, claimed_at, "
-                "started_at, finished_at, payload, attempt, claim, correlation, schedule, slot, fingerprint) "
-                f"SELECT i, {_KIND}, {_STATE}, 'queue' || (i % 4), {_KIND}, 1, {_AT}, "
+                "INSERT INTO schedd_tasks (id, kind, state, queue, lane, priority, run_at, unmet, created_at, "
+                "claimed_at, started_at, finished_at, payload, attempt, claim, correlation, schedule, slot, "
+                f"fingerprint) SELECT i, {_KIND}, {_STATE}, 'queue' || (i % 4), {_KIND}, 1, {_AT}, "
                 f"CASE WHEN i % 100 = 99 THEN 1 ELSE 0 END, {_AT}, {_AT}, {_AT}, "
                 f"CASE WHEN i % 100 < 95 THEN {_AT} + 500000 END, '{{\"n\": 1}}', 1, 1, 'order-' || (i / 10), "
                 f"CASE WHEN i % 50 = 0 THEN 'nightly-' || (i / 50 % 20) END, CASE WHEN i % 50 = 0 THEN i END, "

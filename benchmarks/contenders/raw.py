@@ -64,7 +64,7 @@ def rows_of(row: Row, wanted: Graph) -> tuple[list[str], list[tuple[Any, ...]], 
 # SQLite
 
 _FIRST = """FROM schedd_tasks INDEXED BY ix_schedd_tasks_ready WHERE state >= 1 AND state <= 3 AND queue = 'default'
-  AND pool = 1 AND lane = 'noop' AND run_at <= ?1 ORDER BY run_at, id LIMIT ?2"""
+  AND priority = 1 AND lane = 'noop' AND run_at <= ?1 ORDER BY run_at, id LIMIT ?2"""
 _READ = f"SELECT id, claim + 1, attempt + 1, payload {_FIRST}"
 _CLAIM = f"""UPDATE schedd_tasks SET state = 4, worker = 1, claim = claim + 1, attempt = attempt + 1, claimed_at = ?1
   WHERE id IN (SELECT id {_FIRST})"""
@@ -120,7 +120,7 @@ def _sqlite_loop(db: Driver, size: int, turn: int, *, edges: bool) -> float:
 # PostgreSQL
 
 _PG_CLAIM = """WITH c AS MATERIALIZED (SELECT id FROM schedd_tasks WHERE state >= 1 AND state <= 3
-    AND queue = 'default' AND pool = 1 AND lane = 'noop' AND run_at <= %(now)s ORDER BY run_at, id LIMIT %(turn)s
+    AND queue = 'default' AND priority = 1 AND lane = 'noop' AND run_at <= %(now)s ORDER BY run_at, id LIMIT %(turn)s
     FOR UPDATE SKIP LOCKED)
   UPDATE schedd_tasks SET state = 4, worker = 1, claim = claim + 1, attempt = attempt + 1, claimed_at = %(now)s
   WHERE id = ANY(ARRAY(SELECT id FROM c)) RETURNING id, claim, attempt, payload"""

@@ -18,7 +18,7 @@ _TABLES = """
 CREATE TABLE schedd_tasks (id {id}, state {small}, queue TEXT, lane TEXT, pool {small}, run_at BIGINT, kind TEXT,
   unmet INTEGER, worker BIGINT, claim BIGINT, attempt INTEGER, claimed_at BIGINT, started_at BIGINT,
   finished_at BIGINT, payload TEXT, result TEXT, result_until BIGINT) {tail};
-CREATE INDEX ix_schedd_tasks_ready ON schedd_tasks (queue, pool, lane, run_at, id, state)
+CREATE INDEX ix_schedd_tasks_ready ON schedd_tasks (queue, priority, lane, run_at, id, state)
   WHERE state >= 1 AND state <= 3;
 CREATE INDEX ix_schedd_tasks_held ON schedd_tasks (worker) WHERE state >= 4 AND state <= 5;
 CREATE TABLE schedd_edges (parent BIGINT, child BIGINT, on_end {small}, otherwise {small}, ok {small},
@@ -32,7 +32,7 @@ _ROW: raw.Row = {
     "state": 1,
     "queue": "default",
     "lane": "noop",
-    "pool": 1,
+    "priority": 1,
     "run_at": 1,
     "kind": "noop",
     "unmet": 0,

@@ -20,7 +20,7 @@ NUMBERS = {
     "sqlite": "WITH RECURSIVE g(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM g WHERE i < :count) ",
 }
 INSERT = """
-INSERT INTO schedd_tasks (state, queue, lane, pool, run_at, kind, created_at, payload, max_attempts, {more})
+INSERT INTO schedd_tasks (state, queue, lane, priority, run_at, kind, created_at, payload, max_attempts, {more})
 SELECT :state, :queue, 'noop', 1, :run_at, 'noop', :now, :payload, 1, {values} FROM g
 """
 ENDED = {  # of tasks that have succeeded

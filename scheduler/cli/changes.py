@@ -84,7 +84,7 @@ class ChangesGiven:
         return Patch(
             run_at=UNSET if self.run_at is None else self.run_at,
             delay=UNSET if self.delay is None else self.delay,
-            pool=UNSET if self.priority is None else int(Priority.parse(self.priority)),
+            priority=UNSET if self.priority is None else int(Priority.parse(self.priority)),
             queue=UNSET if self.to_queue is None else check_name("queue", self.to_queue),
             headers=UNSET if self.headers is None else read_headers(self.headers),
             retry=UNSET if policy is None else (policy.to_json(), policy.max_attempts),

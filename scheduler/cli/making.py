@@ -40,7 +40,7 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option("--ends", type=INSTANT, metavar="T", help="With --cron: no slot after this time."),
     click.option("--jitter", type=SPAN, metavar="5m", help="With --cron: due up to this long after each slot."),
     click.option("--retry", type=Number(0), metavar="N", help="Retry up to N times after failures."),
-    click.option("--priority", type=click.Choice(POOLS, case_sensitive=False), help="Its level."),
+    click.option("--priority", type=click.Choice(POOLS, case_sensitive=False), help="Which pool runs it first."),
     click.option("--key", metavar="K", help="Your name for it: the same kind and key is the same task."),
     click.option(
         "--conflict",
@@ -152,7 +152,9 @@ class TaskOptionsGiven:
             payload=encode_payload(kind, payload),
             lane=lane_of(kind, payload, record),
             queue=check_name("queue", self.queue) if self.queue is not None else options.get("queue", "default"),
-            pool=int(Priority.parse(self.priority)) if self.priority else options.get("pool", int(Priority.MEDIUM)),
+            priority=(
+                int(Priority.parse(self.priority)) if self.priority else options.get("priority", int(Priority.MEDIUM))
+            ),
             run_at=self.run_at or 0,
             delay=self.delay or 0,
             max_attempts=1 if policy is None else policy.max_attempts,
@@ -184,7 +186,7 @@ def schedule(
         _store(session, spec)
     with session.database.read() as tx:
         fleet = session.fleet(tx)
-    unserved = fleet.unserved(spec.queue, spec.kind, level=spec.pool, executor=spec.executor)
+    unserved = fleet.unserved(spec.queue, spec.kind, priority=spec.priority, executor=spec.executor)
     if unserved is not None and (fleet.claiming or spec.executor is not None):
         note(unserved)
 

@@ -136,7 +136,7 @@ class _Builder(PlacingCalls, RecurrenceCalls["RecurringBuilder"]):
 
     def priority(self, level: Priority | PriorityName) -> Self:
         """High, medium or low. Raises ConfigError."""
-        self._spec.pool = int(Priority.parse(level))
+        self._spec.priority = int(Priority.parse(level))
         return self
 
     def queue(self, name: str) -> Self:

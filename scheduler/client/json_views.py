@@ -239,13 +239,13 @@ def checkpoint_view(checkpoint: CheckpointRecord) -> dict[str, Any]:
     value, failure = decoded(checkpoint.value), decoded(checkpoint.failure)
     return {
         "name": checkpoint.name,
-        "sort": checkpoint.sort.label,
+        "type": checkpoint.type.label,
         "claim": checkpoint.claim,
         "started_at": time(checkpoint.started_at),
         "recorded_at": time(checkpoint.at),
         "seconds": seconds(took),
         "size": checkpoint.size,
-        "value": time(value) if checkpoint.sort is CheckpointType.SLEEP else value,
+        "value": time(value) if checkpoint.type is CheckpointType.SLEEP else value,
         "error": None if failure is None else f"{failure['type']}: {', '.join(map(str, failure['args']))}",
         "note": checkpoint.note,
     }

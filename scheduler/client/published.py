@@ -56,7 +56,7 @@ class PublishedKind:
             payload="{}",
             lane=self.name,
             queue=given.get("queue", "default"),
-            pool=given.get("pool", int(Priority.MEDIUM)),
+            priority=given.get("priority", int(Priority.MEDIUM)),
             max_attempts=1 if policy is None else policy.max_attempts,
             retry=given.get("retry"),
             timeout=given.get("timeout"),

@@ -294,7 +294,7 @@ class SteeringOperations(TaskOperations):
         return Patch(
             run_at=instant_us(given["at"], "at") if "at" in given else UNSET,
             delay=span_us(given["after"], "after") if "after" in given else UNSET,
-            pool=int(Priority.parse(given["priority"])) if "priority" in given else UNSET,
+            priority=int(Priority.parse(given["priority"])) if "priority" in given else UNSET,
             queue=check_name("queue", given["queue"]) if "queue" in given else UNSET,
             headers=encode_headers(given["headers"]) if "headers" in given else UNSET,
             retry=_retry(given["retry"]) if "retry" in given else UNSET,

@@ -62,14 +62,14 @@ class Worker(Section, frozen=True):
 
 
 class Pool(Section, frozen=True, kw_only=False):
-    """``[pools.*]``: how many attempts of one level run at a time, in threads and as asyncio tasks."""
+    """``[pools.*]``: how many attempts of one priority run at a time, in threads and as asyncio tasks."""
 
     slots: Count = 0
     async_slots: Count = 0
 
 
 class Pools(Section, frozen=True):
-    """``[pools]``: the three levels."""
+    """``[pools]``: the three priorities."""
 
     high: Pool = Pool(*POOL_SLOTS["high"])
     medium: Pool = Pool(*POOL_SLOTS["medium"])

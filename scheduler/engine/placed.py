@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("scheduler.engine")
 
-ONE_SLOT = {"high": (1, 1), "medium": (1, 1), "low": (1, 1)}  # whatever level and slot type the task needs
+ONE_SLOT = {"high": (1, 1), "medium": (1, 1), "low": (1, 1)}  # whatever priority and slot type the task needs
 START_WITHIN_S = 600.0  # for the start of the handler, of a child process above all
 
 
@@ -43,7 +43,7 @@ class NotMineError(StoreReplacedError):
 
 
 def options_of_job(options: EngineOptions) -> EngineOptions:
-    """A worker's options for a job: it serves no queue, and has one slot of each sort."""
+    """A worker's options for a job: it serves no queue, and has one slot of each type."""
     processes = options.processes._replace(children=1)
     return options._replace(queues=(), pools=ONE_SLOT, max_concurrent=0, give_back=START_WITHIN_S, processes=processes)
 
@@ -95,7 +95,7 @@ class PlacedEngine(Engine):
         self._attached, self._begun = None, True
         self.periodic.known_kinds = len(self.engine_state.registry)  # the daemons publish them
         lane = LANE_OF(claimed)
-        plan = Plan([LaneClaim(*lane, 1)], {lane: [PoolShare(claimed.pool, 1)]})
+        plan = Plan([LaneClaim(*lane, 1)], {lane: [PoolShare(claimed.priority, 1)]})
         known = {} if recorded is None else {claimed.id: recorded}
         self.dispatch.feeder.submit([claimed], plan, {}, known)
 

@@ -43,7 +43,7 @@ MAX_HOLD_S = 0.001  # that threads wait for release()
 
 
 class Slots(Protocol):
-    """The slots of one type (threads, asyncio, processes) and level."""
+    """The slots of one type (threads, asyncio, processes) and priority."""
 
     @property
     def size(self) -> int: ...
@@ -446,7 +446,7 @@ def all_waiting(slots: Iterable[Slots]) -> list[Attempt]:
 
 
 def make_slots(engine_state: EngineState, spawn: Spawner, *, inline: bool) -> dict[SlotKey, Slots]:
-    """The slots of every pool, by level and slot type."""
+    """The slots of every pool, by priority and slot type."""
     made: dict[SlotKey, Slots] = {}
     processes, child_pool = engine_state.options.processes, None
     if processes.children and not inline:

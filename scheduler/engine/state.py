@@ -181,7 +181,7 @@ class EngineState:
     def load(self, attempt: Attempt, what: str, args: Mapping[str, Any]) -> Any:
         """Read something for a running attempt; the answer is JSON-able, as the arguments are.
 
-        ``recorded``: rows (name, sort, value, failure) of what earlier attempts recorded, None if this one is no longer
+        ``recorded``: rows (name, type, value, failure) of what earlier attempts recorded, None if this one is no longer
         the task's. ``ends`` of the tasks ``ids``: rows (result as JSON text, failure), in that order; None
         if one has not ended. ``results`` and ``failures`` of its parents, see ``store/graph/parents.py``. While the
         database is away it waits, as a request does, until the lease is lost: None then.

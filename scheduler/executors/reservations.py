@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from scheduler.engine.dispatch.limits import Admission, Limits
-from scheduler.engine.dispatch.planner import LEVELS, Plan, allocate
+from scheduler.engine.dispatch.planner import PRIORITIES, Plan, allocate
 from scheduler.engine.options import EngineOptions
 from scheduler.model.lanes import executor_of, kind_of
 from scheduler.model.pauses import Pauses
@@ -43,7 +43,7 @@ class Reservations:
         self._rotation = 0
 
     def make(self, worker: int, budget: int) -> list[Claimed]:
-        """Claim up to ``budget`` due tasks, the most urgent level first. Raises StoreUnavailableError."""
+        """Claim up to ``budget`` due tasks, the most urgent priority first. Raises StoreUnavailableError."""
         budget = min(budget, MAX_BATCH)
         if budget <= 0:
             return []
@@ -70,7 +70,7 @@ class Reservations:
         before, due = -1, admission.admitted(due)
         plan = Plan([], {})
         while len(due) != before:
-            plan = allocate(due, _own_level(budget), budget, self._rotation, budget, LEVELS)
+            plan = allocate(due, _own_level(budget), budget, self._rotation, budget, PRIORITIES)
             admission.lock(plan.picks, due)
             before, due = len(due), admission.admitted(due)
         identity = self._database.same.identity
@@ -85,4 +85,4 @@ class Reservations:
 
 
 def _own_level(budget: int) -> Callable[[int, LaneHead], int]:
-    return lambda pool, head: budget if pool == head.pool else 0
+    return lambda pool, head: budget if pool == head.priority else 0

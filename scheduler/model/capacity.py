@@ -1,7 +1,7 @@
 """Capacity: the slots that a worker publishes, and how many of them are taken. Pure.
 
-The rules are those of ``engine/dispatch/planner.py``. A level's tasks run in the slots of its own pool and of the pools
-below it. All levels share the child processes; high tasks get one more when the others have taken them all.
+The rules are those of ``engine/dispatch/planner.py``. Tasks run in the slots of their priority's pool and of the pools
+below it. All priorities share the child processes; high tasks get one more when the others have taken them all.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ HIGH = 0
 
 
 class Room(NamedTuple):
-    """The slots in which tasks of one level and slot type may run.
+    """The slots in which tasks of one priority and slot type may run.
 
     ``busy``: slots that are certainly taken; ``more``: tasks claimed beyond ``slots``; ``guests``: tasks of higher
-    levels, which may take one of these slots or one of their own pool.
+    priorities, which may take one of these slots or one of their own pool.
     """
 
     slots: int
@@ -52,7 +52,7 @@ class OrphanedAttempts(msgspec.Struct, frozen=True, array_like=True):
     ``tasks``: some of their tasks; this worker does not claim those meanwhile.
     """
 
-    level: int
+    priority: int
     slot_type: int
     count: int
     tasks: tuple[int, ...] = ()
@@ -68,7 +68,7 @@ class HungHandler(msgspec.Struct, frozen=True, array_like=True):
     task: int
     claim: int
     kind: str
-    level: int
+    priority: int
     slot_type: int
     since: int
     blocks: bool = False
@@ -120,43 +120,44 @@ class Capacity(msgspec.Struct, frozen=True, omit_defaults=True):
         """(thread slots, async slots) by the pool's name."""
         return {name: getattr(self, name) for name in POOLS}
 
-    def pool(self, level: int) -> tuple[int, int]:
-        """(thread slots, async slots) of this level's pool."""
-        return self.pools[POOLS[level]]
+    def pool(self, priority: int) -> tuple[int, int]:
+        """(thread slots, async slots) of this priority's pool."""
+        return self.pools[POOLS[priority]]
 
-    def lacks(self, level: int, slot_type: int) -> bool:
-        """Whether the worker has no slot that could run tasks of this level and slot type."""
+    def lacks(self, priority: int, slot_type: int) -> bool:
+        """Whether the worker has no slot that could run tasks of this priority and slot type."""
         if slot_type == PROCESS:
-            return self.processes is not None and not (self.processes and sum(self.pool(level)))
-        return not any(self.pool(one)[slot_type] for one in range(level, len(POOLS)))
+            return self.processes is not None and not (self.processes and sum(self.pool(priority)))
+        return not any(self.pool(one)[slot_type] for one in range(priority, len(POOLS)))
 
-    def room(self, level: int, slot_type: int, held: Mapping[SlotKey, int]) -> Room | None:
-        """The room for tasks of this level and slot type beside the held tasks; None: not known."""
+    def room(self, priority: int, slot_type: int, held: Mapping[SlotKey, int]) -> Room | None:
+        """The room for tasks of this priority and slot type beside the held tasks; None: not known."""
         if slot_type == PROCESS:
-            return None if self.processes is None else self._children(self.processes, level, held)
+            return None if self.processes is None else self._children(self.processes, priority, held)
         orphans_here = [self._orphans(one, slot_type) for one in range(len(POOLS))]
-        slots = sum(self.pool(one)[slot_type] for one in range(level, len(POOLS)))
-        own = sum(held.get((one, slot_type), 0) for one in range(level, len(POOLS)))
-        over = guests = 0  # tasks of higher levels that must, and that may, take slots of these pools
-        for one in range(level):
+        slots = sum(self.pool(one)[slot_type] for one in range(priority, len(POOLS)))
+        own = sum(held.get((one, slot_type), 0) for one in range(priority, len(POOLS)))
+        over = guests = 0  # tasks of higher priorities that must, and that may, take slots of these pools
+        for one in range(priority):
             over += held.get((one, slot_type), 0)
             above = min(over, max(0, self.pool(one)[slot_type] - orphans_here[one]))
             over, guests = over - above, guests + above
-        taken = own + over + sum(orphans_here[level:])
+        taken = own + over + sum(orphans_here[priority:])
         return Room(slots, min(taken, slots), max(0, taken - slots), guests)
 
-    def orphans_of(self, level: int, slot_type: int) -> list[OrphanedAttempts]:
-        """The orphaned attempts that fill slots in which tasks of this level and slot type may run."""
-        return [s for s in self.orphans if s.slot_type == slot_type and (slot_type == PROCESS or s.level >= level)]
+    def orphans_of(self, priority: int, slot_type: int) -> list[OrphanedAttempts]:
+        """The orphaned attempts that fill slots in which tasks of this priority and slot type may run."""
+        some = [one for one in self.orphans if one.slot_type == slot_type]
+        return [one for one in some if one.priority >= priority or slot_type == PROCESS]
 
-    def _orphans(self, level: int, slot_type: int) -> int:
-        return sum(s.count for s in self.orphans if (s.level, s.slot_type) == (level, slot_type))
+    def _orphans(self, priority: int, slot_type: int) -> int:
+        return sum(s.count for s in self.orphans if (s.priority, s.slot_type) == (priority, slot_type))
 
-    def _children(self, count: int, level: int, held: Mapping[SlotKey, int]) -> Room:
+    def _children(self, count: int, priority: int, held: Mapping[SlotKey, int]) -> Room:
         high, *others = (held.get((one, PROCESS), 0) + self._orphans(one, PROCESS) for one in range(len(POOLS)))
         lower = sum(others)
-        slots = count + 1 if level == HIGH and lower >= count else count
-        if level == HIGH:
+        slots = count + 1 if priority == HIGH and lower >= count else count
+        if priority == HIGH:
             taken, waiting = high + min(lower, count), max(0, lower - count)
         else:
             taken, waiting = high + lower, 0

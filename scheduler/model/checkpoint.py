@@ -44,7 +44,7 @@ _LABELS = ("step", "sleep", "await event", "emit", "spawn", "await task")
 class Recorded(NamedTuple):
     """One stored checkpoint: JSON of its value, or of the error that it raises instead."""
 
-    sort: CheckpointType
+    type: CheckpointType
     value: str | None
     failure: str | None = None
 
@@ -63,7 +63,7 @@ class Replay:
         self.visited: dict[str, CheckpointType] = {}
         self._counts: Counter[str] = Counter()
 
-    def visit(self, name: str, sort: CheckpointType) -> tuple[str, int]:
+    def visit(self, name: str, type_: CheckpointType) -> tuple[str, int]:
         """Return the name under which a call is recorded, numbered if it is a repeat, and its place in the sequence.
 
         A name of an event or a kind may itself end like a repeat's number. Then the first call gets a number, too.
@@ -71,7 +71,7 @@ class Replay:
         self._counts[name] += 1
         count = self._counts[name]
         label = name if count == 1 and not _NUMBERED.search(name) else f"{name}#{count}"
-        self.visited[label] = sort
+        self.visited[label] = type_
         return label, len(self.visited)
 
     def unvisited(self) -> list[str]:
@@ -80,8 +80,8 @@ class Replay:
 
     def sequences(self) -> str:
         """Both sequences, for an error."""
-        recorded = [f"{name} ({r.sort.label})" for name, r in (self.recorded or {}).items()]
-        met = [f"{name} ({sort.label})" for name, sort in self.visited.items()]
+        recorded = [f"{name} ({r.type.label})" for name, r in (self.recorded or {}).items()]
+        met = [f"{name} ({type_.label})" for name, type_ in self.visited.items()]
         return f"recorded: {listed(recorded, 20) or 'nothing'}; met now: {listed(met, 20) or 'nothing'}"
 
 

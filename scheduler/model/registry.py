@@ -42,7 +42,7 @@ def encode_json(value: object, what: str) -> str:
     return text.decode()
 
 
-# Slot types: threads, asyncio, child processes. With the level they name the slots of a pool.
+# Slot types: threads, asyncio, child processes. With the priority they name the slots of a pool.
 THREAD, ASYNC, PROCESS = range(3)
 SlotKey = tuple[int, int]
 
@@ -212,7 +212,7 @@ def _usual_spec(options: TaskOptions) -> TaskSpec:
         payload="",
         lane=options.kind,
         queue=options.queue,
-        pool=int(options.priority),
+        priority=int(options.priority),
         max_attempts=1 if retry is None else retry.max_attempts,
         retry=None if retry is None else retry.to_json(),
         timeout=options.timeout,

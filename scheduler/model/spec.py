@@ -33,7 +33,7 @@ class TaskSpec(msgspec.Struct, gc=False):  # a large batch has many, and no cycl
     payload: str
     lane: str
     queue: str = "default"
-    pool: int = 1
+    priority: int = 1
     run_at: int = 0
     delay: int = 0
     max_attempts: int | None = 1

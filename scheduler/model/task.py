@@ -40,7 +40,7 @@ PriorityName = Literal["high", "medium", "low"]
 
 
 class Priority(IntEnum):
-    """The level of a task, and the pool that serves it first."""
+    """The priority of a task, and the pool that serves it first."""
 
     HIGH = 0
     MEDIUM = 1

@@ -36,7 +36,7 @@ _OWNERS = {  # by whose name and by which column a row is called
 }
 _CODES = (
     ("schedd_tasks", "state", len(TaskState), "state {} is unknown"),
-    ("schedd_tasks", "pool", len(Priority), "pool {} is unknown"),
+    ("schedd_tasks", "priority", len(Priority), "priority {} is unknown"),
     ("schedd_outcomes", "state", len(TaskState), "the remembered state {} is unknown"),
     ("schedd_attempts", "outcome", len(AttemptEnd), "the outcome {} of an attempt is unknown"),
     ("schedd_edges", "on_end", len(When), "an edge waits for the unknown end {}"),

@@ -138,10 +138,10 @@ def count_due(tx: Tx, heads: Iterable[LaneHead], most: int) -> int:
             break
         found += tx.run(
             f"SELECT count(*) FROM (SELECT 1 FROM schedd_tasks WHERE {CLAIMABLE} AND queue = :queue AND lane = :lane "
-            "AND pool = :pool AND run_at <= :now ORDER BY run_at, id LIMIT :most) AS due",
+            "AND priority = :priority AND run_at <= :now ORDER BY run_at, id LIMIT :most) AS due",
             queue=head.queue,
             lane=head.lane,
-            pool=head.pool,
+            priority=head.priority,
             now=tx.now,
             most=most - found,
         ).scalar_one()

@@ -77,7 +77,7 @@ def publish_kinds(tx: Tx, worker: int, kinds: Iterable[Kind]) -> None:
             "runs": kind.runs,
             "slot_type": SLOT_TYPES[kind.slot_type],
             "queue": o.queue,
-            "pool": int(o.priority),
+            "priority": int(o.priority),
             "retry": o.retry.to_json() if o.retry else None,
             "timeout": o.timeout,
             "max_concurrency": o.max_concurrency,

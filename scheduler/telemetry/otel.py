@@ -230,7 +230,7 @@ class Tracing:
             "schedd.task.kind": c.kind,
             "schedd.task.attempt": c.attempt,
             "schedd.task.outcome": o.end.value,
-            "schedd.pool": POOLS[c.pool] if 0 <= c.pool < len(POOLS) else str(c.pool),
+            "schedd.pool": POOLS[c.priority] if 0 <= c.priority < len(POOLS) else str(c.priority),
         }
         if c.key is not None:
             found["schedd.task.key"] = c.key

@@ -119,7 +119,7 @@ def _of_status(found: Status) -> list[Family]:
 
 
 def _of_queues(tx: Tx) -> list[Family]:
-    found = [((one.queue, POOLS[one.pool]), one) for one in figures.ready(tx)]
+    found = [((one.queue, POOLS[one.priority]), one) for one in figures.ready(tx)]
     ages = [(labels, 0 if one.since is None else max(0, tx.now - one.since)) for labels, one in found]
     return [
         Family(READY_TASKS, [Sample(labels, one.number) for labels, one in found]),

@@ -25,7 +25,7 @@ LOOKS = (
 BREAKS = (
     ("UPDATE schedd_tasks SET state = 99 WHERE id = 2", "task 2: state 99 is unknown", False),
     ("UPDATE schedd_tasks SET state = -1 WHERE id = 2", "task 2: state -1 is unknown", False),
-    ("UPDATE schedd_tasks SET pool = -3 WHERE id = 2", "task 2: pool -3 is unknown", False),
+    ("UPDATE schedd_tasks SET priority = -3 WHERE id = 2", "task 2: priority -3 is unknown", False),
     ("UPDATE schedd_tasks SET created_at = 'yesterday' WHERE id = 2", "task 2: created_at is no number", True),
     ("UPDATE schedd_tasks SET finished_at = 'yesterday' WHERE id = 2", "task 2: finished_at is no number", True),
     ("UPDATE schedd_tasks SET headers = 'garbage' WHERE id = 2", "task 2: headers cannot be read", False),

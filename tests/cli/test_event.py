@@ -93,7 +93,7 @@ def test_show_lists_what_is_recorded_and_awaited(ctl: Ctl, live: Bench) -> None:
     task_id = int(live.step("flow").schedule())
     live.drain()
     shown = ctl.json("show", task_id)
-    listed = [(row["name"], row["sort"], row["size"]) for row in shown["recorded"]]
+    listed = [(row["name"], row["type"], row["size"]) for row in shown["recorded"]]
     assert listed == [
         ("reserve", "step", 11),
         ("nap", "sleep", 16),

@@ -54,11 +54,11 @@ def why_of(ctl: Ctl, live: Bench, task: Task, priority: str = "medium") -> str:
     return why[len("due since 2026-01-31T02:30:00Z") :]
 
 
-def test_child_processes_are_shared_by_all_levels(ctl: Ctl, live: Bench) -> None:
+def test_child_processes_are_shared_by_all_priorities(ctl: Ctl, live: Bench) -> None:
     worker(live, (1, 0), (4, 4), (4, 4), processes=2)
     held(live, Apart(), Apart(), priority="low")
-    for level in ("medium", "low"):
-        assert why_of(ctl, live, Apart(), level) == "; waits for a free child process (2 busy of 2)"
+    for priority in ("medium", "low"):
+        assert why_of(ctl, live, Apart(), priority) == "; waits for a free child process (2 busy of 2)"
     assert why_of(ctl, live, Thread()) == NEXT
     assert why_of(ctl, live, Apart(), "high") == NEXT, "there is one child more for it"
     held(live, Apart(), priority="high")
@@ -86,12 +86,12 @@ def test_threads_and_coroutines_have_slots_of_their_own(ctl: Ctl, live: Bench) -
     assert why_of(ctl, live, Thread()) == "; waits for a free thread slot of pool medium (1 busy of 1)"
 
 
-def test_pools_help_the_levels_above(ctl: Ctl, live: Bench) -> None:
+def test_pools_help_the_priorities_above(ctl: Ctl, live: Bench) -> None:
     worker(live, (1, 0), (1, 0), (2, 0))
     held(live, Thread(), Thread())
     assert why_of(ctl, live, Thread()) == NEXT, "the low pool has a slot for it"
     assert why_of(ctl, live, Thread(), "low") == (
-        "; a worker claims it at its next cycle, or when a task of a higher level ends that may have its slot"
+        "; a worker claims it at its next cycle, or when a task of a higher priority ends that may have its slot"
     ), "which slot a task has is known by its worker only"
     held(live, Thread())
     assert why_of(ctl, live, Thread()) == "; waits for a free thread slot of pools medium, low (3 busy of 3)"

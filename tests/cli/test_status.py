@@ -71,7 +71,7 @@ def test_an_unregistered_kind_is_left_alone_and_reported(ctl: Ctl, live: Bench) 
         else "FROM (WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c WHERE x < :n) SELECT x FROM c) g"
     )
     live.execute(
-        "INSERT INTO schedd_tasks (state, queue, lane, pool, run_at, kind, created_at, payload) "
+        "INSERT INTO schedd_tasks (state, queue, lane, priority, run_at, kind, created_at, payload) "
         f"SELECT 1, 'default', 'Unknown', 0, 1000000, 'Unknown', 1000000, '{{}}' {source}",
         n=UNKNOWN,
     )

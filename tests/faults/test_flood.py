@@ -1,4 +1,4 @@
-"""Fairness in a flood: no level starves, a slow task delays no other one, and urgent tasks start at once."""
+"""Fairness in a flood: no priority starves, a slow task delays no other one, and urgent tasks start at once."""
 
 from __future__ import annotations
 
@@ -18,29 +18,30 @@ from scheduler.ports import SECOND
 
 pytestmark = pytest.mark.faults
 SLOTS = {"high": 2, "medium": 3, "low": 2}
-LEVELS = tuple(SLOTS)
+PRIORITIES = tuple(SLOTS)
 BESIDE = 3000  # tasks beside a slow one
-WATCHED = 5  # tasks that each slot of a level that is not flooded finishes meanwhile
+WATCHED = 5  # tasks that each slot of a priority that is not flooded finishes meanwhile
 
 
 class Flood:
-    """Keeps a level full of 10 ms tasks."""
+    """Keeps a priority full of 10 ms tasks."""
 
-    def __init__(self, jobs: Scheduler, level: str, backlog: int = 600) -> None:
+    def __init__(self, jobs: Scheduler, priority: str, backlog: int = 600) -> None:
         self._jobs = jobs
-        self._level = level
+        self._priority = priority
         self._backlog = backlog
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._pour)
 
     def _pour(self) -> None:
-        sql = f"SELECT count(*) AS n FROM schedd_tasks WHERE state IN (1, 4, 5) AND pool = {LEVELS.index(self._level)}"
+        number = PRIORITIES.index(self._priority)
+        sql = f"SELECT count(*) AS n FROM schedd_tasks WHERE state IN (1, 4, 5) AND priority = {number}"
         while not self._over.wait(0.05):
             missing = self._backlog - rows(self._jobs, sql)[0].n
             if missing > 0:
                 with self._jobs.batch() as batch:
                     for _ in range(missing):
-                        batch.task(Work(10.0)).priority(self._level)
+                        batch.task(Work(10.0)).priority(self._priority)
 
     def __enter__(self) -> Flood:
         self._thread.start()
@@ -52,34 +53,34 @@ class Flood:
 
 
 @pytest.mark.case(60)
-@pytest.mark.parametrize("flooded", LEVELS)
-def test_no_level_starves_under_a_flood_of_another(
+@pytest.mark.parametrize("flooded", PRIORITIES)
+def test_no_priority_starves_under_a_flood_of_another(
     fleet: Fleet, jobs: Scheduler, tell: Callable[[str], None], flooded: str
 ) -> None:
     fleet.daemon(ready=True, **{f"pools__{name}__slots": str(n) for name, n in SLOTS.items()})
-    others = [level for level in LEVELS if level != flooded]
+    others = [priority for priority in PRIORITIES if priority != flooded]
     sql = (
-        "SELECT t.pool, count(*) AS n FROM schedd_attempts a JOIN schedd_tasks t ON t.id = a.task_id "
-        "WHERE a.finished_at >= :since GROUP BY t.pool"
+        "SELECT t.priority, count(*) AS n FROM schedd_attempts a JOIN schedd_tasks t ON t.id = a.task_id "
+        "WHERE a.finished_at >= :since GROUP BY t.priority"
     )
     with Flood(jobs, flooded):
         until(lambda: len(fleet.started()) > 100, "the flood is on")
         since = jobs.database.now()
         with jobs.batch() as batch:
-            for level in others:
-                for _ in range(2 * WATCHED * SLOTS[level]):
-                    batch.task(Work(10.0)).priority(level)
+            for priority in others:
+                for _ in range(2 * WATCHED * SLOTS[priority]):
+                    batch.task(Work(10.0)).priority(priority)
 
         def finished() -> dict[str, float]:
-            """How many tasks each slot of a level has finished since, on average."""
-            counts = {LEVELS[row.pool]: row.n for row in rows(jobs, sql, since=since)}
-            return {level: counts.get(level, 0) / SLOTS[level] for level in LEVELS}
+            """How many tasks each slot of a priority has finished since, on average."""
+            counts = {PRIORITIES[row.priority]: row.n for row in rows(jobs, sql, since=since)}
+            return {priority: counts.get(priority, 0) / SLOTS[priority] for priority in PRIORITIES}
 
-        until(lambda: min(finished()[level] for level in others) >= WATCHED, "the other levels get on")
+        until(lambda: min(finished()[priority] for priority in others) >= WATCHED, "the other priorities get on")
         done = finished()
-    shares = ", ".join(f"{level} {count:.0f}" for level, count in done.items())
+    shares = ", ".join(f"{priority} {count:.0f}" for priority, count in done.items())
     tell(f"flood of {flooded}: tasks by slot {shares}")
-    assert all(100 * done[level] >= done[flooded] for level in others), done
+    assert all(100 * done[priority] >= done[flooded] for priority in others), done
 
 
 @pytest.mark.alone
@@ -143,7 +144,7 @@ def _delays(jobs: Scheduler, since: int) -> tuple[float, float]:
 def test_a_high_task_starts_at_once_in_the_flood(fleet: Fleet, jobs: Scheduler, tell: Callable[[str], None]) -> None:
     fleet.daemon()
     for _ in range(20):
-        jobs.task(Work()).priority("high").schedule()  # so that the level's threads are there
+        jobs.task(Work()).priority("high").schedule()  # so that the priority's threads are there
     all_ended(jobs)
     _noops(jobs, 2 * BESIDE)
     left = "SELECT 1 FROM schedd_tasks WHERE kind = 'Noop' AND state = 1 LIMIT 1"

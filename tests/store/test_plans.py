@@ -44,7 +44,7 @@ def fill(jobs: Scheduler, many: int) -> None:
         write(
             jobs,
             f"{numbers} INSERT INTO schedd_tasks "
-            "(state, queue, lane, pool, run_at, kind, created_at, payload, claim, finished_at) "
+            "(state, queue, lane, priority, run_at, kind, created_at, payload, claim, finished_at) "
             "SELECT :state, 'default', 'plain', 1, :run_at + i, 'plain', :now, '{}', 0, CAST(:ended AS bigint) FROM g",
             many=many, state=state, run_at=run_at, now=now, ended=ended,
         )  # fmt: skip
@@ -165,7 +165,7 @@ def test_an_end_reads_its_children_not_all_that_wait(fleet: Fleet, tell: Callabl
     no_autovacuum(jobs)
     write(
         jobs,
-        "INSERT INTO schedd_tasks (state, queue, lane, pool, run_at, kind, created_at, payload, claim, unmet) "
+        "INSERT INTO schedd_tasks (state, queue, lane, priority, run_at, kind, created_at, payload, claim, unmet) "
         "SELECT 0, 'default', 'plain', 1, i, 'plain', i, '{}', 0, 1 FROM generate_series(1, 20000) AS i",
     )
     with jobs.batch() as batch:
@@ -216,7 +216,7 @@ def test_later_parts_of_a_release_are_found_as_the_first_one_is(fleet: Fleet) ->
     older, most, children = 20_000, 6_000, 18_000
 
     def store(state: int, first: int, last: int) -> None:
-        names = "id, state, queue, lane, pool, run_at, kind, created_at, payload, claim, unmet"
+        names = "id, state, queue, lane, priority, run_at, kind, created_at, payload, claim, unmet"
         values = f"i, {state}, 'default', 'plain', 1, i, 'plain', i, '', 0, 1"
         write(jobs, f"INSERT INTO schedd_tasks ({names}) SELECT {values} FROM generate_series({first}, {last}) AS i")
 

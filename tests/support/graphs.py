@@ -10,7 +10,8 @@ from scheduler.store import rollups
 from scheduler.store.db.dialect import bind_rows
 
 _TASK = (
-    "INSERT INTO schedd_tasks (id, kind, state, queue, lane, pool, run_at, unmet, created_at, finished_at, payload) "
+    "INSERT INTO schedd_tasks (id, kind, state, queue, lane, priority, run_at, unmet, created_at, finished_at, "
+    "payload) "
     "SELECT id, kind, state, 'default', kind, 1, CAST(:now AS bigint), unmet, CAST(:now AS bigint), "
     "CASE WHEN state >= 6 THEN CAST(:now AS bigint) END, '{}' "
 )

@@ -121,7 +121,7 @@ def one_queue(visit: Visit) -> Page:
         ready = [one for one in figures.ready(tx) if one.queue == name]
         stopped = next((one for one in pauses.records(tx) if (one.scope, one.name) == ("queue", name)), None)
     context, data = _one(visit, "queue", name, found, stopped)
-    context |= {"ready": [(POOLS[one.pool], one.number, one.since) for one in ready], "limits": [], "failures": []}
+    context |= {"ready": [(POOLS[one.priority], one.number, one.since) for one in ready], "limits": [], "failures": []}
     context |= {"kinds": list(found.kinds.items()), "record": None, "fields": []}
     data["ready"] = [{"pool": pool, "due": due, "since": time(since)} for pool, due, since in context["ready"]]
     return Page("kind.html", data, context, f"schedctl stats --queue {name} --since {context['chosen']}")

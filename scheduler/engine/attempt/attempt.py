@@ -84,7 +84,7 @@ class Attempt:
 
     @property
     def pool(self) -> int:
-        """The priority of its slots."""
+        """The number of the pool whose slot it takes."""
         return self.slot_key[0]
 
     @property

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("scheduler.engine")
 
 MARK_RUNNING_AFTER_S = 0.005  # shorter attempts end before their rows are marked
-HIGH_LEVEL = 0
+HIGH_PRIORITY = 0
 
 CYCLE_TARGET_S = 0.012  # a notification during a cycle waits for its end
 SHORT_TASK_WAIT_S = 0.005  # longest wait for the ends of short tasks
@@ -173,7 +173,7 @@ class DispatchCycle:
                 continue
             if self.engine_state.means.get(kind.name, 1.0) < SHORT_TASK_S:
                 coming += len(slots.waiting)
-        if coming and not any(attempt.pool == HIGH_LEVEL for attempt in self.engine_state.held.values()):
+        if coming and not any(attempt.pool == HIGH_PRIORITY for attempt in self.engine_state.held.values()):
             self.feeder.release()
             self.engine_state.wait_for_outcomes(
                 min(self.planner.batch, len(self.engine_state.outcomes) + coming), SHORT_TASK_WAIT_S
@@ -306,7 +306,7 @@ class DispatchCycle:
 
     def _due_high(self, tx: Tx) -> list[LaneHead]:
         heads = self.lanes.offsets.heads(tx, LANES_PER_SCAN, urgent=True)
-        return [h for h in heads if h.pool == HIGH_LEVEL and h.run_at <= tx.now and self.planner.serves(h)]
+        return [h for h in heads if h.priority == HIGH_PRIORITY and h.run_at <= tx.now and self.planner.serves(h)]
 
     def _due(self, tx: Tx, cycle: _Cycle) -> list[LaneHead]:
         finished, known = cycle.finished, self.limits.known

@@ -88,7 +88,7 @@ class Limits:
     def freed(self, outcomes: Iterable[tuple[Attempt, Outcome]]) -> list[LaneHead]:
         """The lanes of these attempts that are under a cap, which has room again."""
         lanes = {
-            (c.queue, base_lane(c.lane), c.pool)
+            (c.queue, base_lane(c.lane), c.priority)
             for attempt, _ in outcomes
             for c in (attempt.claimed,)
             if self.known.concern(c.queue, attempt.kind.name)
@@ -226,20 +226,20 @@ class Admission:
         """The picks, reduced to what caps and rates allow."""
         known, kept, self._asked = self._known, [], picks
         taken: Counter[Place] = Counter()
-        turns, left = self._limits.turns, Counter((pick.queue, pick.pool) for pick in picks)
+        turns, left = self._limits.turns, Counter((pick.queue, pick.priority) for pick in picks)
         for pick in turns.order(picks, known.queues) if known.queues else picks:
             most, limits = pick.limit, {}
             if known.concern(pick.queue, kind_of(pick.lane)):
                 limits = known.of(pick.queue, pick.lane)
             for place, limit in limits.items():
                 room = None if place not in self._rooms else self._rooms[place].most
-                if room is not None and place.scope == QUEUE:  # the lanes of a level share it
-                    most = min(most, -(-(room - taken[place]) // left[pick.queue, pick.pool]))
+                if room is not None and place.scope == QUEUE:  # the lanes of a priority share it
+                    most = min(most, -(-(room - taken[place]) // left[pick.queue, pick.priority]))
                 elif room is not None:
                     most = min(most, room - taken[place])
                 if limit.per_worker is not None:
                     most = min(most, limit.per_worker - self._held_of(place.name) - taken[place])
-            left[pick.queue, pick.pool] -= 1
+            left[pick.queue, pick.priority] -= 1
             if most > 0:
                 taken.update(dict.fromkeys(limits, most))
                 kept.append(pick._replace(limit=most))

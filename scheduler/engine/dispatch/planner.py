@@ -1,7 +1,7 @@
 """Plans a claim: how many tasks of each due lane, and for which slots.
 
-Each pool serves its own level first and, when none of it is ready, the levels above, highest first; high serves only
-high. So no flood of one level takes another's slots, and idle slots help upwards.
+Each pool serves its own priority first and, when none of it is ready, the ones above, highest first; high serves only
+high. So no flood of one priority takes another's slots, and idle slots help upwards.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from scheduler.store.tasks.claim import LaneClaim, LaneHead
 log = logging.getLogger("scheduler.engine")
 
 _SLOT_KEY_OF = attrgetter("slot_key")
-HIGH_LEVEL = 0
+HIGH_PRIORITY = 0
 DEFER_TO_NEWER_S = 5.0  # after a task was released as too new
 SUSPECT_ALONE_S = 10.0  # how long a suspect runs alone; younger attempts do not run beside it
 BATCH_BOUNDS = (100, 256)  # tasks in one cycle: least, most
 MAX_BATCHES_AHEAD = 2  # one runs while the other is recorded
 SHORT_TASK_S = 0.0005  # one thread runs shorter tasks faster than eight
-LEVELS = (0, 1, 2)
+PRIORITIES = (0, 1, 2)
 
 
 class PoolShare(NamedTuple):
@@ -44,7 +44,7 @@ class PoolShare(NamedTuple):
 
 class Plan(NamedTuple):
     picks: list[LaneClaim]
-    shares: dict[tuple[str, str, int], list[PoolShare]]  # by (queue, lane, level), in the order of hand-out
+    shares: dict[tuple[str, str, int], list[PoolShare]]  # by (queue, lane, priority), in the order of hand-out
 
 
 class ClaimPlanner:
@@ -61,7 +61,7 @@ class ClaimPlanner:
             FairRotation(),
             FairRotation(),
         )  # under max_concurrent_tasks, and of the child processes
-        self._share_places: list[int] = []  # the levels that the present plan shares them out among
+        self._share_places: list[int] = []  # the priorities that the present plan shares them out among
         self._share_children: list[int] = []
         self._deferred_kinds: dict[str, float] = {}  # kinds left to newer programs, and until when (monotonic)
         self._logged = LogOnce()  # kinds too new to read
@@ -109,24 +109,25 @@ class ClaimPlanner:
         return plan
 
     def _note(self, plan: Plan) -> None:
-        """Record which levels got something, where levels share slots."""
+        """Record which priorities got something, where priorities share slots."""
         if self._share_places:
             got = {share.pool for pick in plan.picks for share in plan.shares[claims.LANE_OF(pick)]}
             self._places.record(self._share_places, got)
         if self._share_children:
-            got = {pick.pool for pick in plan.picks if self.slot_type_of(LaneHead(*claims.LANE_OF(pick), 0)) == PROCESS}
+            in_children = [p for p in plan.picks if self.slot_type_of(LaneHead(*claims.LANE_OF(p), 0)) == PROCESS]
+            got = {pick.priority for pick in in_children}
             self._children.record(self._share_children, got)
 
     def plan_single(self, head: LaneHead) -> Plan:
-        """The plan for one task of this lane while nothing is held; empty if no slot of its level fits."""
+        """The plan for one task of this lane while nothing is held; empty if no slot of its priority fits."""
         kind = self.engine_state.registry.get(kind_of(head.lane))
         if kind is None or kind.slot_type == PROCESS or self.engine_state.options.max_concurrent:
             return Plan([], {})
-        slots = self.slots.get((head.pool, kind.slot_type))
+        slots = self.slots.get((head.priority, kind.slot_type))
         if slots is None or head.lane.startswith(QUARANTINE_LANE) or not self.serves(head):
             return Plan([], {})
         lane = claims.LANE_OF(head)
-        return Plan([LaneClaim(*lane, 1)], {lane: [PoolShare(head.pool, 1)]})
+        return Plan([LaneClaim(*lane, 1)], {lane: [PoolShare(head.priority, 1)]})
 
     def _plan(self, due: list[LaneHead], held: Sequence[Attempt]) -> Plan:
         engine_state = self.engine_state
@@ -143,12 +144,12 @@ class ClaimPlanner:
             plan = self._plan_suspect([h for h in due if h not in ordinary], old)
             if plan.picks:
                 return plan if len(old) == len(held) else Plan([], {})
-        budget, pools = self.batch, list(LEVELS)
+        budget, pools = self.batch, list(PRIORITIES)
         if engine_state.options.max_concurrent:
             budget = max(0, engine_state.options.max_concurrent - len(held))
-            self._share_places = sorted({h.pool for h in ordinary}) if budget else []
+            self._share_places = sorted({h.priority for h in ordinary}) if budget else []
             first = self._places.order(self._share_places)
-            pools = [*first, *(level for level in LEVELS if level not in first)]
+            pools = [*first, *(priority for priority in PRIORITIES if priority not in first)]
         taken = Counter(map(_SLOT_KEY_OF, held))
         room = self._capacity(held, taken, self._in_processes(ordinary, taken))
         return allocate(ordinary, room, budget, self._rotation, self.batch, pools)
@@ -163,20 +164,21 @@ class ClaimPlanner:
         return kind.slot_type
 
     def _in_processes(self, heads: list[LaneHead], taken: Counter[SlotKey]) -> dict[int, int]:
-        """How many tasks of each level to claim for the shared child processes: not more than are free."""
-        due = sorted({h.pool for h in heads if (h.pool, PROCESS) in self.slots and self.slot_type_of(h) == PROCESS})
+        """How many tasks of each priority to claim for the shared child processes: not more than are free."""
+        in_children = [h for h in heads if (h.priority, PROCESS) in self.slots and self.slot_type_of(h) == PROCESS]
+        due = sorted({head.priority for head in in_children})
         shares = dict.fromkeys(due, 0)
         if not due:
             return shares
         count = self.slots[due[0], PROCESS].size
-        held = {level: taken[level, PROCESS] for level in LEVELS}
+        held = {priority: taken[priority, PROCESS] for priority in PRIORITIES}
         free = count - sum(held.values())
         order = self._children.order(due)
         self._share_children = due if free > 0 else []
         for turn in range(max(0, free)):
             shares[order[turn % len(order)]] += 1
-        if HIGH_LEVEL in shares and count and not held[HIGH_LEVEL]:
-            shares[HIGH_LEVEL] = max(1, shares[HIGH_LEVEL])  # for which the pool has one child more
+        if HIGH_PRIORITY in shares and count and not held[HIGH_PRIORITY]:
+            shares[HIGH_PRIORITY] = max(1, shares[HIGH_PRIORITY])  # for which the pool has one child more
         return shares
 
     def _plan_suspect(self, quarantine: list[LaneHead], old: list[Attempt]) -> Plan:
@@ -205,23 +207,23 @@ class ClaimPlanner:
         for attempt in held:
             if attempt.started_at is not None and not attempt.ended and attempt.started_mono < horizon:
                 busy[attempt.slot_key] += 1
-        in_children = sum(busy[level, PROCESS] for level in LEVELS)
+        in_children = sum(busy[priority, PROCESS] for priority in PRIORITIES)
 
         def moving_of(slot_key: SlotKey, size: int) -> int:
             if slot_key[1] != PROCESS:
                 return max(0, size - busy[slot_key])  # lost attempts may outnumber the slots
             own = (
-                1 if slot_key[0] == HIGH_LEVEL and size and not busy[slot_key] else 0
+                1 if slot_key[0] == HIGH_PRIORITY and size and not busy[slot_key] else 0
             )  # the one that the pool has more for it
-            return max(own, size - in_children)  # the levels share the others
+            return max(own, size - in_children)  # the priorities share the others
 
         def room(pool: int, head: LaneHead) -> int:
             kind = engine_state.registry.get(kind_of(head.lane))
             assert kind is not None
             slot_key = (pool, self.slot_type_of(head))
             slots = self.slots.get(slot_key)
-            if slots is None or (slot_key[1] == PROCESS and pool != head.pool):
-                return 0  # the levels share the processes, so none has to help another
+            if slots is None or (slot_key[1] == PROCESS and pool != head.priority):
+                return 0  # the priorities share the processes, so none has to help another
             ahead, moving = 0, moving_of(slot_key, slots.size)
             mean = engine_state.means.get(kind.name)
             limited = self.limits.known.concern(head.queue, kind.name)
@@ -229,7 +231,7 @@ class ClaimPlanner:
                 # What the slots will start within the horizon; nothing, while what waits is not moving. Else what a
                 # stuck pool has just handed back would be claimed again at once, before others see it.
                 ahead = min(MAX_BATCHES_AHEAD * self.batch, int(moving * engine_state.options.ahead / max(mean, 1e-5)))
-                if waiting_since(slots) < horizon or (pool != head.pool and mean < SHORT_TASK_S):
+                if waiting_since(slots) < horizon or (pool != head.priority and mean < SHORT_TASK_S):
                     ahead = 0
             free = slots.size + ahead - taken[slot_key]
             if slot_key[1] == PROCESS and not ahead:
@@ -249,9 +251,9 @@ def allocate(
     budget: int,
     rotation: int,
     most: int,
-    pools: Sequence[int] = LEVELS,
+    pools: Sequence[int] = PRIORITIES,
 ) -> Plan:
-    """Share free slots out over the due lanes, evenly within a level. Pure.
+    """Share free slots out over the due lanes, evenly within a priority. Pure.
 
     ``room(pool, head)``: how many more of this lane's tasks the pool can take, running and ahead; ``budget``: over all
     pools; ``rotation``: grows by one each cycle, so that no lane is always first; ``most``: for one pool; ``pools``: in
@@ -260,17 +262,17 @@ def allocate(
     shares: dict[tuple[str, str, int], list[PoolShare]] = {}
     counts: dict[LaneHead, int] = {}
     for pool in pools:
-        for level in [pool, *range(pool)]:
-            lanes = [h for h in heads if h.pool == level]
+        for priority in [pool, *range(pool)]:
+            lanes = [h for h in heads if h.priority == priority]
             taken = _share_out(lanes, pool, room, min(budget, most), rotation)
             for head, count in taken.items():
-                key = (head.queue, head.lane, head.pool)
+                key = (head.queue, head.lane, head.priority)
                 shares.setdefault(key, []).append(PoolShare(pool, count))
                 counts[head] = counts.get(head, 0) + count
                 budget -= count
             if taken:
-                break  # this pool has work of this level: the levels above have pools of their own
-    picks = [LaneClaim(h.queue, h.lane, h.pool, n) for h, n in counts.items()]
+                break  # this pool has work of this priority: the priorities above have pools of their own
+    picks = [LaneClaim(h.queue, h.lane, h.priority, n) for h, n in counts.items()]
     return Plan(picks, shares)
 
 

@@ -11,26 +11,26 @@ MAX_REMEMBERED_LANES = 1024  # when each was last claimed from; an older one goe
 
 
 class QueueTurns:
-    """By level as where levels share slots, and within a level the lane first that was served the longest ago."""
+    """By priority as where priorities share slots, and within one the lane first that was served the longest ago."""
 
     def __init__(self) -> None:
-        self._levels: dict[str, FairRotation] = {}
+        self._rotations: dict[str, FairRotation] = {}
         self._served: dict[tuple[str, str, int], int] = {}  # the longest ago first
         self._serial = 0
 
     def keep(self, queues: Collection[str]) -> None:
         """Forget all but these queues."""
-        self._levels = {queue: levels for queue, levels in self._levels.items() if queue in queues}
+        self._rotations = {queue: rotation for queue, rotation in self._rotations.items() if queue in queues}
         self._served = {lane: serial for lane, serial in self._served.items() if lane[0] in queues}
 
     def order(self, picks: Sequence[LaneClaim], queues: Collection[str]) -> list[LaneClaim]:
         """The picks in their order; those of limited queues in the order in which they take of the queue's room."""
         rank: dict[tuple[str, int], int] = {}
         for queue in {pick.queue for pick in picks if pick.queue in queues}:
-            levels = self._levels.setdefault(queue, FairRotation())
-            order = levels.order({pick.pool for pick in picks if pick.queue == queue})
-            rank |= {(queue, level): place for place, level in enumerate(order)}
-        return sorted(picks, key=lambda p: (rank.get((p.queue, p.pool), -1), self._served.get(LANE_OF(p), 0)))
+            rotation = self._rotations.setdefault(queue, FairRotation())
+            order = rotation.order({pick.priority for pick in picks if pick.queue == queue})
+            rank |= {(queue, priority): place for place, priority in enumerate(order)}
+        return sorted(picks, key=lambda p: (rank.get((p.queue, p.priority), -1), self._served.get(LANE_OF(p), 0)))
 
     def record(self, picks: Iterable[LaneClaim], claimed: Iterable[Claimed], queues: Collection[str]) -> None:
         """Record which of these picks of limited queues gave something."""
@@ -40,9 +40,10 @@ class QueueTurns:
         waiting: dict[str, set[int]] = {}
         for pick in picks:
             if pick.queue in queues:
-                waiting.setdefault(pick.queue, set()).add(pick.pool)
-        for queue, levels in waiting.items():
-            self._levels.setdefault(queue, FairRotation()).record(levels, {lane[2] for lane in got if lane[0] == queue})
+                waiting.setdefault(pick.queue, set()).add(pick.priority)
+        for queue, priorities in waiting.items():
+            given = {lane[2] for lane in got if lane[0] == queue}
+            self._rotations.setdefault(queue, FairRotation()).record(priorities, given)
         self._serial += 1
         for lane in sorted(got):
             self._served.pop(lane, None)

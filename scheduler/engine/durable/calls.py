@@ -320,11 +320,11 @@ class Durable:
     def _recorded(self, label: str, type_: CheckpointType) -> Steps[Recorded | None]:
         """The checkpoint under a name, or None."""
         found = (yield from self.read_recorded()).get(label)
-        if found is None or found.sort is type_:
+        if found is None or found.type is type_:
             return found
-        text = f"{label!r} is recorded as {found.sort.label}, and is now {type_.label}"
+        text = f"{label!r} is recorded as {found.type.label}, and is now {type_.label}"
         self._mismatch(f"{text}: done anew")
-        self._notes[label] = f"was {found.sort.label}"
+        self._notes[label] = f"was {found.type.label}"
         return None
 
     def read_recorded(self) -> Steps[Mapping[str, Recorded]]:
@@ -336,7 +336,7 @@ class Durable:
                 loaded = yield Read("recorded", {})
                 if loaded is None:
                     self._raise_lost()
-                self.replay.recorded = {name: Recorded(CheckpointType(sort), *rest) for name, sort, *rest in loaded}
+                self.replay.recorded = {name: Recorded(CheckpointType(type_), *rest) for name, type_, *rest in loaded}
         return self.replay.recorded
 
     def _note(self, label: str) -> str | None:

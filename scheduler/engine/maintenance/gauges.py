@@ -75,5 +75,5 @@ class Gauges:
 
 
 def _labels(key: SlotKey) -> tuple[str, str]:
-    level, slot_type = key
-    return (SHARED if slot_type == PROCESS else POOLS[level], SLOT_TYPES[slot_type])
+    priority, slot_type = key
+    return (SHARED if slot_type == PROCESS else POOLS[priority], SLOT_TYPES[slot_type])

@@ -81,9 +81,9 @@ class HungHandlers:
 
     def full_pool(self) -> str | None:
         """The pool whose slots of one type are all taken by hanging handlers; None if there is none."""
-        for (level, slot_type), slots in self._slots.items():
-            if slots.size and slot_type != PROCESS and self._counts[level, slot_type] >= slots.size:
-                return POOLS[level]
+        for (priority, slot_type), slots in self._slots.items():
+            if slots.size and slot_type != PROCESS and self._counts[priority, slot_type] >= slots.size:
+                return POOLS[priority]
         return None
 
     def only_hung(self) -> bool:
@@ -96,7 +96,7 @@ class HungHandlers:
         engine_state = self._state
         mono, now = engine_state.monotonic(), engine_state.now()
         blocked: set[int] = set()
-        for (level, slot_type), slots in self._slots.items():
+        for (priority, slot_type), slots in self._slots.items():
             if not isinstance(slots, AsyncSlots):
                 continue
             for stuck in slots.blocked(mono, HUNG_AFTER_S):
@@ -106,7 +106,7 @@ class HungHandlers:
                 since = now - round((mono - stuck.since) * SECOND)
                 pairs = tuple((c.id, c.claim) for c in behind)
                 yield (
-                    HungHandler(task, claim, kind, level, slot_type, since, True, pairs),
+                    HungHandler(task, claim, kind, priority, slot_type, since, True, pairs),
                     attempt,
                     frames.get(stuck.thread),
                 )
@@ -157,7 +157,7 @@ def _awaiting(task: Any) -> str:
 
 def _log_hang(hang: HungHandler, worker: int, stack: str) -> None:
     since = rfc3339(hang.since, exact=False)
-    what = f"blocks the event loop of {POOLS[hang.level]} tasks" if hang.blocks else "is past its timeout"
+    what = f"blocks the event loop of {POOLS[hang.priority]} tasks" if hang.blocks else "is past its timeout"
     log.error(
         "a handler hangs: task %d (%s) %s since %s; %s",
         hang.task,

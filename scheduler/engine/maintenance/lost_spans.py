@@ -90,7 +90,7 @@ def _lost(task: TaskRecord, lost: LostAttempt, process: str, now: int) -> Lost:
         run_at=task.run_at,
         queue=task.queue,
         lane=task.lane,
-        pool=int(task.priority),
+        priority=int(task.priority),
         kind=task.kind,
         claimed_at=lost.claimed_at,
         headers=msgspec.json.encode(task.headers).decode() if task.headers else None,

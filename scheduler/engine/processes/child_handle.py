@@ -31,11 +31,21 @@ _SIGNALS = {
 class Job:
     """Work for a child: an attempt, a function of ``ctx.cpu``, or a hook of an attempt whose child died."""
 
-    __slots__ = ("attempt", "cancelled", "future", "is_attempt", "level", "message", "number", "quarantined", "started")
+    __slots__ = (
+        "attempt",
+        "cancelled",
+        "future",
+        "is_attempt",
+        "message",
+        "number",
+        "priority",
+        "quarantined",
+        "started",
+    )
 
-    def __init__(self, level: int, message: tuple[Any, ...], attempt: Attempt) -> None:
+    def __init__(self, priority: int, message: tuple[Any, ...], attempt: Attempt) -> None:
         self.number = 0
-        self.level = level
+        self.priority = priority
         self.message = message
         self.attempt = attempt  # for a function: the one that asked for it
         self.is_attempt = False
@@ -50,7 +60,7 @@ class ChildHandle:
 
     def __init__(self, tag: int, only: int | None) -> None:
         self.tag = tag
-        self.only = only  # the one level it serves; None: all
+        self.only = only  # the one priority it serves; None: all
         self.pid = 0
         self.place: str | None = None  # its control group
         self.work, self.peer = socket_pair(socket.SOCK_SEQPACKET)

@@ -132,7 +132,7 @@ class ChildRegistry:
         return sum(1 for child in list(self.children.values()) if child.ready and not child.ending)
 
     def start(self, only: int | None, spec: dict[str, Any]) -> bool:
-        """Start a child. ``only``: the one level that it serves; ``spec``: its first message.
+        """Start a child. ``only``: the one priority that it serves; ``spec``: its first message.
 
         False: it cannot be started, and no other one for now.
         """

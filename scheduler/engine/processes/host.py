@@ -208,7 +208,7 @@ class ChildHost:
         name = "on_attempt_failed" if outcome.end is AttemptEnd.RETRIED else "on_failed"
         about = (type(error).__name__, str(error))
         where = (attempt.kind.name, *self.reference(attempt.kind))
-        return Job(job.level, ("hook", *where, tuple(attempt.claimed), name, attempt.started_at, *about), attempt)
+        return Job(job.priority, ("hook", *where, tuple(attempt.claimed), name, attempt.started_at, *about), attempt)
 
 
 def resolve(job: Job, value: Any = None, *, error: BaseException | None = None) -> None:

@@ -3,8 +3,8 @@
 One thread looks after all children. It takes orders from other threads (orders.py), gives the children work
 (queue.py), reads what they send and ends them (monitor.py), and keeps their timeouts (timeouts.py).
 
-The levels share the children: the highest level that waits gets the next free child, but every fourth time a lower one
-does, in turn; and high tasks get one child more when lower ones have taken them all.
+The priorities share the children: the highest one that waits gets the next free child, but every fourth time a lower
+one does, in turn; and high tasks get one child more when lower ones have taken them all.
 """
 
 from __future__ import annotations
@@ -189,14 +189,14 @@ class ProcessPool:
 
 
 class ProcessSlots:
-    """The slots of one level; all levels share one :class:`ProcessPool`."""
+    """The slots of one priority; all priorities share one :class:`ProcessPool`."""
 
-    def __init__(self, pool: ProcessPool, level: int, size: int) -> None:
+    def __init__(self, pool: ProcessPool, priority: int, size: int) -> None:
         self.pool = pool
-        self.level = level
+        self.priority = priority
         self._size = size
         self.waiting: deque[Attempt] = deque()
-        pool.queue.levels[level] = self.waiting
+        pool.queue.priorities[priority] = self.waiting
 
     @property
     def size(self) -> int:

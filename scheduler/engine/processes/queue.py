@@ -21,40 +21,40 @@ from scheduler.errors import Cancelled, ProcessDied
 SHORT_TASK_S = 0.002  # seconds: kinds that take less on average are given to a child several at a time
 MAX_AHEAD_S = 0.02  # seconds of work that a child may have waiting
 MAX_JOBS_AHEAD = 64
-LEVELS = (0, 1, 2)
-HIGH_LEVEL = 0
+PRIORITIES = (0, 1, 2)
+HIGH_PRIORITY = 0
 
 
 class JobQueue:
-    """Attempts, functions and hooks by level. ``levels``: the waiting attempts; the engine adds and removes some."""
+    """Attempts, functions and hooks by priority. ``priorities``: the waiting attempts, which the engine changes."""
 
     def __init__(self, children: ChildRegistry, host: ChildHost) -> None:
-        self.levels: dict[int, deque[Attempt]] = {}
+        self.priorities: dict[int, deque[Attempt]] = {}
         self._children = children
         self._host = host
-        self._functions: dict[int, deque[Job]] = {}  # functions and hooks, by level
+        self._functions: dict[int, deque[Job]] = {}  # functions and hooks, by priority
         self._numbers = 0
         self._rotation = FairRotation()
         self._given: dict[int, tuple[ChildHandle, Job]] = {}  # by id() of the attempt
 
     # what waits
 
-    def count(self, level: int) -> int:
-        return len(self.levels.get(level, ())) + len(self._functions.get(level, ()))
+    def count(self, priority: int) -> int:
+        return len(self.priorities.get(priority, ())) + len(self._functions.get(priority, ()))
 
     def attempts(self) -> Iterator[Attempt]:
-        """The waiting attempts of all levels."""
-        for waiting in self.levels.values():
+        """The waiting attempts of all priorities."""
+        for waiting in self.priorities.values():
             yield from list(waiting)
 
     def functions(self) -> Iterator[Job]:
-        """The waiting functions and hooks of all levels."""
+        """The waiting functions and hooks of all priorities."""
         for waiting in self._functions.values():
             yield from list(waiting)
 
     def add(self, job: Job) -> None:
         """Add a function or a hook."""
-        self._functions.setdefault(job.level, deque()).append(job)
+        self._functions.setdefault(job.priority, deque()).append(job)
 
     def drop(self, job: Job) -> None:
         """Remove a cancelled function, if it waits here, and answer its caller."""
@@ -64,22 +64,22 @@ class JobQueue:
                 resolve(job, error=_not_begun())
 
     def next(self, only: int | None) -> Job | None:
-        """The next job, of this level only or of any. Reports the waiting attempts that must not run any more."""
-        levels = [level for level in (LEVELS if only is None else (only,)) if self.count(level)]
-        if not levels:
+        """The next job, of this priority only or of any. Reports the waiting attempts that must not run any more."""
+        priorities = [priority for priority in (PRIORITIES if only is None else (only,)) if self.count(priority)]
+        if not priorities:
             return None
-        for level in self._rotation.order(levels):
-            functions = self._functions.get(level)
-            job = functions.popleft() if functions else self._next_attempt(level)
+        for priority in self._rotation.order(priorities):
+            functions = self._functions.get(priority)
+            job = functions.popleft() if functions else self._next_attempt(priority)
             if job is not None:
-                self._rotation.record(levels, {level})
+                self._rotation.record(priorities, {priority})
                 self._numbers += 1
                 job.number = self._numbers
                 return job
         return None
 
-    def _next_attempt(self, level: int) -> Job | None:
-        waiting, runtime = self.levels.get(level), self._host.runtime
+    def _next_attempt(self, priority: int) -> Job | None:
+        waiting, runtime = self.priorities.get(priority), self._host.runtime
         while waiting:
             try:
                 attempt = waiting.popleft()
@@ -90,17 +90,17 @@ class JobQueue:
             elif attempt.cancelled:
                 self._host.report(attempt, outcome_of_external_end(attempt, runtime, Cancelled("cancelled"))[0])
             else:
-                return self._job(attempt, level)
+                return self._job(attempt, priority)
         return None
 
-    def _job(self, attempt: Attempt, level: int) -> Job:
+    def _job(self, attempt: Attempt, priority: int) -> Job:
         runtime, kind = self._host.runtime, attempt.kind
         clock_offset = runtime.now() - time.time_ns() // 1000
         trace = None if attempt.trace is None else attempt.trace.context.traceparent
         about: tuple[Any, ...] = (
             *(kind.name, *self._host.reference(kind), tuple(attempt.claimed), attempt.start_by, trace),
         )
-        job = Job(level, ("run", *about, clock_offset, runtime.lease_expires_at), attempt)
+        job = Job(priority, ("run", *about, clock_offset, runtime.lease_expires_at), attempt)
         job.is_attempt, job.quarantined = True, attempt.isolated
         return job
 
@@ -110,7 +110,7 @@ class JobQueue:
         """Start children while more work waits than there are free children."""
         if self._children.backing_off:
             return
-        waits = [self.count(level) for level in LEVELS]
+        waits = [self.count(priority) for priority in PRIORITIES]
         if not any(waits):
             return
         living = [c for c in self._children.children.values() if c.stopping is None and not c.killed]
@@ -121,9 +121,9 @@ class JobQueue:
             if not self._children.start(None, self._host.message()):
                 return
         taken = missing <= 0 and all(c.current is not None for c in common)
-        lower = any(c.current is not None and c.current.level != HIGH_LEVEL for c in common)
-        if waits[HIGH_LEVEL] and taken and lower and all(c.only is None for c in living):
-            self._children.start(HIGH_LEVEL, self._host.message())
+        lower = any(c.current is not None and c.current.priority != HIGH_PRIORITY for c in common)
+        if waits[HIGH_PRIORITY] and taken and lower and all(c.only is None for c in living):
+            self._children.start(HIGH_PRIORITY, self._host.message())
 
     # given and taken back
 
@@ -162,11 +162,11 @@ class JobQueue:
         for job in reversed(jobs):
             if job.is_attempt:
                 self.forget(job.attempt)
-                self.levels[job.level].appendleft(job.attempt)
+                self.priorities[job.priority].appendleft(job.attempt)
             elif job.cancelled:
                 resolve(job, error=_not_begun())
             else:
-                self._functions.setdefault(job.level, deque()).appendleft(job)
+                self._functions.setdefault(job.priority, deque()).appendleft(job)
 
     def take_back(self, child: ChildHandle) -> None:
         """Take back what the child has not begun."""

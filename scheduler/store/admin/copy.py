@@ -34,7 +34,7 @@ def copy(tx: Tx, task_id: int, change: Patch, *, key: str | None = None, depende
         if refused:
             raise refused[row.id].error
     given = {name: row._mapping[name] for name in COPIED}
-    for name in ("pool", "queue", "headers", "timeout", "run_at", "delay"):
+    for name in ("priority", "queue", "headers", "timeout", "run_at", "delay"):
         value = getattr(change, name)
         if value is not UNSET:
             given[name] = value

@@ -26,7 +26,7 @@ from scheduler.store.tasks.patch import NewPayload, set_payload
 _WHENS, _OTHERWISES = tuple(When), tuple(Otherwise)
 # Columns that a copy takes over unchanged.
 COPIED = (
-    *("kind", "queue", "pool", "max_attempts", "retry", "timeout", "payload_ref", "message_type", "causation"),
+    *("kind", "queue", "priority", "max_attempts", "retry", "timeout", "payload_ref", "message_type", "causation"),
     *("subject", "sequence", "headers", "key_retention", "slot", "slot_tz", "missed", "missed_since"),
     *("result_ttl", "max_duration", "max_delay", "executor", "resources", "executor_options"),
 )

@@ -17,7 +17,7 @@ class Entry(NamedTuple):
     task_id: int
     claim: int
     name: str
-    sort: int
+    type: int
     seq: int
     value: str | None = None
     failure: str | None = None
@@ -29,7 +29,7 @@ _COLUMNS: dict[str, type] = {
     "task_id": int,
     "claim": int,
     "name": str,
-    "sort": int,
+    "type": int,
     "seq": int,
     "value": str,
     "failure": str,
@@ -42,7 +42,7 @@ class CheckpointRecord(NamedTuple):
     """A stored checkpoint for people: ``size`` in characters of JSON, ``until`` of a sleep; times in microseconds."""
 
     name: str
-    sort: CheckpointType
+    type: CheckpointType
     claim: int
     started_at: int | None
     at: int
@@ -64,7 +64,7 @@ def write(tx: Tx, entries: Sequence[Entry]) -> None:
     tx.run(
         f"INSERT INTO schedd_checkpoints ({names}, at) SELECT {names}, :now FROM {tx.dialect.rows(_COLUMNS)} j "
         f"WHERE true ON CONFLICT (task_id, name) DO UPDATE SET {taken} "
-        "WHERE schedd_checkpoints.sort <> excluded.sort",
+        "WHERE schedd_checkpoints.type <> excluded.type",
         rows=bind_rows(entries),
         now=tx.now,
     )
@@ -73,7 +73,7 @@ def write(tx: Tx, entries: Sequence[Entry]) -> None:
 def read(tx: Tx, worker: int, task_id: int, claim: int) -> dict[str, Recorded] | None:
     """What is recorded of a task, in order; None unless this claim is still held."""
     rows = tx.run(
-        "SELECT c.name, c.sort, c.value, c.failure FROM schedd_tasks t "
+        "SELECT c.name, c.type, c.value, c.failure FROM schedd_tasks t "
         "LEFT JOIN schedd_checkpoints c ON c.task_id = t.id WHERE t.id = :id AND t.claim = :claim "
         f"AND t.worker = :worker AND t.state + 0 {IS_HELD} ORDER BY c.at, c.seq",
         id=task_id,
@@ -89,7 +89,7 @@ def find(tx: Tx, labels: Sequence[tuple[int, str]]) -> dict[tuple[int, str], Rec
     """What is recorded under these names, by (task id, name)."""
     named = tx.dialect.rows({"task_id": int, "name": str})
     rows = tx.run(
-        f"SELECT c.task_id, c.name, c.sort, c.value, c.failure FROM {named} j "
+        f"SELECT c.task_id, c.name, c.type, c.value, c.failure FROM {named} j "
         "JOIN schedd_checkpoints c ON c.task_id = j.task_id AND c.name = j.name",
         rows=bind_rows(labels),
     )
@@ -99,14 +99,14 @@ def find(tx: Tx, labels: Sequence[tuple[int, str]]) -> dict[tuple[int, str], Rec
 def records(tx: Tx, task_id: int) -> list[CheckpointRecord]:
     """All checkpoints of a task, in the order in which they were recorded."""
     rows = tx.run(
-        "SELECT name, sort, claim, started_at, at, coalesce(length(value), 0) AS size, "
+        "SELECT name, type, claim, started_at, at, coalesce(length(value), 0) AS size, "
         "CASE WHEN length(value) <= 200 THEN value END AS value, failure, note "
         "FROM schedd_checkpoints WHERE task_id = :id ORDER BY at, seq",
         id=task_id,
     )
     return [
         CheckpointRecord(
-            r.name, CheckpointType(r.sort), r.claim, r.started_at, r.at, r.size, r.value, r.failure, r.note
+            r.name, CheckpointType(r.type), r.claim, r.started_at, r.at, r.size, r.value, r.failure, r.note
         )
         for r in rows
     ]
@@ -140,7 +140,7 @@ def reconsider(tx: Tx, ids: Sequence[int]) -> None:
     tx.run(
         f"DELETE FROM schedd_checkpoints WHERE task_id IN {tx.dialect.ids()} AND "
         "(failure IS NOT NULL AND coalesce(note, '') <> :caught "
-        f"OR sort = {int(CheckpointType.TASK)} AND value IS NOT NULL "
+        f"OR type = {int(CheckpointType.TASK)} AND value IS NOT NULL "
         f"AND substr(name, 1, {len(TASK_AWAIT_PREFIX)}) <> :one)",
         **bound,
         caught=CAUGHT_NOTE,

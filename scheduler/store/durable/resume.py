@@ -15,7 +15,7 @@ from scheduler.store.durable.checkpoints import Entry
 MAX_CHECKPOINTS = 5_000  # checkpoints that one claim reads: where there are more, each handler reads its own
 LARGE_CHARS = 1_024  # characters of a value, or of a payload, from which on a handler asks for its own
 
-Recorded = tuple[str, int, str | None, str | None]  # name, sort, value, failure
+Recorded = tuple[str, int, str | None, str | None]  # name, type, value, failure
 
 
 def resume(tx: Tx, claimed: Sequence[tuple[int, int]]) -> dict[int, list[Recorded]]:
@@ -30,13 +30,13 @@ def resume(tx: Tx, claimed: Sequence[tuple[int, int]]) -> dict[int, list[Recorde
         checkpoints.write(tx, entries)
         waits.end(tx, [(entry.task_id, entry.name) for entry in entries])
         for entry in entries:
-            found[entry.task_id].append((entry.name, entry.sort, entry.value, entry.failure))
+            found[entry.task_id].append((entry.name, entry.type, entry.value, entry.failure))
     return found
 
 
 def _recorded(tx: Tx, ids: Sequence[int]) -> dict[int, list[Recorded]]:
     rows = tx.run(
-        f"SELECT c.task_id, c.name, c.sort, CASE WHEN length(c.value) < {LARGE_CHARS} THEN c.value END AS value, "
+        f"SELECT c.task_id, c.name, c.type, CASE WHEN length(c.value) < {LARGE_CHARS} THEN c.value END AS value, "
         f"c.failure, coalesce(length(c.value), 0) >= {LARGE_CHARS} FROM schedd_checkpoints c "
         f"WHERE {tx.dialect.among('c.task_id')} ORDER BY c.at, c.seq LIMIT {MAX_CHECKPOINTS + 1}",
         ids=tx.dialect.bind_ids(ids),
@@ -44,8 +44,8 @@ def _recorded(tx: Tx, ids: Sequence[int]) -> dict[int, list[Recorded]]:
     if len(rows) > MAX_CHECKPOINTS:
         return {}
     found: dict[int, list[Recorded]] = {task_id: [] for task_id in ids}
-    for task_id, name, sort, value, failure, _ in rows:
-        found[task_id].append((name, sort, value, failure))
+    for task_id, name, type_, value, failure, _ in rows:
+        found[task_id].append((name, type_, value, failure))
     for row in rows:
         if row[-1]:
             found.pop(row[0], None)

@@ -124,16 +124,16 @@ def backlogs(tx: Tx) -> tuple[list[Backlog], set[str]]:
         if any(pause.holds(head.queue, kind_of(head.lane)) for pause in paused):
             held.add(head.queue)
             continue
-        heads.setdefault(head.queue, []).append((head.run_at, head.pool, head.lane, kind_of(head.lane)))
+        heads.setdefault(head.queue, []).append((head.run_at, head.priority, head.lane, kind_of(head.lane)))
     found = []
     for queue, lanes in sorted(heads.items()):
         ready = []
-        for _, pool, lane, kind in sorted(lanes)[:_HEADS_PER_QUEUE]:
+        for _, priority, lane, kind in sorted(lanes)[:_HEADS_PER_QUEUE]:
             row = tx.run(
                 f"SELECT id, run_at FROM schedd_tasks WHERE {CLAIMABLE} AND queue = :queue "
-                "AND pool = :pool AND lane = :lane ORDER BY run_at, id LIMIT 1",
+                "AND priority = :priority AND lane = :lane ORDER BY run_at, id LIMIT 1",
                 queue=queue,
-                pool=pool,
+                priority=priority,
                 lane=lane,
             ).first()
             if row is not None:

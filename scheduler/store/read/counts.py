@@ -1,4 +1,4 @@
-"""Counting tasks by state and pool from narrow indexes, up to a bound: never by walking the table."""
+"""Counting tasks by state and priority from narrow indexes, up to a bound: never by walking the table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from scheduler.store.tasks.claim import LaneHead
 # allows one state only, no column is read, so that the index alone answers.
 _GROUPS = (
     (f"state = {st.WAITING}", "id", st.WAITING),
-    (f"{CLAIMABLE}", "queue, pool, lane, run_at, id", None),
+    (f"{CLAIMABLE}", "queue, priority, lane, run_at, id", None),
     (f"{HELD}", "worker, lane", None),
     (f"state = {st.SUCCESS}", "kept_until, finished_at", st.SUCCESS),
     *((f"state >= {st.FAILED} AND state = {code}", "state, finished_at", code) for code in (7, 8, 9, 10)),
@@ -38,8 +38,8 @@ def _counting(number: int, where: str, order: str, code: int | None) -> str:
 _ABOUT = " UNION ALL ".join(_counting(number, *one) for number, one in enumerate(_GROUPS))
 _OF_POOL = (
     "SELECT count(*) AS n, sum(CASE WHEN run_at <= :now THEN 1 ELSE 0 END) AS due FROM (SELECT run_at "
-    f"FROM schedd_tasks WHERE {CLAIMABLE} AND queue = :queue AND pool = :pool "
-    "ORDER BY queue, pool, lane, run_at, id "
+    f"FROM schedd_tasks WHERE {CLAIMABLE} AND queue = :queue AND priority = :priority "
+    "ORDER BY queue, priority, lane, run_at, id "
     "LIMIT :most) AS p"
 )
 
@@ -62,7 +62,7 @@ def _named(rows: Sequence[sa.Row[Any]]) -> dict[str, int]:
 
 
 class PoolCounts(NamedTuple):
-    """Tasks by pool that are due now, and later; ``capped``: there may be more."""
+    """Tasks by priority that are due now, and later; ``capped``: there may be more."""
 
     due: Counter[int]
     later: Counter[int]
@@ -70,15 +70,15 @@ class PoolCounts(NamedTuple):
 
 
 def pools(tx: Tx, heads: Sequence[LaneHead], most: int) -> PoolCounts:
-    """Ready tasks by pool. ``heads``: of all lanes. Looks at no more than ``most`` tasks of each pool."""
+    """Ready tasks by priority. ``heads``: of all lanes. Looks at no more than ``most`` tasks of each priority."""
     due, later, left = Counter[int](), Counter[int](), Counter[int]()
-    for queue, pool in dict.fromkeys((head.queue, head.pool) for head in heads):
-        left.setdefault(pool, most)
-        if left[pool] <= 0:
+    for queue, priority in dict.fromkeys((head.queue, head.priority) for head in heads):
+        left.setdefault(priority, most)
+        if left[priority] <= 0:
             continue
-        bound = {"queue": queue, "pool": pool, "now": tx.now, "most": left[pool]}
+        bound = {"queue": queue, "priority": priority, "now": tx.now, "most": left[priority]}
         row = tx.run(_OF_POOL, **bound).one()
-        due[pool] += row.due or 0
-        later[pool] += row.n - (row.due or 0)
-        left[pool] -= row.n
+        due[priority] += row.due or 0
+        later[priority] += row.n - (row.due or 0)
+        left[priority] -= row.n
     return PoolCounts(due, later, any(rest <= 0 for rest in left.values()))

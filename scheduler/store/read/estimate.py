@@ -22,7 +22,7 @@ DAY_US = DAY * SECOND
 LOOKED_BACK = 7 * DAY_US  # how far back usual times are read
 _CHUNK = 5_000
 
-Group = tuple[int, int]  # pool, slot type
+Group = tuple[int, int]  # priority, slot type
 
 
 def expected(tx: Tx, kinds: Collection[str]) -> dict[str, Expected]:
@@ -60,13 +60,13 @@ def _expected(tx: Tx, back: int, kinds: Collection[str]) -> dict[str, Expected]:
 def slots_of(fleet: Fleet, groups: Collection[Group]) -> dict[object, int]:
     """How many tasks of each group the live workers run at once."""
     return {
-        (pool, slot_type): sum(
+        (priority, slot_type): sum(
             (w.capacity.processes or 0)
             if slot_type == PROCESS
-            else sum(w.capacity.pool(one)[slot_type] for one in range(pool, len(POOLS)))
+            else sum(w.capacity.pool(one)[slot_type] for one in range(priority, len(POOLS)))
             for w in fleet.claiming
         )
-        for pool, slot_type in groups
+        for priority, slot_type in groups
     }
 
 
@@ -90,7 +90,7 @@ def graph_estimate(tx: Tx, graph: Graph) -> Estimate:
             usual.get(row.kind),
             row.started_at if row.state == st.RUNNING else row.claimed_at if row.state == st.CLAIMED else None,
             None if row.run_at >= FOREVER else row.run_at,
-            (row.pool, fleet.slot_types.get(row.kind, THREAD)),
+            (row.priority, fleet.slot_types.get(row.kind, THREAD)),
             row.id in stuck,
         )
         for row in _rows(tx, unfinished)
@@ -104,7 +104,7 @@ def _rows(tx: Tx, ids: list[int]) -> list[Any]:
     found: list[Any] = []
     for begin in range(0, len(ids), _CHUNK):
         found += tx.run(
-            "SELECT id, kind, state, pool, run_at, claimed_at, started_at FROM schedd_tasks "
+            "SELECT id, kind, state, priority, run_at, claimed_at, started_at FROM schedd_tasks "
             f"WHERE {tx.dialect.among('id')} AND state < {st.FIRST_TERMINAL}",
             ids=tx.dialect.bind_ids(ids[begin : begin + _CHUNK]),
         ).fetchall()

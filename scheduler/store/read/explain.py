@@ -34,10 +34,10 @@ from scheduler.store.tasks import keys, stalls
 from scheduler.store.tasks import limits as caps
 
 _ROW = (
-    "SELECT t.id, t.claim, t.kind, t.schema_version, t.state, t.queue, t.pool, t.lane, t.unmet, t.run_at, t.attempt, "
-    "t.attempt_base, t.max_attempts, t.created_at, t.claimed_at, t.started_at, t.finished_at, t.result_until, "
-    "t.timeout, t.cancel_requested, t.rerun, t.worker, t.error, t.error_class, t.ended_by, t.key, w.host, w.pid "
-    "FROM schedd_tasks t LEFT JOIN schedd_workers w ON w.id = t.worker WHERE t.id = :id"
+    "SELECT t.id, t.claim, t.kind, t.schema_version, t.state, t.queue, t.priority, t.lane, t.unmet, t.run_at, "
+    "t.attempt, t.attempt_base, t.max_attempts, t.created_at, t.claimed_at, t.started_at, t.finished_at, "
+    "t.result_until, t.timeout, t.cancel_requested, t.rerun, t.worker, t.error, t.error_class, t.ended_by, t.key, "
+    "w.host, w.pid FROM schedd_tasks t LEFT JOIN schedd_workers w ON w.id = t.worker WHERE t.id = :id"
 )
 
 MAX_NAMED = 3  # tasks that hold a queue, by their ids
@@ -215,7 +215,7 @@ def _hung(row: sa.Row[Any], holder: WorkerRecord, now: int) -> str | None:
         since = rfc3339(hang.since, exact=False)
         if (hang.task, hang.claim) == (row.id, row.claim):
             if hang.blocks:
-                loop = f"the event loop of {POOLS[hang.level]} tasks on worker {holder.label}"
+                loop = f"the event loop of {POOLS[hang.priority]} tasks on worker {holder.label}"
                 return f"it blocks {loop} since {since}: {hang.remedy(holder.id)}"
             limit = (
                 "its worker's default timeout" if row.timeout is None else f"its timeout of {span_text(row.timeout)}"
@@ -274,8 +274,9 @@ def _paused_later(tx: Tx, row: sa.Row[Any]) -> str:
 
 
 def _unserved(row: sa.Row[Any], fleet: Fleet) -> str | None:
-    level = None if row.lane.startswith(QUARANTINE_LANE) else row.pool  # a suspect may run in slots of another pool
-    return fleet.unserved(row.queue, row.kind, row.schema_version, level, executor_of(row.lane))
+    suspect = row.lane.startswith(QUARANTINE_LANE)  # it may run in slots of another pool
+    priority = None if suspect else row.priority
+    return fleet.unserved(row.queue, row.kind, row.schema_version, priority, executor_of(row.lane))
 
 
 def _due(tx: Tx, row: sa.Row[Any], fleet: Fleet) -> str:

@@ -14,54 +14,54 @@ from scheduler.store.predicates import CLAIMABLE
 from scheduler.store.read.explain import ready_since
 from scheduler.store.tasks.claim import LaneHead, lane_heads
 
-MAX_COUNTED = 100_000  # tasks of a queue and pool, dead letters, and waiting tasks that are looked at
-MAX_QUEUES = 200  # pairs of a queue and a pool, those that have waited longest
+MAX_COUNTED = 100_000  # tasks of a queue and priority, dead letters, and waiting tasks that are looked at
+MAX_QUEUES = 200  # pairs of a queue and a priority, those that have waited longest
 MAX_SCHEDULES = 200  # schedules named, the latest
-_MAX_HEADS = 20  # lanes of a queue and pool looked at for the oldest ready task
+_MAX_HEADS = 20  # lanes of a queue and priority looked at for the oldest ready task
 _DEAD = f"state = {st.DEAD} AND state >= {st.FAILED}"  # the second as the index says it
 
 
 class ReadyTasks(NamedTuple):
-    """Due tasks of a queue and pool (by its priority), and since when the oldest only wants a worker (microseconds;
+    """Due tasks of a queue and priority, and since when the oldest only wants a worker (microseconds;
     None: none is due)."""
 
     queue: str
-    pool: int
+    priority: int
     number: int
     since: int | None
 
 
 def ready(tx: Tx) -> list[ReadyTasks]:
-    """Each queue and pool with claimable tasks, those that have waited longest first."""
+    """Each queue and priority with claimable tasks, those that have waited longest first."""
     groups: dict[tuple[str, int], list[LaneHead]] = {}
     for head in sorted(lane_heads(tx), key=lambda head: head.run_at):
-        groups.setdefault((head.queue, head.pool), []).append(head)
+        groups.setdefault((head.queue, head.priority), []).append(head)
     return [_ready(tx, *key, heads) for key, heads in list(groups.items())[:MAX_QUEUES]]
 
 
-def _ready(tx: Tx, queue: str, pool: int, heads: Sequence[LaneHead]) -> ReadyTasks:
+def _ready(tx: Tx, queue: str, priority: int, heads: Sequence[LaneHead]) -> ReadyTasks:
     due = [head for head in heads if head.run_at <= tx.now]
     if not due:
-        return ReadyTasks(queue, pool, 0, None)
+        return ReadyTasks(queue, priority, 0, None)
     number = tx.run(
         f"SELECT count(*) FROM (SELECT 1 FROM schedd_tasks WHERE {CLAIMABLE} AND queue = :queue "
-        f"AND pool = :pool AND run_at <= :now LIMIT {MAX_COUNTED}) r",
+        f"AND priority = :priority AND run_at <= :now LIMIT {MAX_COUNTED}) r",
         queue=queue,
-        pool=pool,
+        priority=priority,
         now=tx.now,
     ).scalar_one()
     since = []
     for head in due[:_MAX_HEADS]:
         row = tx.run(
             f"SELECT id, run_at FROM schedd_tasks WHERE {CLAIMABLE} AND queue = :queue "
-            "AND pool = :pool AND lane = :lane ORDER BY run_at, id LIMIT 1",
+            "AND priority = :priority AND lane = :lane ORDER BY run_at, id LIMIT 1",
             queue=queue,
-            pool=pool,
+            priority=priority,
             lane=head.lane,
         ).first()
         if row is not None:
             since.append(ready_since(tx, row.id, row.run_at))
-    return ReadyTasks(queue, pool, int(number), min(since, default=None))
+    return ReadyTasks(queue, priority, int(number), min(since, default=None))
 
 
 class DeadLettersOfKind(NamedTuple):

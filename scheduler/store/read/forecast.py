@@ -66,7 +66,7 @@ class ClockChange(NamedTuple):
 
 
 class Forecast(NamedTuple):
-    """From ``since`` to ``until`` (microseconds). ``slots``: of the live workers, by (pool, slot type).
+    """From ``since`` to ``until`` (microseconds). ``slots``: of the live workers, by (priority, slot type).
 
     ``load``: how many of these the schedules want on average, in 144 equal parts of the time. ``truncated``: there are
     too many runs to say all of it. Whatever else is scheduled comes on top.
@@ -148,7 +148,7 @@ def _template(schedule: ScheduleRecord, options: str) -> list[TaskSpec]:
 
 def _run(template: Sequence[TaskSpec], usual: Mapping[str, Expected], sorts: Mapping[str, int]) -> _Run:
     """Each task begins when the last one that it waits for has ended."""
-    pools = tuple(dict.fromkeys(POOLS[spec.pool] for spec in template if spec.pool in range(len(POOLS))))
+    pools = tuple(dict.fromkeys(POOLS[spec.priority] for spec in template if spec.priority in range(len(POOLS))))
     if any(spec.kind not in usual for spec in template) or not 0 < len(template) <= _MAX_TASKS:
         return _Run(None, None, [], len(template), pools)
     ends: list[tuple[int, int]] = []
@@ -158,7 +158,7 @@ def _run(template: Sequence[TaskSpec], usual: Mapping[str, Expected], sorts: Map
         start, late = (max((end[i] for end in parents), default=0) for i in (0, 1))
         own = usual[spec.kind]
         ends.append((start + own.p50, late + own.p90))
-        uses.append(((spec.pool, sorts.get(spec.kind, THREAD)), start, start + own.p50))
+        uses.append(((spec.priority, sorts.get(spec.kind, THREAD)), start, start + own.p50))
     return _Run(max(e[0] for e in ends), max(e[1] for e in ends), uses, len(template), pools)
 
 
@@ -260,5 +260,5 @@ def _clock_changes(found: Sequence[ScheduleForecast], since: int, until: int) ->
 def group_text(group: object) -> str:
     """``medium thread``: what a collision is about."""
     assert isinstance(group, tuple)
-    pool, slot_type = group
-    return f"{POOLS[pool]} {SLOT_TYPES[slot_type]}"
+    priority, slot_type = group
+    return f"{POOLS[priority]} {SLOT_TYPES[slot_type]}"

@@ -123,7 +123,7 @@ def timeline(tx: Tx, task_id: int) -> TaskTimeline:
     """What a task has been through. Raises UnknownTaskError."""
     get_task(tx, task_id)
     life = lives(tx, [task_id])[int(task_id)]
-    steps = [Step(c.name, c.sort, c.claim, c.started_at, c.at) for c in checkpoints.records(tx, task_id)]
+    steps = [Step(c.name, c.type, c.claim, c.started_at, c.at) for c in checkpoints.records(tx, task_id)]
     marks = [Mark(e.at, f"{e.action} {audit.by(e)}") for e in audit.of_task(tx, task_id)]
     return TaskTimeline(spans(life), steps, marks)
 

@@ -152,7 +152,7 @@ def _condition(tx: Tx, term: Term, bind: Callable[[object], str]) -> str:
         ]
         return f"({' OR '.join(parts)})"
     if term.field == "priority":
-        return f"t.pool IN ({', '.join(str(int(Priority.parse(value))) for value in term.values)})"
+        return f"t.priority IN ({', '.join(str(int(Priority.parse(value))) for value in term.values)})"
     if term.field in ("id", "worker"):
         return f"t.{term.field} IN ({', '.join(bind(int(value)) for value in term.values)})"
     if term.field == "correlation":

@@ -73,28 +73,28 @@ def _taken(tx: Tx, fleet: Fleet, row: sa.Row[Any], able: list[WorkerRecord]) -> 
         if slot_type == PROCESS and capacity.childless:
             full.childless = True
             continue
-        room = None if slot_type is None else capacity.room(row.pool, slot_type, held.get(worker.id, {}))
+        room = None if slot_type is None else capacity.room(row.priority, slot_type, held.get(worker.id, {}))
         if slot_type is None or room is None or room.free:
             return None
         full.rooms.append(room)
-        full.orphans.extend(capacity.orphans_of(row.pool, slot_type))
-    return _describe(able, row.pool, THREAD if slot_type is None else slot_type, full)
+        full.orphans.extend(capacity.orphans_of(row.priority, slot_type))
+    return _describe(able, row.priority, THREAD if slot_type is None else slot_type, full)
 
 
 def _held(tx: Tx, fleet: Fleet) -> dict[int, Counter[SlotKey]]:
     """What each worker holds, by pool and slot type; without kinds whose slot type no worker has reported."""
     held: dict[int, Counter[SlotKey]] = {}
     rows = tx.run(
-        f"SELECT worker, pool, kind, count(*) AS n FROM schedd_tasks WHERE {HELD} GROUP BY worker, pool, kind"
+        f"SELECT worker, priority, kind, count(*) AS n FROM schedd_tasks WHERE {HELD} GROUP BY worker, priority, kind"
     )
     for row in rows:
         slot_type = fleet.slot_types.get(row.kind)
         if slot_type is not None:
-            held.setdefault(row.worker or _NO_WORKER, Counter())[row.pool, slot_type] += row.n
+            held.setdefault(row.worker or _NO_WORKER, Counter())[row.priority, slot_type] += row.n
     return held
 
 
-def _describe(able: list[WorkerRecord], level: int, slot_type: int, full: _Full) -> str:
+def _describe(able: list[WorkerRecord], priority: int, slot_type: int, full: _Full) -> str:
     waits = []
     if full.childless:
         waits.append("a child process: none can be started at present, its worker's log says why")
@@ -105,7 +105,7 @@ def _describe(able: list[WorkerRecord], level: int, slot_type: int, full: _Full)
         if any(not one.full for one in full.rooms):
             return _perhaps(room)
         more = f", {room.more} more claimed" if room.more else ""
-        waits.append(f"{_what(able, level, slot_type)} ({room.busy} busy of {room.slots}{more})")
+        waits.append(f"{_what(able, priority, slot_type)} ({room.busy} busy of {room.slots}{more})")
     if full.at_most:
         held, most = map(sum, zip(*full.at_most, strict=True))
         waits.append(f"room under max_concurrent_tasks ({held} held of {most})")
@@ -117,16 +117,16 @@ def _describe(able: list[WorkerRecord], level: int, slot_type: int, full: _Full)
 
 
 def _perhaps(room: Room) -> str:
-    """In which pool's slot a task runs that another level's pool may have helped with is known by its worker only."""
-    some = "a task of a higher level ends that may have its slot"
+    """In which pool's slot a task runs that a lower pool may have taken is known by its worker only."""
+    some = "a task of a higher priority ends that may have its slot"
     if room.guests > 1:
-        some = f"one of {room.guests} tasks of higher levels ends that may have its slots"
+        some = f"one of {room.guests} tasks of higher priorities ends that may have its slots"
     return f"a worker claims it at its next cycle, or when {some}"
 
 
-def _what(able: list[WorkerRecord], level: int, slot_type: int) -> str:
+def _what(able: list[WorkerRecord], priority: int, slot_type: int) -> str:
     if slot_type == PROCESS:
         return "a free child process"
-    pools = [POOLS[one] for one in range(level, len(POOLS)) if any(w.capacity.pool(one)[slot_type] for w in able)]
+    pools = [POOLS[one] for one in range(priority, len(POOLS)) if any(w.capacity.pool(one)[slot_type] for w in able)]
     name = "thread" if slot_type == THREAD else "async"
     return f"a free {name} slot of pool{'s' if len(pools) > 1 else ''} {', '.join(pools)}"

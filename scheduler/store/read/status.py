@@ -44,7 +44,7 @@ _WAIT = list(Otherwise).index(Otherwise.WAIT)
 
 
 class PoolCount(NamedTuple):
-    """Tasks of one level: due now, later, claimed or running; and the slots that live workers have for it."""
+    """Tasks of one priority: due now, later, claimed or running; and the slots that live workers have for it."""
 
     due: int
     later: int
@@ -70,7 +70,7 @@ class PausedWork(NamedTuple):
 
 
 class Status(NamedTuple):
-    """What ``schedctl status`` tells. Counts end at a number of tasks of each index, and of each pool."""
+    """What ``schedctl status`` tells. Counts end at a number of tasks of each index, and of each priority."""
 
     states: dict[str, int]
     pools: dict[str, PoolCount]
@@ -85,7 +85,7 @@ class Status(NamedTuple):
 def status(tx: Tx, most: int = MAX_COUNTED) -> Status:
     """How things stand at ``now`` (microseconds). Reads narrow indexes only.
 
-    ``most``: tasks of each index, and of each pool, that are counted.
+    ``most``: tasks of each index, and of each priority, that are counted.
     """
     found = workers(tx)
     fleet = fleet_of(tx, found)
@@ -139,18 +139,18 @@ def paused_work(tx: Tx, due: list[LaneHead]) -> list[PausedWork]:
 
 def _pools(tx: Tx, fleet: Fleet, heads: list[LaneHead], most: int) -> dict[str, PoolCount]:
     ready, held = pools(tx, heads, most), {0: 0, 1: 0, 2: 0}
-    for row in tx.run(f"SELECT pool, count(*) AS n FROM schedd_tasks WHERE {HELD} GROUP BY pool"):
-        held[row.pool] = row.n
+    for row in tx.run(f"SELECT priority, count(*) AS n FROM schedd_tasks WHERE {HELD} GROUP BY priority"):
+        held[row.priority] = row.n
     slots = {name: [w.capacity.pools[name] for w in fleet.claiming] for name in POOLS}
     return {
         name: PoolCount(
-            ready.due[level],
-            ready.later[level],
-            held[level],
+            ready.due[priority],
+            ready.later[priority],
+            held[priority],
             sum(s for s, _ in slots[name]),
             sum(a for _, a in slots[name]),
         )
-        for level, name in enumerate(POOLS)
+        for priority, name in enumerate(POOLS)
     }
 
 
@@ -159,7 +159,7 @@ def _oldest(tx: Tx, due: list[LaneHead]) -> ReadyTask | None:
     for head in due[:_MAX_HEADS]:
         row = tx.run(
             f"SELECT id, kind, queue, run_at FROM schedd_tasks WHERE {CLAIMABLE} "
-            "AND queue = :queue AND lane = :lane AND pool = :pool ORDER BY run_at, id LIMIT 1",
+            "AND queue = :queue AND lane = :lane AND priority = :priority ORDER BY run_at, id LIMIT 1",
             **head._asdict(),
         ).first()
         if row is not None:
@@ -184,10 +184,10 @@ def _unserved(tx: Tx, due: list[LaneHead], fleet: Fleet) -> list[Stuck]:
     groups: dict[tuple[str, str, int, bool, str], list[LaneHead]] = {}
     for head in due:
         suspect, executor = head.lane.startswith(QUARANTINE_LANE), executor_of(head.lane) or ""
-        groups.setdefault((head.queue, kind_of(head.lane), head.pool, suspect, executor), []).append(head)
+        groups.setdefault((head.queue, kind_of(head.lane), head.priority, suspect, executor), []).append(head)
     rows: dict[str, tuple[int, list[int]]] = {}
-    for (queue, kind, level, suspect, executor), heads in sorted(groups.items()):
-        reason = fleet.unserved(queue, kind, level=None if suspect else level, executor=executor or None)
+    for (queue, kind, priority, suspect, executor), heads in sorted(groups.items()):
+        reason = fleet.unserved(queue, kind, priority=None if suspect else priority, executor=executor or None)
         if reason is None and executor:
             continue
         if reason is None:
@@ -209,7 +209,7 @@ def _unserved(tx: Tx, due: list[LaneHead], fleet: Fleet) -> list[Stuck]:
 def _due_ids(tx: Tx, head: LaneHead) -> list[int]:
     rows = tx.run(
         f"SELECT id FROM schedd_tasks WHERE {CLAIMABLE} AND queue = :queue AND lane = :lane "
-        f"AND pool = :pool AND run_at <= :now ORDER BY run_at, id LIMIT {_MAX_COUNT}",
+        f"AND priority = :priority AND run_at <= :now ORDER BY run_at, id LIMIT {_MAX_COUNT}",
         **head._asdict(),
         now=tx.now,
     )
@@ -222,7 +222,7 @@ def _too_new(tx: Tx, heads: list[LaneHead], newest: int) -> tuple[int, list[int]
     for head in heads[:_LANES]:
         rows = tx.run(
             "SELECT schema_version, id FROM (SELECT id, schema_version FROM schedd_tasks WHERE state >= 1 "
-            "AND state <= 3 AND queue = :queue AND lane = :lane AND pool = :pool AND run_at <= :now "
+            "AND state <= 3 AND queue = :queue AND lane = :lane AND priority = :priority AND run_at <= :now "
             f"ORDER BY run_at, id LIMIT {_FIRST}) t WHERE schema_version > :newest",
             **head._asdict(),
             now=tx.now,

@@ -82,7 +82,7 @@ class TaskRecord(TaskColumns[int, int, int], frozen=True, kw_only=True):
 
 
 _DERIVED = {"priority", "result_text"}
-_COLUMNS = [name for name in TaskRecord.__struct_fields__ if name not in _DERIVED] + ["pool", "result"]
+_COLUMNS = [name for name in TaskRecord.__struct_fields__ if name not in _DERIVED] + ["priority", "result"]
 _NUMBERS = [name for name in numbers_of("schedd_tasks") if name in _COLUMNS]
 _NAMES = ", ".join(f"t.{name}" for name in _COLUMNS)
 
@@ -113,7 +113,7 @@ def _resources(text: str | None) -> Resources | None:
 
 def _record(row: sa.Row[Any], values: dict[tuple[int, str], str]) -> TaskRecord:
     given = dict(row._mapping)
-    for name, most in (("state", len(TaskState)), ("pool", len(Priority))):
+    for name, most in (("state", len(TaskState)), ("priority", len(Priority))):
         if given[name] not in range(most):
             raise BrokenRowError(f"task {row.id}: {name} {given[name]} is unknown; see `schedctl doctor`")
     for name in _NUMBERS:
@@ -123,7 +123,7 @@ def _record(row: sa.Row[Any], values: dict[tuple[int, str], str]) -> TaskRecord:
     policy, headers, state = given["retry"], given["headers"], TaskState.from_code(given["state"])
     given |= {
         "state": state,
-        "priority": Priority(given.pop("pool")),
+        "priority": Priority(given.pop("priority")),
         "correlation": given["correlation"] or str(task_id),
         "retry": _policy(policy),
         "headers": _headers(headers),

@@ -14,7 +14,7 @@ from scheduler.store.read.workers import WorkerRecord, workers
 from scheduler.store.tasks.claim import lane_heads
 
 RATE_OVER = 120 * SECOND  # microseconds that the throughput is of: workers write their numbers every ten seconds
-MAX_DUE = 10_000  # counts of what is due end here, by queue and pool
+MAX_DUE = 10_000  # counts of what is due end here, by queue and priority
 _RUNNING = (
     "SELECT t.id, t.kind, t.queue, t.key, t.attempt, t.started_at, t.progress, t.progress_message, "
     "t.worker AS worker_id, w.host, w.pid FROM schedd_tasks t LEFT JOIN schedd_workers w ON w.id = t.worker "

@@ -16,7 +16,7 @@ class _Options(msgspec.Struct):
     """Of the task that each slot makes."""
 
     queue: str = "default"
-    pool: int = 1
+    priority: int = 1
     schema_version: int = 1
     executor: str | None = None
 
@@ -48,7 +48,7 @@ def unserved_schedules(tx: Tx, fleet: Fleet) -> list[Unserved]:
         except msgspec.MsgspecError:
             continue  # reported as a schedule that cannot be read
         for kind, options in tasks:
-            reason = fleet.unserved(options.queue, kind, options.schema_version, options.pool, options.executor)
+            reason = fleet.unserved(options.queue, kind, options.schema_version, options.priority, options.executor)
             if reason is not None:
                 found.append(Unserved(row.name, reason, row.seen_at))
                 break

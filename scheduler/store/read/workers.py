@@ -230,7 +230,7 @@ def hung_text(worker: WorkerRecord, hang: HungHandler) -> str:
         what = f"task {hang.task} ({hang.kind}) hangs on worker {worker.label}, past its timeout since {since}"
     else:
         who = f"task {hang.task} ({hang.kind})" if hang.task else "something that a handler left behind"
-        loop = f"the event loop of {POOLS[hang.level]} tasks on worker {worker.label}"
+        loop = f"the event loop of {POOLS[hang.priority]} tasks on worker {worker.label}"
         behind = f", {counted(len(hang.behind), 'coroutine')} cannot go on" if hang.behind else ""
         what = f"{who} blocks {loop} since {since}{behind}"
     return f"{what}: {hang.remedy(worker.id)}"
@@ -239,9 +239,10 @@ def hung_text(worker: WorkerRecord, hang: HungHandler) -> str:
 def held_by_pool(tx: Tx) -> dict[tuple[int, str], int]:
     """How many tasks each worker has claimed or is running, by (worker, pool of their priority)."""
     rows = tx.run(
-        "SELECT worker, pool, count(*) AS n FROM schedd_tasks WHERE state >= 4 AND state <= 5 GROUP BY worker, pool"
+        "SELECT worker, priority, count(*) AS n FROM schedd_tasks WHERE state >= 4 AND state <= 5 "
+        "GROUP BY worker, priority"
     )
-    return {(row.worker, POOLS[row.pool]): row.n for row in rows if row.worker is not None}
+    return {(row.worker, POOLS[row.priority]): row.n for row in rows if row.worker is not None}
 
 
 class Drained(NamedTuple):
@@ -306,11 +307,11 @@ class Fleet:
         return next(elastic, None)
 
     def unserved(
-        self, queue: str, kind: str, version: int = 0, level: int | None = None, executor: str | None = None
+        self, queue: str, kind: str, version: int = 0, priority: int | None = None, executor: str | None = None
     ) -> str | None:
-        """Why no worker would run a task of this queue, kind, schema_version and level; None if one would.
+        """Why no worker would run a task of this queue, kind, schema_version and priority; None if one would.
 
-        ``level`` None: whatever slots it needs. ``executor``: that it names.
+        ``priority`` None: whatever slots it needs. ``executor``: that it names.
         """
         if executor is not None:
             return unplaced(self.executors, executor, queue)
@@ -320,7 +321,7 @@ class Fleet:
         newest = self.newest(queue, kind)
         if newest:
             if newest >= version:
-                return self._slotless(self.serving(queue, kind, version), queue, kind, level)
+                return self._slotless(self.serving(queue, kind, version), queue, kind, priority)
             return f"no live worker knows schema_version {version} of kind {kind!r}, the newest knows {newest}"
         elastic = self.starts_workers(queue)
         if known and elastic is not None and elastic.idle_reason is not None:
@@ -333,12 +334,12 @@ class Fleet:
             return f"no live worker serves queue {queue!r}"
         return f"no live worker serves both kind {kind!r} and queue {queue!r}"
 
-    def _slotless(self, serving: list[WorkerRecord], queue: str, kind: str, level: int | None) -> str | None:
+    def _slotless(self, serving: list[WorkerRecord], queue: str, kind: str, priority: int | None) -> str | None:
         slot_type = self.slot_types.get(kind)
-        if level is None or slot_type is None or not all(w.capacity.lacks(level, slot_type) for w in serving):
+        if priority is None or slot_type is None or not all(w.capacity.lacks(priority, slot_type) for w in serving):
             return None
         what = ("a thread slot", "an async slot", "a child process")[slot_type]
-        return f"no live worker that serves kind {kind!r} in queue {queue!r} has {what} for {POOLS[level]} tasks"
+        return f"no live worker that serves kind {kind!r} in queue {queue!r} has {what} for {POOLS[priority]} tasks"
 
 
 def fleet_of(tx: Tx, found: list[WorkerRecord]) -> Fleet:

@@ -91,7 +91,7 @@ def _done(tx: Tx, asked: Sequence[AttemptRequest]) -> dict[int, Answer]:
     return {
         i: {"value": found.value} if found.failure is None else {"failure": found.failure}
         for i, one in again.items()
-        if (found := known.get(one.label)) is not None and found.sort is _CHECKPOINT_TYPES[one.what]
+        if (found := known.get(one.label)) is not None and found.type is _CHECKPOINT_TYPES[one.what]
     }
 
 
@@ -109,7 +109,7 @@ def _isolated(tx: Tx, worker: int, one: AttemptRequest) -> tuple[Answer | None, 
 
 def _record(work: Work, asked: Sequence[AttemptRequest]) -> list[Answer | None]:
     """Steps that have succeeded."""
-    checkpoints.write(work.tx, [Entry(a.task_id, a.claim, sort=CheckpointType.STEP, **a.args) for a in asked])
+    checkpoints.write(work.tx, [Entry(a.task_id, a.claim, type=CheckpointType.STEP, **a.args) for a in asked])
     return [{} for _ in asked]
 
 

@@ -1,6 +1,6 @@
 """Finding and claiming work.
 
-The ready index is (queue, pool, lane, run_at, id) over claimable rows; a lane is a kind or kind + concurrency key.
+The ready index is (queue, priority, lane, run_at, id) over claimable rows; a lane is a kind or kind + concurrency key.
 A dispatch cycle hops from lane to lane (a loose index scan) and reads only the heads. So it never walks rows of an
 unserved queue, an unknown kind or a far future.
 """
@@ -27,11 +27,11 @@ HAS_RARE, HAS_PARENTS = 1, 2  # bits of ``extras``: a column of RARE is set; it 
 
 
 class LaneHead(NamedTuple):
-    """The earliest claimable task of a lane and level: its due time and id (0 if not asked for)."""
+    """The earliest claimable task of a lane and priority: its due time and id (0 if not asked for)."""
 
     queue: str
     lane: str
-    pool: int
+    priority: int
     run_at: int
     id: int = 0
 
@@ -41,7 +41,7 @@ class LaneClaim(NamedTuple):
 
     queue: str
     lane: str
-    pool: int
+    priority: int
     limit: int
 
 
@@ -65,7 +65,7 @@ class Claimed(NamedTuple):
     run_at: int
     queue: str
     lane: str
-    pool: int
+    priority: int
     kind: str
     claimed_at: int
     # rarely set, so a second statement reads them for the few tasks that have them: each column returned costs time
@@ -86,15 +86,16 @@ class Claimed(NamedTuple):
     epoch: int = 1  # of the store, in which the task was stored
 
 
-LANE_OF = attrgetter("queue", "lane", "pool")  # of a head, a pick, or what was claimed
+LANE_OF = attrgetter("queue", "lane", "priority")  # of a head, a pick, or what was claimed
 GROUP_OF = itemgetter(*(Claimed._fields.index(name) for name in ("kind", "queue", "extras")))  # in rollups
 DUE_AT = itemgetter(Claimed._fields.index("run_at"))
 RARE = tuple(name for name in Claimed._fields if name in Claimed._field_defaults and name != "epoch")
 _USUAL = tuple(name for name in Claimed._fields if name not in Claimed._field_defaults)
 _NAMES = ", ".join(f"t.{name}" for name in _USUAL)
 _RUN_AT = _USUAL.index("run_at")
-_LANE_OF_ROW = itemgetter(*(_USUAL.index(name) for name in ("queue", "lane", "pool")))
-_KNOWN = ("queue", "lane", "pool", "kind", "claimed_at")  # on SQLite each pick is a statement of its own and knows them
+_LANE_OF_ROW = itemgetter(*(_USUAL.index(name) for name in ("queue", "lane", "priority")))
+# On SQLite each pick is a statement of its own, and knows them.
+_KNOWN = ("queue", "lane", "priority", "kind", "claimed_at")
 _GROWN = {"claim": "claim + 1", "attempt": f"attempt + CASE WHEN {{t}}state = {st.SUSPENDED} THEN 0 ELSE 1 END"}
 _READ_COLUMNS = tuple(name for name in _USUAL if name not in _KNOWN)
 READ_NAMES = ", ".join(f"{{t}}{_GROWN.get(name, name)}" for name in _READ_COLUMNS)  # as they are once it is claimed
@@ -109,34 +110,34 @@ _SET = (
 _SET_SQLITE = _SET.format(t="", claim=SQLite.next_claim.format(t=""))
 _SET_PG = _SET.format(t="t.", claim=PostgreSQL.next_claim.format(t="t."))
 
-# From one head to the next: the next lane of the level, else the next level of the queue, else the next queue. Three
-# plain ranges, since SQLite does not use all columns of a row-value comparison for its index.
+# From one head to the next: the next lane of the priority, else the next priority of the queue, else the next queue.
+# Three plain ranges, since SQLite does not use all columns of a row-value comparison for its index.
 _NEXT = """coalesce(
-    (SELECT n.id FROM schedd_tasks n WHERE n.state >= 1 AND n.state <= 3 AND n.queue = {queue} AND n.pool = {pool}
-     AND n.lane > {lane} ORDER BY n.lane, n.run_at, n.id LIMIT 1),
-    (SELECT n.id FROM schedd_tasks n WHERE n.state >= 1 AND n.state <= 3 AND n.queue = {queue} AND n.pool > {pool}
-     ORDER BY n.pool, n.lane, n.run_at, n.id LIMIT 1),
+    (SELECT n.id FROM schedd_tasks n WHERE n.state >= 1 AND n.state <= 3 AND n.queue = {queue}
+     AND n.priority = {priority} AND n.lane > {lane} ORDER BY n.lane, n.run_at, n.id LIMIT 1),
+    (SELECT n.id FROM schedd_tasks n WHERE n.state >= 1 AND n.state <= 3 AND n.queue = {queue}
+     AND n.priority > {priority} ORDER BY n.priority, n.lane, n.run_at, n.id LIMIT 1),
     (SELECT n.id FROM schedd_tasks n WHERE n.state >= 1 AND n.state <= 3 AND n.queue > {queue}
-     ORDER BY n.queue, n.pool, n.lane, n.run_at, n.id LIMIT 1))"""
+     ORDER BY n.queue, n.priority, n.lane, n.run_at, n.id LIMIT 1))"""
 _HEADS = f"""
 WITH RECURSIVE head(id, n) AS (
   SELECT {{first}}, 1
   UNION ALL
-  SELECT {_NEXT.format(queue="h.queue", pool="h.pool", lane="h.lane")}, head.n + 1
+  SELECT {_NEXT.format(queue="h.queue", priority="h.priority", lane="h.lane")}, head.n + 1
   FROM head JOIN schedd_tasks h ON h.id = head.id WHERE head.n < :most
 )
-SELECT t.queue, t.lane, t.pool, t.run_at, t.id FROM head JOIN schedd_tasks t ON t.id = head.id ORDER BY head.n
+SELECT t.queue, t.lane, t.priority, t.run_at, t.id FROM head JOIN schedd_tasks t ON t.id = head.id ORDER BY head.n
 """
 # In the index's order, so that no planner takes the table for it.
-FIRST = f"SELECT id FROM schedd_tasks WHERE {CLAIMABLE} ORDER BY queue, pool, lane, run_at, id LIMIT 1"
+FIRST = f"SELECT id FROM schedd_tasks WHERE {CLAIMABLE} ORDER BY queue, priority, lane, run_at, id LIMIT 1"
 _HEADS_FROM_START = _HEADS.format(first=f"({FIRST})")
 _HEADS_AFTER = _HEADS.format(
-    first=_NEXT.format(queue="CAST(:queue AS text)", pool="CAST(:pool AS smallint)", lane="CAST(:lane AS text)")
+    first=_NEXT.format(queue="CAST(:queue AS text)", priority="CAST(:priority AS smallint)", lane="CAST(:lane AS text)")
 )
 
 _SQLITE_FIRST = f"""
 FROM schedd_tasks INDEXED BY ix_schedd_tasks_ready
-WHERE {CLAIMABLE} AND queue = :queue AND lane = :lane AND pool = :pool AND run_at <= :now
+WHERE {CLAIMABLE} AND queue = :queue AND lane = :lane AND priority = :priority AND run_at <= :now
 ORDER BY run_at, id LIMIT :limit"""
 # Read, then written: RETURNING takes SQLite longer. No other writer comes between: the write lock is held.
 _SQLITE_READ = f"SELECT {READ_NAMES.format(t='')} {_SQLITE_FIRST}"
@@ -152,7 +153,7 @@ _PG_CLAIM_IN = f"""
 WITH {{{{rows}}}}, picked AS MATERIALIZED (
   SELECT c.id FROM j p CROSS JOIN LATERAL (
     SELECT t.id FROM schedd_tasks t
-    WHERE {claimable("t")} AND t.queue = p.queue AND t.lane = p.lane AND t.pool = p.pool
+    WHERE {claimable("t")} AND t.queue = p.queue AND t.lane = p.lane AND t.priority = p.priority
       AND t.run_at <= :now {{start}}
     ORDER BY t.run_at, t.id LIMIT p.n FOR UPDATE OF t SKIP LOCKED) c
   WHERE EXISTS ({_LIVE})
@@ -165,13 +166,13 @@ _PG_CLAIM_FROM = _PG_CLAIM_IN.format(start="AND (t.run_at, t.id) >= (p.from_at, 
 _CLAIM_ONE = f"""
 UPDATE schedd_tasks SET {_SET.format(t="", claim="{claim}")} WHERE id = (
   SELECT t.id FROM schedd_tasks t
-  WHERE {claimable("t")} AND t.queue = :queue AND t.lane = :lane AND t.pool = :pool AND t.run_at <= :now
+  WHERE {claimable("t")} AND t.queue = :queue AND t.lane = :lane AND t.priority = :priority AND t.run_at <= :now
     AND EXISTS ({_LIVE})
   ORDER BY t.run_at, t.id LIMIT 1 {{skip_locked}})
 RETURNING {", ".join(_USUAL)}
 """
 _BY_TIME = itemgetter(_RUN_AT, 0)
-_PICK_COLUMNS: Columns = (("queue", str), ("lane", str), ("pool", int), ("n", int))
+_PICK_COLUMNS: Columns = (("queue", str), ("lane", str), ("priority", int), ("n", int))
 _PICK_FROM_COLUMNS: Columns = (*_PICK_COLUMNS, ("from_at", int), ("from_id", int))
 _START = (-(2**62), 0)
 
@@ -181,20 +182,20 @@ def lane_heads(tx: Tx, after: LaneHead | None = None, most: int = 10**9) -> list
     if after is None:
         rows = tx.rows(_HEADS_FROM_START, most=most)
     else:
-        bound = {"queue": after.queue, "pool": after.pool, "lane": after.lane, "most": most}
+        bound = {"queue": after.queue, "priority": after.priority, "lane": after.lane, "most": most}
         rows = tx.rows(_HEADS_AFTER, **bound)
     return [LaneHead._make(row) for row in rows]
 
 
-_LANE_COLUMNS: Columns = (("queue", str), ("lane", str), ("pool", int))
+_LANE_COLUMNS: Columns = (("queue", str), ("lane", str), ("priority", int))
 _HEADS_OF = f"""
-WITH {{rows}} SELECT j.queue, j.lane, j.pool, (SELECT t.run_at FROM schedd_tasks t WHERE {CLAIMABLE}
-  AND t.queue = j.queue AND t.pool = j.pool AND t.lane = j.lane ORDER BY t.run_at, t.id LIMIT 1) FROM j
+WITH {{rows}} SELECT j.queue, j.lane, j.priority, (SELECT t.run_at FROM schedd_tasks t WHERE {CLAIMABLE}
+  AND t.queue = j.queue AND t.priority = j.priority AND t.lane = j.lane ORDER BY t.run_at, t.id LIMIT 1) FROM j
 """
 
 
 def heads_of(tx: Tx, lanes: Sequence[tuple[str, str, int]]) -> list[LaneHead]:
-    """The heads of those of these lanes (queue, lane, pool) that have one."""
+    """The heads of those of these lanes (queue, lane, priority) that have one."""
     rows = run_over(tx, _HEADS_OF, _LANE_COLUMNS, lanes)
     return [LaneHead(*row) for row in rows if row[3] is not None]
 
@@ -221,7 +222,7 @@ def claim(
             return []
         for pick in picks:
             bound = {"worker": worker, "now": tx.now, **pick._asdict()}
-            rest = (pick.queue, pick.lane, pick.pool, kind_of(pick.lane), tx.now, *_NOTHING_RARE)
+            rest = (pick.queue, pick.lane, pick.priority, kind_of(pick.lane), tx.now, *_NOTHING_RARE)
             taken = ready_children.take(LANE_OF(pick), pick.limit) if ready_children is not None else ()
             if taken:
                 claimed += [_new(Claimed, row[:_READ] + rest) for row in taken]
@@ -246,7 +247,8 @@ def claim(
 
 def claim_one(tx: Tx, worker: int, pick: LaneClaim, above: int = 0) -> list[Claimed]:
     """:func:`claim` for at most one task: one statement, which needs no transaction."""
-    bound = {"worker": worker, "now": tx.now, "queue": pick.queue, "lane": pick.lane, "pool": pick.pool, "above": above}
+    lane = {"queue": pick.queue, "lane": pick.lane, "priority": pick.priority}
+    bound = {"worker": worker, "now": tx.now, "above": above, **lane}
     sql = _CLAIM_ONE.format(skip_locked=tx.dialect.skip_locked, claim=tx.dialect.next_claim.format(t=""))
     rows = tx.rows(sql, **bound)
     return _completed(tx, [_new(Claimed, row + _NOTHING_RARE) for row in rows])

@@ -14,33 +14,34 @@ from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import CLAIMABLE
 from scheduler.store.tasks.claim import LaneHead
 
-Lane = tuple[str, str, int]  # queue, lane, pool
+Lane = tuple[str, str, int]  # queue, lane, priority
 Place = tuple[int, int]  # run_at, id
 
-_LANE_COLUMNS: Columns = (("queue", str), ("lane", str), ("pool", int))
+_LANE_COLUMNS: Columns = (("queue", str), ("lane", str), ("priority", int))
 _PLACE_COLUMNS: Columns = (*_LANE_COLUMNS, ("from_at", int), ("from_id", int))
 _HEADS_FROM = f"""
 WITH {{rows}}
-SELECT j.queue, j.lane, j.pool, h.run_at, h.id FROM j CROSS JOIN LATERAL (
+SELECT j.queue, j.lane, j.priority, h.run_at, h.id FROM j CROSS JOIN LATERAL (
   SELECT t.run_at, t.id FROM schedd_tasks t
-  WHERE {CLAIMABLE} AND t.queue = j.queue AND t.pool = j.pool AND t.lane = j.lane
+  WHERE {CLAIMABLE} AND t.queue = j.queue AND t.priority = j.priority AND t.lane = j.lane
     AND (t.run_at, t.id) >= (j.from_at, j.from_id)
   ORDER BY t.run_at, t.id LIMIT 1) h
 """
 # From one known lane to the next, as the index orders them, which Python cannot know: that depends on the collation.
 # The last stretch has no end, which a comparison with NULL would not let anything pass.
 _FIRST_IN = f"""
-  SELECT t.queue, t.lane, t.pool, t.run_at, t.id FROM schedd_tasks t
-  WHERE {CLAIMABLE} AND (t.queue, t.pool, t.lane) > (g.queue, g.pool, g.lane) {{end}}
-  ORDER BY t.queue, t.pool, t.lane, t.run_at, t.id LIMIT 1
+  SELECT t.queue, t.lane, t.priority, t.run_at, t.id FROM schedd_tasks t
+  WHERE {CLAIMABLE} AND (t.queue, t.priority, t.lane) > (g.queue, g.priority, g.lane) {{end}}
+  ORDER BY t.queue, t.priority, t.lane, t.run_at, t.id LIMIT 1
 """
 _LANES_BETWEEN = f"""
-WITH {{rows}}, known AS (SELECT queue, pool, lane FROM j UNION ALL SELECT '', -1, ''), gap AS (
-  SELECT queue, pool, lane, lead(queue) OVER w AS to_queue, lead(pool) OVER w AS to_pool, lead(lane) OVER w AS to_lane
-  FROM known WINDOW w AS (ORDER BY queue, pool, lane)
+WITH {{rows}}, known AS (SELECT queue, priority, lane FROM j UNION ALL SELECT '', -1, ''), gap AS (
+  SELECT queue, priority, lane, lead(queue) OVER w AS to_queue, lead(priority) OVER w AS to_priority,
+    lead(lane) OVER w AS to_lane
+  FROM known WINDOW w AS (ORDER BY queue, priority, lane)
 )
 SELECT n.* FROM gap g CROSS JOIN LATERAL (
-  {_FIRST_IN.format(end="AND (t.queue, t.pool, t.lane) < (g.to_queue, g.to_pool, g.to_lane)")}) n
+  {_FIRST_IN.format(end="AND (t.queue, t.priority, t.lane) < (g.to_queue, g.to_priority, g.to_lane)")}) n
 UNION ALL
 SELECT n.* FROM gap g CROSS JOIN LATERAL ({_FIRST_IN.format(end="")}) n WHERE g.to_queue IS NULL
 """

@@ -22,7 +22,7 @@ from scheduler.store.tasks.attempts import write_values
 from scheduler.store.tasks.row import INLINE
 
 _CHANGEABLE = (st.WAITING, st.SCHEDULED, st.RETRY)
-_COLUMNS = ("id", "state", "kind", "run_at", "pool", "queue", "headers", "retry", "max_attempts", "timeout")
+_COLUMNS = ("id", "state", "kind", "run_at", "priority", "queue", "headers", "retry", "max_attempts", "timeout")
 _READ = (
     f"SELECT {', '.join(f't.{name}' for name in _COLUMNS)} FROM schedd_tasks t WHERE {{among}} ORDER BY t.id {{lock}}"
 )
@@ -50,7 +50,7 @@ class Patch(msgspec.Struct, frozen=True, kw_only=True):
 
     run_at: int | UnsetType = UNSET
     delay: int | UnsetType = UNSET
-    pool: int | UnsetType = UNSET
+    priority: int | UnsetType = UNSET
     queue: str | UnsetType = UNSET
     headers: str | UnsetType | None = UNSET
     retry: tuple[str | None, int | None] | UnsetType = UNSET
@@ -121,7 +121,7 @@ def _columns(change: Patch, now: int) -> dict[str, Any]:
         values["run_at"] = max(change.run_at, now)
     elif change.delay is not UNSET:
         values["run_at"] = now + change.delay
-    for name in ("pool", "queue", "headers", "timeout"):
+    for name in ("priority", "queue", "headers", "timeout"):
         given = getattr(change, name)
         if given is not UNSET:
             values[name] = given
@@ -176,10 +176,9 @@ def set_payload(tx: Tx, task_id: int, payload: NewPayload) -> None:
         write_values(tx, [(task_id, "payload", payload.text)])
 
 
-_NAMES = {"pool": "priority"}
 _TEXTS: dict[str, Callable[[Any], Any]] = {
     "run_at": rfc3339,
-    "pool": lambda code: Priority(code).label,
+    "priority": lambda code: Priority(code).label,
     "headers": lambda text: None if text is None else "set",
     "timeout": lambda us: None if us is None else us / SECOND,
 }
@@ -193,7 +192,7 @@ def _difference(row: tuple[Any, ...], values: Mapping[str, Any], change: Patch) 
         had = row[_COLUMNS.index(name)]
         if had != value:
             text = _TEXTS.get(name, lambda same: same)
-            before[_NAMES.get(name, name)], after[_NAMES.get(name, name)] = text(had), text(value)
+            before[name], after[name] = text(had), text(value)
     if change.payload is not UNSET:
         after["payload"] = "replaced"
     return {"before": before, "after": after}

@@ -21,7 +21,7 @@ from scheduler.store.tasks.claim import READ_NAMES, LaneHead
 MAX_CHILDREN = 1024  # dependents read with their payloads: of more than these a cycle claims few
 Lane = tuple[str, str, int]
 _Row = tuple[Any, ...]  # as a claim reads it, then _MORE
-_MORE = ("t.run_at", "t.queue", "t.lane", "t.pool", "CASE WHEN d.whole THEN t.unmet - d.n END")
+_MORE = ("t.run_at", "t.queue", "t.lane", "t.priority", "CASE WHEN d.whole THEN t.unmet - d.n END")
 _ID, _RUN_AT, _LEFT = itemgetter(0), itemgetter(-5), itemgetter(-1)
 _BY_TIME, _LANE_OF, _ID_AND_LEFT = itemgetter(-5, 0), itemgetter(-4, -3, -2), itemgetter(0, -1)
 _READ = f"""
@@ -68,7 +68,7 @@ class ReadyChildren:
 
         Writes the tasks of lanes where others are due, too, so that the claim finds all in order.
         """
-        known = {(head.queue, head.lane, head.pool): head for head in due}
+        known = {(head.queue, head.lane, head.priority): head for head in due}
         for lane, rows in list(self._lanes.items()):
             head = LaneHead(*lane, _RUN_AT(rows[0]), _ID(rows[0]))
             if lane in known:

@@ -187,7 +187,7 @@ def test_only_ends_of_capped_kinds_are_locked_first(fleet: Fleet, asked: list[bo
     assert asked == [True, False]
 
 
-def test_quick_kinds_are_claimed_ahead_for_one_level_only(fleet: Fleet) -> None:
+def test_quick_kinds_are_claimed_ahead_for_one_priority_only(fleet: Fleet) -> None:
     """The others' slots help with what they can start at once."""
     jobs = fleet.worker(plain, pools={"medium": (4, 0), "low": (3, 0)})
     engine = engine_of(jobs)
@@ -291,7 +291,7 @@ def test_what_was_replaced_while_it_ran_is_due_again(fleet: Fleet, clock: FakeCl
     step(jobs)
     assert jobs.task(named, "b").priority("high").key("k", conflict="replace").after(delay).schedule() == first
     step(jobs)
-    high = engine.slots[turn.HIGH_LEVEL, THREAD]
+    high = engine.slots[turn.HIGH_PRIORITY, THREAD]
     assert isinstance(high, InlineSlots)
     assert high.run_one()
     engine.step()

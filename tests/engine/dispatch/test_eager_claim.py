@@ -227,12 +227,12 @@ def test_what_a_cycle_has_to_share_out_is_not_guessed(fleet: Fleet, guessed: lis
     assert state(jobs, last) is TaskState.SUCCESS
 
 
-def test_it_takes_no_slot_from_another_level(fleet: Fleet, guessed: list[int]) -> None:
+def test_it_takes_no_slot_from_another_priority(fleet: Fleet, guessed: list[int]) -> None:
     jobs = fleet.worker(plain, pools={"high": (1, 0), "medium": (1, 0), "low": (1, 0)})
     jobs.task(plain).priority("low").schedule()
     work(jobs)
     engine_of(jobs).engine_state.means["plain"] = 1.0  # seconds, so that nothing is claimed ahead
-    ids = {jobs.task(plain).priority(level).schedule() for level in ("low", "low", "medium", "high")}
+    ids = {jobs.task(plain).priority(priority).schedule() for priority in ("low", "low", "medium", "high")}
     step(jobs)
     assert guessed[-1] == 1
     held = {attempt.claimed.id: attempt.pool for attempt in engine_of(jobs).engine_state.held.values()}

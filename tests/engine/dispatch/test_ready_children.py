@@ -102,7 +102,7 @@ def test_what_was_due_before_comes_first(fleet: Fleet, clock: FakeClock) -> None
     assert states(jobs, *earlier, *children, later) == ["claimed"] * 4 + ["scheduled"] * 3
 
 
-def test_a_higher_level_comes_first(fleet: Fleet) -> None:
+def test_a_higher_priority_comes_first(fleet: Fleet) -> None:
     jobs = fleet.worker(plain, other, pools={"medium": (1, 0)})
     engine_of(jobs).dispatch.planner.batch = 1
     parent = jobs.task(plain).schedule()

@@ -359,7 +359,7 @@ def test_what_was_recorded_as_something_else_is_done_anew(database: Database, mo
     with Scheduler(database.url) as jobs:
         jobs.register(Changes)
         jobs.result(jobs.task(Changes()).schedule(), 60)
-        assert [row.sort for row in rows(jobs, "SELECT sort FROM schedd_checkpoints")] == [CheckpointType.SLEEP]
+        assert [row.type for row in rows(jobs, "SELECT type FROM schedd_checkpoints")] == [CheckpointType.SLEEP]
 
 
 class Books(Task, kind="books"):

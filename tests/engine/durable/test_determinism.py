@@ -124,8 +124,8 @@ def test_a_name_that_changed_its_type_is_done_anew_and_logged(
         "the handler does not fit what is recorded: 'pause' is recorded as sleep, and is now step: done anew"
     ]
     assert notes(stage, task_id) == [("pause", "was sleep")]
-    (row,) = rows(stage.jobs, "SELECT sort, claim FROM schedd_checkpoints WHERE task_id = :id", id=task_id)
-    assert (row.sort, row.claim) == (0, 2)
+    (row,) = rows(stage.jobs, "SELECT type, claim FROM schedd_checkpoints WHERE task_id = :id", id=task_id)
+    assert (row.type, row.claim) == (0, 2)
 
 
 @pytest.mark.parametrize("change", ["never met", "sort"])

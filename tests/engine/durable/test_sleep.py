@@ -15,7 +15,7 @@ from support.databases import Database
 from support.fleet import rows
 from support.flows import AsyncFlow, Flow, Stage
 
-SLEEPS = "SELECT name, value FROM schedd_checkpoints WHERE task_id = :id AND sort = 1 ORDER BY at, seq"
+SLEEPS = "SELECT name, value FROM schedd_checkpoints WHERE task_id = :id AND type = 1 ORDER BY at, seq"
 
 
 def at(clock: FakeClock) -> float:

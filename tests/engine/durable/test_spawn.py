@@ -79,7 +79,7 @@ def test_a_retry_spawns_nothing_again(stage: Stage, kind: Any) -> None:
     assert stage.jobs.result(task_id, 0) == [2, 4, 6]
     assert sorted(stage.play.done) == [("double", n) for n in (1, 2, 3)]
     names = [
-        row.name for row in rows(stage.jobs, "SELECT name FROM schedd_checkpoints WHERE sort = 4 ORDER BY at, seq")
+        row.name for row in rows(stage.jobs, "SELECT name FROM schedd_checkpoints WHERE type = 4 ORDER BY at, seq")
     ]
     assert names == ["$spawn:Double", "$spawn:Double#2", "third"]
 

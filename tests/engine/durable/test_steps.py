@@ -16,7 +16,7 @@ from support.databases import Database
 from support.fleet import let_pass, rows, run_claimed, step
 from support.flows import AsyncFlow, Flow, Play, Stage
 
-NAMES = "SELECT name, sort, claim, value FROM schedd_checkpoints WHERE task_id = :id ORDER BY at, seq"
+NAMES = "SELECT name, type, claim, value FROM schedd_checkpoints WHERE task_id = :id ORDER BY at, seq"
 
 
 def names(jobs: Scheduler, task_id: int) -> list[str]:

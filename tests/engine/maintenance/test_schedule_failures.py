@@ -58,9 +58,9 @@ def test_a_schedule_whose_task_cannot_be_stored_stops_nothing_else(bench: Bench)
     tick(bench, "bad").every(10).schedule()
     tick(bench, "good").every(10).schedule()
     bench.execute(
-        "UPDATE schedd_schedules SET options = replace(options, :pool, :huge) WHERE name = 'bad'",
-        pool='"pool":1',
-        huge='"pool":99999999',
+        "UPDATE schedd_schedules SET options = replace(options, :was, :huge) WHERE name = 'bad'",
+        was='"priority":1',
+        huge='"priority":99999999',
     )
     assert bench.advance(10) == ["good"]
 

@@ -100,7 +100,7 @@ def test_the_comparison_sees_a_difference(empty_database: Database) -> None:
     before = definitions(empty_database)
     statements = [
         "DROP INDEX ix_schedd_tasks_ready",
-        "CREATE INDEX ix_schedd_tasks_ready ON schedd_tasks (queue, lane, pool, run_at, id) WHERE state IN (1, 2)",
+        "CREATE INDEX ix_schedd_tasks_ready ON schedd_tasks (queue, lane, priority, run_at, id) WHERE state IN (1, 2)",
         "ALTER TABLE schedd_kinds ADD COLUMN extra integer DEFAULT 5",
     ]
     with opened(empty_database) as engine, engine.begin() as connection:

@@ -269,7 +269,7 @@ def test_an_upgrade_of_a_full_table_delays_no_caller(
     engine = sa.create_engine(old.url)
     with engine.begin() as connection:
         connection.exec_driver_sql(
-            "INSERT INTO schedd_tasks (state, queue, lane, pool, run_at, kind, created_at, finished_at) "
+            "INSERT INTO schedd_tasks (state, queue, lane, priority, run_at, kind, created_at, finished_at) "
             f"SELECT 6, 'default', 'old', 1, 0, 'old', n, n FROM generate_series(1, {many}) n"
         )
     engine.dispose()

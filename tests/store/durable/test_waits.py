@@ -209,7 +209,7 @@ def test_one_request_that_cannot_be_carried_out_spoils_no_other(bare: Bare, cloc
     ids = bare.task(count=3)
     bare.claim(worker)
     entry = {"name": "s", "seq": 1, "value": "1", "started_at": None, "note": None}
-    asked = [AttemptRequest(i, 1, "record", entry | ({"sort": "no number"} if i == ids[1] else {})) for i in ids]
+    asked = [AttemptRequest(i, 1, "record", entry | ({"type": "no number"} if i == ids[1] else {})) for i in ids]
     with bare.store.write() as tx:
         answers, _ = requests.answer(tx.at(clock.now()), worker, asked, one_by_one=True)
     assert ["error" in (a or {}) for a in answers] == [False, True, False]

@@ -52,7 +52,8 @@ def analyze(jobs: Scheduler, *tables: str) -> None:
 
 def store_tasks(jobs: Scheduler, first: int, many: int, state: int, ended: int | None = None) -> None:
     """So many tasks of the ids after ``first``; they ended then."""
-    names = "id, state, queue, lane, pool, run_at, kind, created_at, payload, claim, unmet, finished_at, result_until"
+    names = "id, state, queue, lane, priority, run_at, kind, created_at, payload, claim, unmet, finished_at, "
+    names += "result_until"
     values = ":first + i, :state, 'default', 'plain', 1, 1, 'plain', 1, '{}', 0, 1"
     write(
         jobs,

@@ -41,7 +41,7 @@ def heap(
     )
     write(
         jobs,
-        f"{numbers} INSERT INTO schedd_tasks (state, queue, lane, pool, run_at, kind, created_at, payload, worker, "
+        f"{numbers} INSERT INTO schedd_tasks (state, queue, lane, priority, run_at, kind, created_at, payload, worker, "
         "claim) "
         "SELECT :state, :queue, replace(:lane, '{i}', CAST(i AS text)), 1, :now - 1000000, :kind, :now, '{}', "
         "CAST(:worker AS bigint), 1 FROM g",
