@@ -29,7 +29,7 @@ help:
 	@echo "make observability       the dashboard and the alert rules, with a real Prometheus: half a minute"
 	@echo "make soak                the tests that take minutes"
 	@echo "make faults              all faults at full length; needs root, pgbouncer and 200 MB of memory for a tmpfs"
-	@echo "make faults-ha           every way to fail over, with each promise of a commit, as a table: 7 minutes; needs postgresql"
+	@echo "make faults-ha           every way to fail over, with each promise of a commit, as a table: 8 minutes; needs postgresql; with patroni and etcd-server, theirs, too"
 	@echo "make vm                  control groups on a real kernel, in an emulated machine; needs root, qemu-system-x86, debootstrap"
 	@echo "make mutants             take away what the guarantees stand on, and show which test notices"
 	@echo "make lint | format       ruff, mypy and pyright | let ruff rewrite"
@@ -130,10 +130,13 @@ soak: setup
 faults: setup
 	$(PYTEST) -m "soak and faults" --timeout=1800 --ignore=tests/faults/test_failover_matrix.py $(PYTEST_ARGS)
 
+# Both programs, or nothing.
+PATRONI = $(shell command -v patroni >/dev/null && command -v etcd)
 faults-ha: setup
 	@ls /usr/lib/postgresql/*/bin/pg_rewind >/dev/null 2>&1 || { \
 	  echo "Debian's PostgreSQL is missing. On Debian and Ubuntu: apt-get install postgresql" >&2; exit 1; }
-	$(PYTEST) -m "soak and faults" --timeout=300 tests/faults/test_failover_matrix.py $(PYTEST_ARGS)
+	@$(if $(PATRONI),,echo "NOT tried: failovers by Patroni. On Debian and Ubuntu: apt-get install patroni etcd-server")
+	$(PYTEST) -m "soak and faults" --timeout=300 tests/faults/test_failover_matrix.py $(if $(PATRONI),,-k "not patroni") $(PYTEST_ARGS)
 
 # Those of Debian's servers that there are; the other transports' tests on PostgreSQL run in any case.
 SERVERS ?= redis rabbitmq

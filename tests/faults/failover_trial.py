@@ -21,6 +21,7 @@ from scheduler import Scheduler, StoreUnavailableError, UnknownTaskError
 from scheduler.model import state as st
 from scheduler.model.outcome import AttemptEnd
 from scheduler.model.spec import TaskId
+from support.patroni_pair import PatroniPair
 from support.replication import Pair
 
 SOON = 5.0  # seconds after which everything is to work on the new primary
@@ -114,16 +115,12 @@ class Caller:
 class Trial:
     """See the module. ``commit``: async, or the level of ``synchronous_commit`` that waits for the standby."""
 
-    def __init__(self, pair: Pair, fleet: Fleet, commit: str) -> None:
-        self.pair = pair
+    def __init__(self, pair: Pair | PatroniPair, fleet: Fleet, commit: str) -> None:
+        self.pair: Any = pair  # as the fault knows it
         self.fleet = fleet
         self.synchronous = commit != "async"
         if self.synchronous:
-            pair.primary.sql(f"ALTER SYSTEM SET synchronous_commit = {commit}")
-            pair.primary.sql("ALTER SYSTEM SET synchronous_standby_names = '*'")
-            pair.primary.sql("SELECT pg_reload_conf()")
-            follows = "SELECT 1 FROM pg_stat_replication WHERE sync_state = 'sync'"
-            until(lambda: pair.primary.sql(follows), "the standby is synchronous", PATIENCE)
+            pair.be_synchronous(commit)
         self.url = pair.url()
         self.rng = random.Random(0)
         self.caller = Caller(self.url, "word", self.rng)

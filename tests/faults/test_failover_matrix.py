@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,7 @@ from scheduler import Scheduler, UnknownTaskError
 from scheduler.store.db.identity import STEP
 from support import postgres_server
 from support.own_server import JOBS
+from support.patroni_pair import PatroniPair
 from support.replication import Pair
 from support.session import files_directory
 
@@ -87,19 +88,44 @@ FAULTS: dict[str, Callable[[Trial], None]] = {
 }
 
 
+def patroni_switchover(trial: Trial) -> None:
+    trial.pair.switch_over()
+
+
+def patroni_killed(trial: Trial) -> None:
+    trial.pair.fail_over()
+
+
+PATRONI_FAULTS: dict[str, Callable[[Trial], None]] = {
+    "switchover": patroni_switchover,
+    "leader killed with its Patroni": patroni_killed,
+}
+
+
 @pytest.fixture
 def trial(request: pytest.FixtureRequest, mother: Mother) -> Iterator[Trial]:
+    with Pair() as pair, tried(pair, request.param, mother) as made:
+        yield made
+
+
+@pytest.fixture
+def patroni_trial(mother: Mother) -> Iterator[Trial]:
+    with PatroniPair() as pair, tried(pair, "on", mother) as made:
+        yield made
+
+
+@contextmanager
+def tried(pair: Pair | PatroniPair, commit: str, mother: Mother) -> Iterator[Trial]:
     directory = Path(tempfile.mkdtemp(prefix="h", dir=files_directory()))
-    with Pair() as pair:
-        fleet = Fleet(pair.url(), directory, mother)
-        made = Trial(pair, fleet, request.param)
-        try:
-            yield made
-        finally:
-            made.close()
-            fleet.close()
-        for process in fleet.processes:
-            print(process.tail())  # shown when the test failed
+    fleet = Fleet(pair.url(), directory, mother)
+    made = Trial(pair, fleet, commit)
+    try:
+        yield made
+    finally:
+        made.close()
+        fleet.close()
+    for process in fleet.processes:
+        print(process.tail())  # shown when the test failed
     shutil.rmtree(directory, ignore_errors=True)
 
 
@@ -108,6 +134,14 @@ def trial(request: pytest.FixtureRequest, mother: Mother) -> Iterator[Trial]:
 @pytest.mark.parametrize("trial", ["async", "on", "remote_apply"], indirect=True)
 def test_nothing_is_taken_for_another_task_through(trial: Trial, fault: str, tell: Callable[[str], None]) -> None:
     tell(trial.run(FAULTS[fault]).text())
+
+
+@pytest.mark.case(67, 68, pure=True)
+@pytest.mark.parametrize("fault", PATRONI_FAULTS)
+def test_nothing_is_taken_for_another_task_when_patroni_replaces_the_leader(
+    patroni_trial: Trial, fault: str, tell: Callable[[str], None]
+) -> None:
+    tell(patroni_trial.run(PATRONI_FAULTS[fault]).text())
 
 
 @pytest.mark.case(67, pure=True)

@@ -83,15 +83,18 @@ class Pair:
 
     def kill(self) -> None:
         """End all processes of the primary at once."""
-        main = int((self.primary.data / "postmaster.pid").read_text().split()[0])
-        children = Path(f"/proc/{main}/task/{main}/children").read_text().split()
-        for pid in (main, *map(int, children)):
-            os.kill(pid, signal.SIGKILL)
-        for lock in (
-            "postmaster.pid",
-            f".s.PGSQL.{self.primary.port}.lock",
-        ):  # they name a process that may be unreaped
-            (self.primary.data / lock).unlink(missing_ok=True)
+        end_at_once(self.primary.data)
+
+    def be_synchronous(self, commit: str) -> None:
+        """Have commits wait for the standby. ``commit``: the level of ``synchronous_commit``."""
+        self.primary.sql(f"ALTER SYSTEM SET synchronous_commit = {commit}")
+        self.primary.sql("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        self.primary.sql("SELECT pg_reload_conf()")
+        follows = "SELECT 1 FROM pg_stat_replication WHERE sync_state = 'sync'"
+        deadline = time.monotonic() + PATIENCE
+        while not self.primary.sql(follows):
+            assert time.monotonic() < deadline, "the standby is not synchronous"
+            time.sleep(0.01)
 
     def promote(self) -> None:
         """The standby takes writes from now on."""
@@ -143,6 +146,17 @@ class Pair:
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
         self.close()
+
+
+def end_at_once(data: Path) -> None:
+    """Kill all processes of the server whose data directory it is."""
+    pid, *_, port = (data / "postmaster.pid").read_text().split("\n")[:4]
+    main = int(pid)
+    children = Path(f"/proc/{main}/task/{main}/children").read_text().split()
+    for one in (main, *map(int, children)):
+        os.kill(one, signal.SIGKILL)
+    for lock in ("postmaster.pid", f".s.PGSQL.{port}.lock"):  # they name a process that may be unreaped
+        (data / lock).unlink(missing_ok=True)
 
 
 def free_port() -> int:
