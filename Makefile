@@ -122,7 +122,7 @@ man: setup
 
 observability: setup
 	@command -v promtool prometheus >/dev/null || { echo "promtool and prometheus are missing. On Debian and Ubuntu: apt-get install prometheus" >&2; exit 1; }
-	$(PY) -m pytest tests/telemetry/test_observability_files.py tests/telemetry/test_prometheus.py $(PYTEST_ARGS)
+	$(PY) -m pytest tests/telemetry/test_observability_files.py tests/telemetry/test_compose.py tests/telemetry/test_prometheus.py $(PYTEST_ARGS)
 
 soak: setup
 	$(PYTEST) -m "soak and not faults and not executors" --timeout=1800 $(PYTEST_ARGS)
