@@ -38,7 +38,7 @@ help:
 	@echo "make man                 write the man pages and completions in share/ anew"
 	@echo "make transports          messages over Debian's redis-server and rabbitmq-server, and over all others on PostgreSQL"
 	@echo "make executors           tasks as jobs of Slurm (Debian's slurm-wlm, munge) and Ray (PyPI's, in $(RAY_VENV)); needs root; 6 minutes"
-	@echo "make executors-soak      20,000 jobs of process and 500 of each real engine, all of them hostile, as a table: an hour"
+	@echo "make executors-soak      20,000 jobs of process and 500 of each real engine, all of them hostile, as a table"
 	@echo "make bench               schedd, the bare driver and other schedulers side by side"
 	@echo "make bench-check         statements and commits for 1,000 tasks against recorded bounds (part of make test)"
 	@echo "make clean               remove what builds and tools left (not $(VENV))"
