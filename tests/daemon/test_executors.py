@@ -10,6 +10,7 @@ import pytest
 from scheduler import ConfigError, Scheduler
 from support.databases import Database
 from support.fleet import until
+from support.placing import free_port
 from support.processes import Nursery
 
 JOBS = """
@@ -31,6 +32,25 @@ class Fit(Task, executor="batch"):
 class After(Task):
     def run(self, ctx: Context):
         return list(ctx.results().values())
+"""
+
+
+STEPS = """
+import time
+from pathlib import Path
+from scheduler import Context, Task
+
+class Steps(Task, executor="batch"):
+    place: str
+
+    def run(self, ctx: Context):
+        place = Path(self.place)
+        one = ctx.step("one", lambda: "first")
+        (place / "begun").touch()
+        while not (place / "go").exists():
+            time.sleep(0.01)
+        (place / "second").touch()
+        return [one, ctx.step("two", lambda: "second")]
 """
 
 
@@ -118,3 +138,40 @@ def test_a_table_of_options_may_stand_in_the_file_and_in_the_environment(tmp_pat
             continue
         with pytest.raises(ConfigError, match=wrong):
             make_executors(load(str(file), {}))
+
+
+@pytest.mark.faults
+def test_a_job_without_a_database_outlives_its_daemon(database: Database, tmp_path: Path) -> None:
+    """The gateway goes with the daemon; the next daemon's answers the job, whose steps and end it records once."""
+    (tmp_path / "stepjobs.py").write_text(STEPS)
+    job = tmp_path / "job.toml"
+    job.write_text(f'[tasks]\nmodules = ["stepjobs"]\npath = ["{tmp_path}"]\n')
+    port = free_port()
+    file = tmp_path / "schedd.toml"
+    file.write_text(
+        f'[store]\nurl = "{database.url}"\nauto_migrate = true\n'
+        f'[tasks]\nmodules = ["stepjobs"]\npath = ["{tmp_path}"]\n'
+        f'[executors.batch]\ntype = "process"\ndirectory = "{tmp_path / "jobs"}"\ninterval = 0.05\n'
+        f'store = "gateway"\njob_config = "{job}"\n[gateway]\nlisten = "127.0.0.1:{port}"\n'
+        f'urls = ["http://127.0.0.1:{port}"]\nsecret = "a secret of all daemons"\n'
+    )
+    environ = {"SCHEDD_LOG__FORMAT": "console", "SCHEDD_WORKER__LEASE": "60", "SCHEDD_CONFIG": str(file)}
+    jobs = Scheduler(database.url)
+    with Nursery(tmp_path) as nursery:
+        doomed = nursery.start("-m", "scheduler.daemon", **environ)
+        doomed.expect("the gateway of jobs is open at")
+        fit = jobs.task("Steps", {"place": str(tmp_path)}).schedule()
+        until((tmp_path / "begun").exists, 60)
+        doomed.kill(signal.SIGKILL)
+        assert doomed.end() == -signal.SIGKILL
+        (tmp_path / "go").touch()  # the next step waits for a gateway
+        until((tmp_path / "second").exists, 60)
+        daemon = nursery.start("-m", "scheduler.daemon", **environ)
+        assert jobs.result(fit, timeout=90) == ["first", "second"]
+        daemon.kill(signal.SIGTERM)
+        assert daemon.end() == 0
+    assert [attempt.outcome.value for attempt in jobs.get_attempts(fit)] == ["succeeded"]
+    with jobs.database.read() as tx:
+        names = tx.run("SELECT name FROM schedd_checkpoints ORDER BY seq").scalars().all()
+    assert names == ["one", "two"]
+    jobs.close()
