@@ -44,8 +44,8 @@ def test_a_backlog_starts_workers_on_slurm_and_none_is_left(
     file.write_text(
         f'[store]\nurl = "{database.url}"\n[tasks]\nmodules = ["support.placed"]\npath = ["{TESTS}"]\n'
         f'[worker]\nlease = 5\n[executors.it]\ntype = "slurm"\ndirectory = "{tmp_path / "jobs"}"\n'
-        f'slurm_conf = "{cluster.conf}"\nplace = "worker"\ngrace = 2\nqueues = ["a"]\nmax_workers = 2\nscale_when_older = 0\n'
-        'cooldown = 0\nidle = 0.5\nlifetime = "10m"\nworker_resources = { cpu = 1, memory = "300M" }\n'
+        f'slurm_conf = "{cluster.conf}"\nplace = "worker"\nqueues = ["a"]\nmax_workers = 2\nscale_when_older = 0\n'
+        'cooldown = 0\ngrace = 2\nidle = 0.5\nlifetime = "10m"\nworker_resources = { cpu = 1, memory = "300M" }\n'
         'worker_options = { partition = "main" }\n'
     )
     monkeypatch.delenv("SCHEDD_STORE__URL", raising=False)
