@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from scheduler import Context, RetryPolicy, Scheduler, Task
-from support.databases import Database
+from support.databases import Database, one_database
 from support.fleet import until
 from support.processes import Child, Nursery
 
@@ -123,7 +123,7 @@ def test_a_backlog_is_served_though_the_daemon_and_the_worker_are_killed(
     end(second)
 
 
-@pytest.mark.faults
+@one_database
 def test_a_task_that_a_workers_lifetime_is_too_short_for_goes_on_in_the_next(
     jobs: Scheduler, database: Database, nursery: Nursery, tmp_path: Path
 ) -> None:

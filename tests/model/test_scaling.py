@@ -45,7 +45,7 @@ def test_jobs_that_have_not_begun_are_cancelled_once_nothing_is_due_for_a_while(
     assert superfluous(RULES._replace(least=9), Workforce(3, 2, 0.0), quiet=60.0, idle=60.0) == 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     rules=some.builds(
         ScaleRules, some.integers(0, 3), some.integers(3, 12), some.floats(0.0, 20.0), some.floats(0.0, 20.0)
