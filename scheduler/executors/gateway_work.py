@@ -178,7 +178,7 @@ class GatewayWork:
         assert claimed is not None, "the claim is held"
         kind = self._jobs.registry.get(claimed.kind)
         outcome = checked(outcome, claimed)
-        attempt = Attempt(claimed, kind, (claimed.pool, 0), 0.0)  # type: ignore[arg-type]  # of crashes no kind is read
+        attempt = Attempt(claimed, kind, (claimed.priority, 0), 0.0)  # type: ignore[arg-type]  # of crashes no kind is read
         pairs = [(attempt, outcome)]
         died = outcome.end is AttemptEnd.LOST
         if died:
