@@ -54,6 +54,7 @@ _ASYNC = Bar(0.6, "schedd", who="schedd, async")
 _ROLLUPS = Bar(0.98, "schedd, no rollups")  # what counting how attempts end, run and wait may cost
 _METRICS = Bar(0.98, "schedd", who="schedd, metrics")  # what metrics for Prometheus may cost beside that
 _OTEL = Bar(0.98, "schedd", who="schedd, otel")  # what tracing may cost that traces nothing
+_ALERTS = Bar(0.95, "schedd", who="schedd, alerts")  # one evaluation, due each 15 s, within a drain of a second
 _RAW = Bar(0.6, "raw")
 _HALF = Bar(0.5, "raw")
 _BEHIND = tuple(
@@ -75,8 +76,8 @@ WORKS = {
             "drain",
             30_000,
             {
-                SQLITE: (Bar(40_000), _RAW, _ASYNC, _ROLLUPS, _METRICS, _OTEL),
-                POSTGRESQL: (Bar(1.4, "pgqueuer"), _RAW, _ASYNC, _ROLLUPS, _METRICS, _OTEL),
+                SQLITE: (Bar(40_000), _RAW, _ASYNC, _ROLLUPS, _METRICS, _OTEL, _ALERTS),
+                POSTGRESQL: (Bar(1.4, "pgqueuer"), _RAW, _ASYNC, _ROLLUPS, _METRICS, _OTEL, _ALERTS),
             },
             quick=5_000,
             smaller={
@@ -161,7 +162,7 @@ WORKS = {
 QUICK_STORED = 30_000
 MEANINGS = {
     "drain": "no-op tasks stored before, until the last outcome is committed; schedd in threads, as asyncio Tasks, or "
-    "without rollups, with metrics, with tracing on at ratio 0",
+    "without rollups, with metrics, with tracing on at ratio 0, with alerts on, evaluated once in it",
     "dag 5,000": "the same as a graph: layers of 100, three parents each in the layer above",
     "dag 100,000": "the same, larger",
     "enqueue": "one task a transaction, one after the other, by one caller",

@@ -127,6 +127,23 @@ def drain_with_otel(url: str, size: int) -> dict[str, float]:
     return drained(jobs, size)
 
 
+def drain_with_alerts(url: str, size: int) -> dict[str, float]:
+    """Beside it the rules are evaluated once, in another thread: a daemon does that each 15 seconds."""
+    from scheduler.alerts.service import AlertService
+    from scheduler.config.alerts import Alerts
+    from scheduler.config.model import Config, Store
+
+    jobs = scheduler(url)
+    fill(jobs, size)
+    store = Store(url=jobs.database.url.render_as_string(hide_password=False))
+    service = AlertService(Config(store=store, alerts=Alerts(enabled=True)))
+    service.start()
+    try:
+        return drained(jobs, size)
+    finally:
+        service.stop()
+
+
 def drain_async(url: str, size: int) -> dict[str, float]:
     jobs = scheduler(url)
     fill(jobs, size, anoop)
@@ -227,6 +244,7 @@ _ALL: dict[str, Any] = {
         "no rollups": drain_without_rollups,
         "metrics": drain_with_metrics,
         "otel": drain_with_otel,
+        "alerts": drain_with_alerts,
     },
     "dag 5,000": dag,
     "dag 100,000": dag,
