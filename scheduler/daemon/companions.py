@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from msgspec.structs import replace
 
 from scheduler.config.validation import check
 from scheduler.errors import ConfigError
 
 if TYPE_CHECKING:
     from scheduler.config.model import Config
+    from scheduler.messages.service import MessageService
 
 
 class Companion(Protocol):
@@ -22,9 +26,11 @@ class Companion(Protocol):
 
 @runtime_checkable
 class Reloads(Companion, Protocol):
-    """A companion that changes while it runs. ``sections``: of the configuration, those that it takes over."""
+    """A companion that changes while it runs."""
 
-    sections: tuple[str, ...]
+    def adopt(self, kept: Config, wanted: Config) -> Config:
+        """The configuration in force with what this companion takes over of the changed one."""
+        ...
 
     def prepare(self, config: Config) -> Callable[[], object] | None:
         """Check a changed configuration, and change nothing yet. Raises ConfigError.
@@ -34,20 +40,16 @@ class Reloads(Companion, Protocol):
         ...
 
 
-class AlertCompanion:
-    """Evaluates alerts while ``[alerts]`` says so. A change of it starts another service, which reads the store."""
+class _Holder:
+    """A companion that holds a service, or none; a change may put another one in its place."""
 
-    sections = ("alerts",)
-
-    def __init__(self, config: Config) -> None:
-        """Raises ConfigError."""
-        self._settings = config.alerts
-        self._service = _alert_service(config)
+    def __init__(self, service: Companion | None) -> None:
+        self._service = service
         self._stopped = False
         self._changing = threading.Lock()
 
     def start(self) -> None:
-        """Start the threads, if there are any."""
+        """Start the service, if there is one. Raises ConfigError if its address cannot be taken."""
         if self._service is not None:
             self._service.start()
 
@@ -58,26 +60,87 @@ class AlertCompanion:
             if self._service is not None:
                 self._service.stop()
 
+    def _put(self, make: Callable[[], Companion | None]) -> None:
+        """Stop the service, and start another one in its place, unless this has been stopped."""
+        with self._changing:
+            if not self._stopped:
+                if self._service is not None:
+                    self._service.stop()
+                self._service = make()
+                self.start()
+
+
+class AlertCompanion(_Holder):
+    """Evaluates alerts while ``[alerts]`` says so. A change of it starts another service, which reads the store."""
+
+    def __init__(self, config: Config) -> None:
+        """Raises ConfigError."""
+        super().__init__(_alert_service(config))
+        self._settings = config.alerts
+
+    def adopt(self, kept: Config, wanted: Config) -> Config:
+        """See :class:`Reloads`."""
+        return replace(kept, alerts=wanted.alerts)
+
     def prepare(self, config: Config) -> Callable[[], object] | None:
         """See :class:`Reloads`."""
         if config.alerts == self._settings:
             return None
-        try:
+        with _beside_what_waits():
             check(config)
-        except ConfigError as error:  # it needs a setting that a reload leaves as it was
-            raise ConfigError(f"{error} (as long as the other changes wait for a restart)") from None
         made = _alert_service(config)
 
         def change() -> None:
-            with self._changing:
-                if self._stopped:
-                    return
-                if self._service is not None:
-                    self._service.stop()
-                self._service, self._settings = made, config.alerts
-                self.start()
+            self._put(lambda: made)
+            self._settings = config.alerts
 
         return change
+
+
+class MessageCompanion(_Holder):
+    """Receives and publishes once there is a source, a sink or a door."""
+
+    def __init__(self, config: Config, jobs: object) -> None:
+        """Raises ConfigError."""
+        self._jobs = jobs
+        self._messages: MessageService | None = None
+        wanted = config.sources or config.sinks or config.door.listen is not None
+        super().__init__(self._make(config) if wanted else None)
+
+    def _make(self, config: Config) -> MessageService:
+        from scheduler.app import Scheduler
+        from scheduler.messages.service import MessageService
+
+        assert isinstance(self._jobs, Scheduler)
+        self._messages = MessageService(config, self._jobs)
+        return self._messages
+
+    def adopt(self, kept: Config, wanted: Config) -> Config:
+        """See :class:`Reloads`. A sink that is no longer there stays until a restart: tasks of its kind may run."""
+        gone = {name: sink for name, sink in kept.sinks.items() if name not in wanted.sinks}
+        return replace(kept, sources=wanted.sources, sinks={**gone, **wanted.sinks}, origins=wanted.origins)
+
+    def prepare(self, config: Config) -> Callable[[], object] | None:
+        """See :class:`Reloads`."""
+        with _beside_what_waits():
+            if self._messages is not None:
+                return self._messages.prepare(config)
+            if not config.sources and not config.sinks:
+                return None
+            from scheduler.messages.service import check_ends
+
+            check_ends(config)
+
+        return lambda: self._put(lambda: self._make(config))
+
+
+@contextmanager
+def _beside_what_waits() -> Iterator[None]:
+    """Adds to a ConfigError that what it asks for may be in a part of the file that a reload leaves as it was."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{error} (as long as the other changes wait for a restart)") from None
 
 
 def _alert_service(config: Config) -> Companion | None:

@@ -23,7 +23,7 @@ from scheduler.config.model import Config
 from scheduler.config.task_modules import TaskModules, find_state, make_scheduler
 from scheduler.daemon import log
 from scheduler.daemon.bounded_run import BoundedRun, add_options
-from scheduler.daemon.companions import AlertCompanion, Companion
+from scheduler.daemon.companions import AlertCompanion, Companion, MessageCompanion
 from scheduler.daemon.sd_notify import SystemdNotifier
 from scheduler.daemon.signals import Signals
 from scheduler.daemon.supervisor import FAILED, OK, UNREACHABLE, DaemonExit, Service, Supervisor
@@ -63,7 +63,7 @@ def serve(config: Config, factory: Factory, bounds: BoundedRun) -> DaemonExit:
     cgroups.set_up()
     companions = make_companions(config)
     service = factory(config)
-    companions += make_message_service(config, service)
+    companions.append(MessageCompanion(config, service))
     companions += make_executor_service(config, service)
     loader = TaskModules(service)
     kinds = loader.register(config)
@@ -89,17 +89,6 @@ def make_companions(config: Config) -> list[Companion]:
 
         found.append(ConsoleProcess(config))
     return found
-
-
-def make_message_service(config: Config, service: Service) -> list[Companion]:
-    """What the configuration's sources, sinks and door need. Raises ConfigError."""
-    if not config.sources and not config.sinks and config.door.listen is None:
-        return []
-    from scheduler.app import Scheduler
-    from scheduler.messages.service import MessageService
-
-    assert isinstance(service, Scheduler)
-    return [MessageService(config, service)]
 
 
 def make_executor_service(config: Config, service: Service) -> list[Companion]:
@@ -139,14 +128,10 @@ def check(config: Config) -> str:
     kinds = TaskModules(Checker()).register(config)
     find_state(config)
     make_companions(config)
-    if config.sources:
-        from scheduler.messages.service import make_sources
+    if config.sources or config.sinks:
+        from scheduler.messages.service import check_ends
 
-        make_sources(config)
-    for name in config.sinks:
-        from scheduler.transports.types import make_sink
-
-        make_sink(config, name)
+        check_ends(config)
     if config.executors:
         from scheduler.executors.service import make_executors
 

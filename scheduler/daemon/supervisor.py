@@ -311,7 +311,8 @@ class Supervisor:
             log=replace(wanted.log, attempts=old.log.attempts),
         )
         reloads = [one for one in self._companions if isinstance(one, Reloads)]
-        kept = replace(kept, **{name: getattr(wanted, name) for one in reloads for name in one.sections})
+        for one in reloads:
+            kept = one.adopt(kept, wanted)
         changes = [change for one in reloads if (change := one.prepare(kept)) is not None]
         kinds = self._loader.register(kept)
         if not self._done_meanwhile(self._loader.set_up, "setup()"):

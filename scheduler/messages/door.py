@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -43,10 +43,7 @@ class Door:
     def __init__(self, config: Config, jobs: Scheduler, pushed: Mapping[str, tuple[PushSource, Intake]]) -> None:
         self._settings = config.door
         self._jobs = jobs
-        self._sources = {name: (source, PushedIntake(source, intake)) for name, (source, intake) in pushed.items()}
-        self._keys = {
-            name: [key_of(source.auth.secret)] for name, (source, _) in pushed.items() if source.auth.secret is not None
-        }
+        self._sources: Mapping[str, tuple[PushSource, PushedIntake]] = _intakes(pushed)
         self._server = HttpServer(self, config.door.listen or "", "door")
         self._places: asyncio.Semaphore | None = None
 
@@ -66,6 +63,19 @@ class Door:
         """Take nothing more; requests under way are answered."""
         self._server.stop()
         for _, intake in self._sources.values():
+            intake.stop()
+
+    def replace(self, pushed: Mapping[str, tuple[PushSource, Intake]], changed: Collection[str]) -> None:
+        """Serve other sources from now on: without those that have changed, with ``pushed``.
+
+        What an old one has taken is answered.
+        """
+        made = _intakes(pushed)
+        for _, intake in made.values():
+            intake.start()
+        ended = [one for name, one in self._sources.items() if name in changed]
+        self._sources = {**{n: one for n, one in self._sources.items() if n not in changed}, **made}
+        for _, intake in ended:
             intake.stop()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -90,28 +100,30 @@ class Door:
         if path == "/livez":
             return Answer(status=200, body=b'{"ok": true}')
         name = path.removeprefix(SOURCES) if path.startswith(SOURCES) else None
-        if (name is None or name not in self._sources) and path != TASKS:
+        serving = None if name is None else self._sources.get(name)
+        if serving is None and path != TASKS:
             return _error(404, "there is nothing here")
         if scope["method"] != "POST":
             return _error(405, "post it")
         assert self._places is not None
         async with self._places:
             # A bearer is refused before its body is read.
-            auth = Auth(token=self._settings.token) if name is None else self._sources[name][0].auth
+            auth = Auth(token=self._settings.token) if serving is None else serving[0].auth
             known = bears(auth.token, headers)
-            if not known and (name is None or auth.secret is None):
+            if not known and (serving is None or auth.secret is None):
                 return _error(401, "no right token", {"www-authenticate": "Bearer"})
             body = await body_of(receive, self._settings.max_body, headers)
-            if name is None:
+            if name is None or serving is None:
                 return await asyncio.to_thread(self._submit, body)
             if not known:
-                wrong = verify(self._keys[name], headers, body, time.time())
+                assert auth.secret is not None
+                wrong = verify([key_of(auth.secret)], headers, body, time.time())
                 if wrong is not None:
                     return _error(401, wrong)
-            return await self._deliver(name, Request(headers=headers, body=body))
+            return await self._deliver(name, serving, Request(headers=headers, body=body))
 
-    async def _deliver(self, name: str, request: Request) -> Answer:
-        source, intake = self._sources[name]
+    async def _deliver(self, name: str, serving: tuple[PushSource, PushedIntake], request: Request) -> Answer:
+        source, intake = serving
         try:
             deliveries = await asyncio.to_thread(source.accept, request)
         except Unreadable as error:
@@ -154,6 +166,10 @@ class Door:
             return _error(503, "the store cannot be reached", {"retry-after": "5"})
         body = msgspec.json.encode({"id": int(made), "created": made.created})
         return Answer(status=201 if made.created else 200, body=body)
+
+
+def _intakes(pushed: Mapping[str, tuple[PushSource, Intake]]) -> dict[str, tuple[PushSource, PushedIntake]]:
+    return {name: (source, PushedIntake(source, intake)) for name, (source, intake) in pushed.items()}
 
 
 def _error(status: int, text: str, headers: Mapping[str, str] | None = None) -> Answer:

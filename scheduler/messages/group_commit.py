@@ -39,6 +39,8 @@ class PushedIntake:
         self._intake = intake
         self._waiting: queue.SimpleQueue[Waiting | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._stopped = False
+        self._lock = threading.Lock()  # nothing is put behind the last one
         self._looked_at = float("-inf")
         self._held_back: Busy | None = None
 
@@ -50,15 +52,23 @@ class PushedIntake:
 
     def stop(self) -> None:
         """End once all that waits is stored."""
-        self._waiting.put(None)
+        with self._lock:
+            self._stopped = True
+            self._waiting.put(None)
         if self._thread is not None:
             self._thread.join(5.0)
         self._source.close()
 
     def put(self, deliveries: Sequence[Delivery]) -> Future[list[Verdict]]:
-        """The verdicts, once the messages are committed; or Busy, or StoreUnavailableError."""
+        """The verdicts, once the messages are committed; or Busy, or StoreUnavailableError.
+
+        Raises Busy once it is stopped.
+        """
         done: Future[list[Verdict]] = Future()
-        self._waiting.put((deliveries, done))
+        with self._lock:
+            if self._stopped:
+                raise Busy("the source is being changed", 1)
+            self._waiting.put((deliveries, done))
         return done
 
     def _run(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +16,7 @@ from scheduler.config.model import Config
 from scheduler.config.scheduler_options import task_settings
 from scheduler.engine.execution.context import AsyncContext
 from scheduler.errors import ConfigError, PermanentError, Retry
+from scheduler.messages.ending import Serving
 from scheduler.messages.packing import pack, too_large
 from scheduler.model.outgoing import OUTBOX, sink_kind
 from scheduler.model.retry import RetryPolicy
@@ -33,15 +33,15 @@ from scheduler.transports.ports import Outgoing, Published, Refused, Sink, Trans
 from scheduler.transports.types import make_sink
 
 TROUBLE_LASTS = 60.0  # seconds that a failed try counts, beside the wait for the next one
-log = logging.getLogger("scheduler.messages")
 _Waiting = tuple[Outgoing, "Future[Published | Refused]"]
 
 
-class Publisher:
+class Publisher(Serving):
     """A thread that publishes what waits, in batches, to one sink. It starts with the first message, and ends at
     :meth:`stop`."""
 
     def __init__(self, name: str, sink: Sink, settings: Settings, now: Callable[[], int], traffic: Traffic) -> None:
+        super().__init__(sink, f"sink {name}")
         self.sink = sink
         self._now = now
         self._traffic = traffic
@@ -50,7 +50,6 @@ class Publisher:
         self._waiting: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()  # None: the last one
         self._lock = threading.Lock()
         self._stopped = False
-        self._thread: threading.Thread | None = None
 
     def put(self, one: Outgoing) -> Future[Published | Refused]:
         """What the transport says of a message, once it has; TransportError if it is away."""
@@ -73,21 +72,6 @@ class Publisher:
                 self._waiting.put(None)
                 return
         self._close()
-
-    def join(self, timeout: float) -> bool:
-        """Wait until it has stopped; False if it has not. Then gives the connection up under it."""
-        if self._thread is not None:
-            self._thread.join(timeout)
-            if self._thread.is_alive():
-                self._close()
-                return False
-        return True
-
-    def _close(self) -> None:
-        try:
-            self.sink.close()
-        except Exception as error:
-            log.info("sink %s: closing it failed: %s", self._name, error)
 
     def _run(self) -> None:
         while (found := self._next()) is not None:
@@ -140,9 +124,40 @@ def _resolve(done: Future[Published | Refused], answer: Published | Refused) -> 
         done.set_result(answer)
 
 
-def make_kind(name: str, settings: Settings, publisher: Publisher, database: Database, blobs: BlobStore | None) -> Any:
+class Outlet:
+    """What the tasks of a sink publish through. A reload may put other parts into it while they run."""
+
+    def __init__(self, name: str, settings: Settings, publisher: Publisher, blobs: BlobStore | None) -> None:
+        self.name = name
+        self.settings = settings
+        self.publisher = publisher
+        self.blobs = blobs
+
+    def replace(self, other: Outlet) -> None:
+        """Publish as the other one from now on. What waits is published as before, and then that sink is closed."""
+        before = self.publisher
+        self.settings, self.publisher, self.blobs = other.settings, other.publisher, other.blobs
+        before.stop()
+
+    def wait(self, attempt: int) -> float:
+        """Seconds before the next try after this one."""
+        own = self.settings
+        waits = RetryPolicy(min_wait=own.min_wait, max_wait=own.max_wait, max_attempts=own.max_attempts)
+        return waits.wait_us(attempt, 0.0) / 1e6
+
+
+def make_outlet(config: Config, name: str, database: Database, traffic: Traffic) -> Outlet:
+    """The outlet of a sink. Raises ConfigError."""
+    settings = config.sinks[name]
+    if settings.large == "pointer" and config.files.blobs is None:
+        raise ConfigError(f'[sinks.{name}] large = "pointer" needs a place for payloads: set blobs in [files]')
+    blobs = None if config.files.blobs is None else BlobStore.from_settings(task_settings(config))
+    return Outlet(name, settings, Publisher(name, make_sink(config, name), settings, database.now, traffic), blobs)
+
+
+def make_kind(outlet: Outlet, database: Database) -> Any:
     """The task type of a sink."""
-    waits = RetryPolicy(min_wait=settings.min_wait, max_wait=settings.max_wait, max_attempts=settings.max_attempts)
+    name = outlet.name
 
     class PublishTask(Task, kind=sink_kind(name), queue=OUTBOX):
         """Publishes one message."""
@@ -153,9 +168,10 @@ def make_kind(name: str, settings: Settings, publisher: Publisher, database: Dat
         result_of: int | None = None
 
         async def run(self, ctx: AsyncContext) -> dict[str, Any]:
+            settings = outlet.settings
             outgoing = await asyncio.to_thread(self.outgoing)
             try:
-                answer = await asyncio.wait_for(asyncio.wrap_future(publisher.put(outgoing)), settings.timeout)
+                answer = await asyncio.wait_for(asyncio.wrap_future(outlet.publisher.put(outgoing)), settings.timeout)
             except TransportError as error:
                 answer = Refused(self.key, str(error), after=error.after)
             except TimeoutError:
@@ -166,12 +182,11 @@ def make_kind(name: str, settings: Settings, publisher: Publisher, database: Dat
                 raise PermanentError(answer.reason)
             if ctx.attempt >= settings.max_attempts:
                 raise PermanentError(f"{answer.reason}; tried {ctx.attempt} times")
-            own = waits.wait_us(ctx.attempt, 0.0) / 1e6
-            raise Retry(after=max(own, answer.after or 0.0), reason=answer.reason)
+            raise Retry(after=max(outlet.wait(ctx.attempt), answer.after or 0.0), reason=answer.reason)
 
         def outgoing(self) -> Outgoing:
             """The message as it goes out; over the transport's limit with a pointer in place of its payload."""
-            fields = dict(self.message)
+            fields, limits = dict(self.message), outlet.publisher.sink.limits
             if self.result_of is not None:
                 with database.read() as tx:
                     text = outbox.result_of(tx, self.result_of)
@@ -183,15 +198,16 @@ def make_kind(name: str, settings: Settings, publisher: Publisher, database: Dat
             except EnvelopeError as error:
                 raise PermanentError(str(error)) from None
             made = _made(self.key, message, self.group)
-            why = too_large(made, publisher.sink.limits)
+            why = too_large(made, limits)
             if why is None:
                 return made
-            if settings.large != "pointer" or blobs is None or message.payload_inline is None:
+            blobs = outlet.blobs
+            if outlet.settings.large != "pointer" or blobs is None or message.payload_inline is None:
                 raise PermanentError(f'{why}: pass its data as payload_ref, or say large = "pointer" in [sinks.{name}]')
             uri = blobs.put_json(message.payload_inline)
             pointing = msgspec.structs.replace(message, payload_inline=None, payload_ref=uri)
             made = _made(self.key, pointing, self.group)
-            why = too_large(made, publisher.sink.limits)
+            why = too_large(made, limits)
             if why is not None:
                 raise PermanentError(f"{why}, even without its payload")
             return made
@@ -203,13 +219,7 @@ def _made(key: str, message: Message, group: str | None) -> Outgoing:
     return Outgoing(key=key, body=encode(message), message=message, group=group)
 
 
-def sink_kinds(config: Config, database: Database, traffic: Traffic) -> dict[str, tuple[Publisher, Any]]:
-    """The publishers and task types of all sinks of a configuration, by name. Raises ConfigError."""
-    found: dict[str, tuple[Publisher, Any]] = {}
-    for name, settings in config.sinks.items():
-        if settings.large == "pointer" and config.files.blobs is None:
-            raise ConfigError(f'[sinks.{name}] large = "pointer" needs a place for payloads: set blobs in [files]')
-        blobs = None if config.files.blobs is None else BlobStore.from_settings(task_settings(config))
-        publisher = Publisher(name, make_sink(config, name), settings, database.now, traffic)
-        found[name] = publisher, make_kind(name, settings, publisher, database, blobs)
-    return found
+def sink_kinds(config: Config, database: Database, traffic: Traffic) -> dict[str, tuple[Outlet, Any]]:
+    """The outlets and task types of all sinks of a configuration, by name. Raises ConfigError."""
+    outlets = {name: make_outlet(config, name, database, traffic) for name in config.sinks}
+    return {name: (outlet, make_kind(outlet, database)) for name, outlet in outlets.items()}

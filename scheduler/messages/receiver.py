@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from scheduler.backoff import Backoff, LogOnce
 from scheduler.errors import SchedulerError, StoreUnavailableError
+from scheduler.messages.ending import Serving
 from scheduler.messages.intake import Intake
 from scheduler.model.trouble import Trouble
 from scheduler.ports import FAILPOINTS, SECOND
@@ -29,13 +30,14 @@ OLD_LASTS = 3600.0  # seconds that an old message counts, while none comes
 log = logging.getLogger("scheduler.messages")
 
 
-class Receiver:
+class Receiver(Serving):
     """Receives, stores and settles between :meth:`start` and :meth:`stop`. Trouble with its source delays no other.
 
     ``holder``: this receiver, among all that receive from the same queue.
     """
 
     def __init__(self, source: Source, intake: Intake, database: Database, holder: str) -> None:
+        super().__init__(source, f"source {intake.name}")
         self.name = intake.name
         self.error: str | None = None
         self._source = source
@@ -55,7 +57,6 @@ class Receiver:
         self._lock = threading.Lock()  # of these
         self._logged = LogOnce()
         self._backoff = Backoff(FIRST_PAUSE, MAX_PAUSE)
-        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Start the thread."""
@@ -69,15 +70,6 @@ class Receiver:
         self._stopping.set()
         if self._ended_wait:
             self._close()
-
-    def join(self, timeout: float) -> bool:
-        """Wait until the thread has ended; False if it has not. Then gives the connection up under it."""
-        if self._thread is not None:
-            self._thread.join(timeout)
-            if self._thread.is_alive():
-                self._close()
-                return False
-        return True
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -103,12 +95,6 @@ class Receiver:
                 self.error = type(error).__name__
             self._stopping.wait(pause)
         self._close()
-
-    def _close(self) -> None:
-        try:
-            self._source.close()
-        except Exception as error:
-            log.info("source %s: closing it failed: %s", self.name, error)
 
     def _receive(self, most: int, wait: float) -> Sequence[Delivery]:
         with self._lock:

@@ -8,7 +8,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
@@ -17,9 +17,10 @@ from scheduler.app import Scheduler
 from scheduler.config.model import Config
 from scheduler.errors import ConfigError, StoreUnavailableError
 from scheduler.messages.intake import Intake
-from scheduler.messages.outbox import Publisher, sink_kinds
+from scheduler.messages.outbox import Outlet, Publisher, make_kind, make_outlet
 from scheduler.messages.receiver import Receiver
 from scheduler.messages.unreadable import UnreadableMessage
+from scheduler.model.webhooks import key_of
 from scheduler.store import inbox
 from scheduler.transports.ports import Finding, PushSource, Redrives, Sink, Source, TransportError
 from scheduler.transports.types import make_sink, make_source
@@ -49,7 +50,16 @@ def checked_source(config: Config, name: str) -> Source | PushSource:
             raise ConfigError(f"messages of source {name} are posted to the door: set listen in [door]")
         if not source.auth.token and not source.auth.secret:
             raise ConfigError(f"source {name} needs token or secret: who may post to it?")
+        if source.auth.secret is not None:
+            key_of(source.auth.secret)
     return source
+
+
+def check_ends(config: Config) -> None:
+    """Make all sources and sinks, and use none. Raises ConfigError."""
+    make_sources(config)
+    for name in config.sinks:
+        make_sink(config, name)
 
 
 def check_source(config: Config, name: str) -> list[Finding]:
@@ -122,34 +132,57 @@ def _checked(end: Source | PushSource | Sink) -> list[Finding]:
 
 
 class MessageService:
-    """Receives between :meth:`start` and :meth:`stop`, in threads of its own. Raises ConfigError."""
+    """Receives and publishes between :meth:`start` and :meth:`stop`, in threads of its own. Raises ConfigError."""
 
     def __init__(self, config: Config, jobs: Scheduler) -> None:
         self._jobs = jobs
+        self._config = config
         self._stopping = threading.Event()
+        self._changing = threading.Lock()
         self._thread: threading.Thread | None = None
-        holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-        sources = make_sources(config)
-        jobs.traffic.know(config.sources, config.sinks)
-        self.receivers: dict[str, Receiver] = {}
+        self._rereading: dict[str, Intake] = {}
+        self.receivers, pushed = self._receiving(config, make_sources(config))
+        self.outlets: dict[str, Outlet] = {}
+        self._publish({name: make_outlet(config, name, jobs.database, jobs.traffic) for name in config.sinks})
+        self.door = self._make_door(config, pushed)
+
+    @property
+    def publishers(self) -> dict[str, Publisher]:
+        """What publishes to the sinks, by their names."""
+        return {name: outlet.publisher for name, outlet in self.outlets.items()}
+
+    def _receiving(
+        self, config: Config, sources: Mapping[str, Source | PushSource]
+    ) -> tuple[dict[str, Receiver], dict[str, tuple[PushSource, Intake]]]:
+        """What receives from these sources: those that are fetched, and those that are posted to the door."""
+        jobs = self._jobs
+        jobs.traffic.know(sources, ())
+        receivers: dict[str, Receiver] = {}
         pushed: dict[str, tuple[PushSource, Intake]] = {}
-        rereading: dict[str, Intake] = {}
+        holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         for name, source in sources.items():
             section, limits = config.sources[name], source.limits
-            rereading[name] = Intake(name, section, limits, jobs.submitter, traffic=jobs.traffic)
+            self._rereading[name] = Intake(name, section, limits, jobs.submitter, traffic=jobs.traffic)
             if isinstance(source, PushSource):
-                pushed[name] = source, rereading[name]
+                pushed[name] = source, self._rereading[name]
             else:
                 intake = Intake(name, section, limits, jobs.submitter, holder, jobs.traffic)
-                self.receivers[name] = Receiver(source, intake, jobs.database, holder)
+                receivers[name] = Receiver(source, intake, jobs.database, holder)
         if sources:
-            UnreadableMessage.intakes = rereading
+            UnreadableMessage.intakes = self._rereading
             jobs.register(UnreadableMessage)
-        self.publishers: dict[str, Publisher] = {}
-        for name, (publisher, kind) in sink_kinds(config, jobs.database, jobs.traffic).items():
-            self.publishers[name] = publisher
-            jobs.register(kind)
-        self.door = self._make_door(config, pushed)
+        return receivers, pushed
+
+    def _publish(self, outlets: Mapping[str, Outlet]) -> None:
+        """Publish to these sinks from now on."""
+        self._jobs.traffic.know((), outlets)
+        for name, outlet in outlets.items():
+            present = self.outlets.get(name)
+            if present is not None:
+                present.replace(outlet)
+            else:
+                self._jobs.register(make_kind(outlet, self._jobs.database))
+                self.outlets[name] = outlet
 
     def _make_door(self, config: Config, pushed: Mapping[str, tuple[PushSource, Intake]]) -> object:
         if config.door.listen is None:
@@ -171,27 +204,76 @@ class MessageService:
         self._thread = threading.Thread(target=self._purge, name="schedd-inbox", daemon=True)
         self._thread.start()
 
+    def prepare(self, config: Config) -> Callable[[], None] | None:
+        """What puts changed sources and sinks into effect; None if none has changed. The others go on meanwhile.
+
+        Sinks that are no longer there stay: tasks of their kinds may run. Raises ConfigError, and changes nothing then.
+        """
+        sources = {
+            name: checked_source(config, name)
+            for name, section in config.sources.items()
+            if section != self._config.sources.get(name)
+        }
+        outlets = {
+            name: make_outlet(config, name, self._jobs.database, self._jobs.traffic)
+            for name, section in config.sinks.items()
+            if section != self._config.sinks.get(name)
+        }
+        changed = {*sources, *(name for name in self._config.sources if name not in config.sources)}
+        if not changed and not outlets:
+            return None
+
+        def change() -> None:
+            with self._changing:
+                if not self._stopping.is_set():
+                    self._change(config, sources, changed)
+                    self._publish(outlets)
+                    self._config = config
+
+        return change
+
+    def _change(self, config: Config, sources: Mapping[str, Source | PushSource], changed: Collection[str]) -> None:
+        from scheduler.messages.door import Door
+
+        self._end([self.receivers.pop(name) for name in changed if name in self.receivers])
+        for name in changed:
+            self._rereading.pop(name, None)
+        receivers, pushed = self._receiving(config, sources)
+        if isinstance(self.door, Door):
+            self.door.replace(pushed, changed)
+        self.receivers |= receivers
+        for receiver in receivers.values():
+            receiver.start()
+
     def stop(self) -> None:
         """Receive and publish nothing more. What was not settled comes again.
 
         Returns within ``STOP_WITHIN`` seconds or so, whatever sources and sinks do.
         """
-        deadline = time.monotonic() + STOP_WITHIN
-        self._stopping.set()
-        for receiver in self.receivers.values():
-            receiver.stop()
-        for publisher in self.publishers.values():
-            publisher.stop()
         from scheduler.messages.door import Door
 
+        deadline = time.monotonic() + STOP_WITHIN
+        self._stopping.set()
+        with self._changing:  # a change that is under way comes to its end
+            receivers = list(self.receivers.values())
+        for publisher in self.publishers.values():
+            publisher.stop()
+        for receiver in receivers:
+            receiver.stop()
         if isinstance(self.door, Door):
             self.door.stop()
-        for receiver in self.receivers.values():
-            if not receiver.join(max(0.1, deadline - time.monotonic())):
-                log.warning("source %s hangs: what it received comes again", receiver.name)
+        self._end(receivers, deadline)
         for name, publisher in self.publishers.items():
             if not publisher.join(max(0.1, deadline - time.monotonic())):
                 log.warning("sink %s hangs: what it was publishing is published again", name)
+
+    def _end(self, receivers: Collection[Receiver], deadline: float | None = None) -> None:
+        until = time.monotonic() + STOP_WITHIN if deadline is None else deadline
+        for receiver in receivers:
+            receiver.stop()
+        for receiver in receivers:
+            if not receiver.join(max(0.1, until - time.monotonic())):
+                log.warning("source %s hangs: what it received comes again", receiver.name)
 
     def _purge(self) -> None:
         while True:

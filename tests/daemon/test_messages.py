@@ -17,7 +17,7 @@ import pytest
 
 from scheduler.model.webhooks import key_of, verify
 from support.databases import Database
-from support.processes import Nursery
+from support.processes import Child, Nursery
 
 SECRET = "a secret of the receiver"
 JOBS = """
@@ -127,3 +127,46 @@ def test_an_event_comes_in_and_its_success_goes_out_though_the_daemon_is_killed(
     assert first["id"] == again["id"] == "TakeOrder:/web e1", "it went out twice, with the same id: at least once"
     assert (first["data"], second["data"]) == ({"taken": 1}, {"taken": 2})
     assert first["type"] == "order"
+
+
+def reload(daemon: Child, says: str) -> str:
+    daemon.kill(signal.SIGHUP)
+    return daemon.expect(says)
+
+
+def test_a_reload_takes_sources_and_sinks_over(database: Database, endpoint: Endpoint, tmp_path: Path) -> None:
+    whole = Path(configure(tmp_path, database, endpoint))
+    text = whole.read_text(encoding="utf-8")
+    source, sink = text.index("[sources.orders]"), text.index("[sinks.shop]")
+    environ = {"SCHEDD_LOG__FORMAT": "console", "SCHEDD_CONFIG": str(whole)}
+    second = Endpoint()
+    with Nursery(tmp_path) as nursery:
+        whole.write_text(text[:source])
+        daemon = nursery.start("-m", "scheduler.daemon", **environ)
+        found = re.search(r"http://\S+:\d+", daemon.expect("the door is open"))
+        assert found is not None
+        door = found[0]
+        assert post(door, 1) == 404
+        whole.write_text(text)
+        assert "sources.orders.token" in reload(daemon, "reloaded")
+        assert post(door, 1) == 204
+        endpoint.wait(1)
+        whole.write_text(text.replace(endpoint.url, second.url))
+        assert "sinks.shop.url" in reload(daemon, "reloaded")
+        assert post(door, 2) == 204
+        second.wait(1)
+        whole.write_text(text.replace('type = "cloudevents"', 'type = "pigeons"', 1))
+        assert "pigeons" in reload(daemon, "not reloaded")
+        assert post(door, 3) == 204
+        second.wait(2)
+        whole.write_text(text[:source] + text[sink:])
+        reload(daemon, "reloaded")
+        assert post(door, 4) == 404
+        whole.write_text(text[:source])
+        assert "sinks.shop.type" in reload(daemon, "only a restart puts these into effect")
+        daemon.kill(signal.SIGTERM)
+        assert daemon.end() == 0
+    second.server.shutdown()
+    second.server.server_close()
+    assert [event["data"] for event in endpoint.events] == [{"taken": 1}]
+    assert [event["data"] for event in second.events] == [{"taken": 2}, {"taken": 3}]

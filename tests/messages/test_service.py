@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
@@ -20,6 +21,7 @@ from scheduler.transports import types
 from scheduler.transports.envelope import Message
 from scheduler.transports.ports import Delivery, Outgoing, Published, TransportError
 from support.databases import Database, one_database
+from support.fleet import until
 from support.memory_queue import MemoryQueue, MemorySink, MemorySource, Settings
 
 
@@ -152,6 +154,75 @@ def test_a_sink_that_hangs_delays_no_stop(database: Database, jobs: Scheduler, e
     service.stop()
     assert sink.closed, "its connection is given up under it"
     over.set()
+
+
+def orders(jobs: Scheduler) -> list[int]:
+    return sorted(json.loads(one.payload or "")["order"] for one in jobs.list_tasks(kind="TakeOrder"))
+
+
+def send(ends: Ends, queue: str, number: int) -> None:
+    ends.queues.setdefault(queue, MemoryQueue(time.monotonic)).send(
+        {"idempotency_key": f"order-{number}", "payload_inline": {"order": number}}
+    )
+
+
+def test_changed_sources_are_begun_anew_and_no_message_is_lost(database: Database, jobs: Scheduler, ends: Ends) -> None:
+    service = MessageService(config(database, {"orders": "a", "stays": "b", "goes": "c"}), jobs)
+    service.start()
+    old, stays, goes = (ends.newest(name) for name in ("orders", "stays", "goes"))
+    for number, queue in enumerate("abc"):
+        send(ends, queue, number)
+    until(lambda: orders(jobs) == [0, 1, 2], 60)
+    change = service.prepare(config(database, {"orders": "d", "stays": "b", "more": "e"}))
+    assert change is not None
+    assert not old.closed, "nothing is changed yet"
+    change()
+    assert (old.closed, stays.closed, goes.closed) == (True, False, True)
+    assert ends.newest("stays") is stays
+    for number, queue in enumerate("abcde", 10):
+        send(ends, queue, number)
+    until(lambda: orders(jobs) == [0, 1, 2, 11, 13, 14], 60)
+    back = service.prepare(config(database, {"orders": "a", "stays": "b", "goes": "c"}))
+    assert back is not None
+    back()
+    until(lambda: orders(jobs) == [0, 1, 2, 10, 11, 12, 13, 14], 60)
+    assert service.prepare(config(database, {"orders": "a", "stays": "b", "goes": "c"})) is None
+    service.stop()
+    assert all(end.closed for made in ends.ends.values() for end in made)
+
+
+def test_a_mistake_leaves_all_as_it_is(database: Database, jobs: Scheduler, ends: Ends) -> None:
+    service = MessageService(config(database, {"orders": "a"}, ["shop"]), jobs)
+    service.start()
+    for wrong in (
+        config(database, {"orders": "b", "broken": "a"}, ["shop"]),
+        config(database, {"orders": "b"}, ["shop", "broken"]),
+    ):
+        with pytest.raises(ConfigError, match="no such thing"):
+            service.prepare(wrong)
+    send(ends, "a", 1)
+    until(lambda: orders(jobs) == [1], 60)
+    service.stop()
+
+
+def test_a_changed_sink_gets_what_comes_next(database: Database, jobs: Scheduler, ends: Ends) -> None:
+    service = MessageService(config(database, {}, ["shop"]), jobs)
+    service.start()
+    jobs.start()
+    first = ends.newest("shop")
+    jobs.result(jobs.publish("shop", {"n": 1}), timeout=60)
+    changed = config(database, {}, ["shop", "more"])
+    changed = msgspec.structs.replace(changed, sinks={**changed.sinks, "shop": Sink(type="memory", batch=7)})
+    change = service.prepare(changed)
+    assert change is not None
+    change()
+    for sink in ("shop", "more"):
+        jobs.result(jobs.publish(sink, {"n": 2}), timeout=60)
+    until(lambda: first.closed, 60)
+    sent = [[one.message.payload_inline["n"] for one in sink.published] for sink in (first, *ends.ends["shop"][1:])]
+    assert sent == [[1], [2]]
+    assert len(ends.newest("more").published) == 1
+    service.stop()
 
 
 @one_database
