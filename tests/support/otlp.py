@@ -32,6 +32,7 @@ class Got:
     links: list[tuple[str, str, dict[str, Any]]]
     events: dict[str, dict[str, Any]]
     error: bool
+    status: str
     service: str
     scope: str
 
@@ -70,6 +71,7 @@ def spans_in(data: bytes) -> list[Got]:
             [(link.trace_id.hex(), link.span_id.hex(), attributes_in(link.attributes)) for link in span.links],
             {event.name: attributes_in(event.attributes) for event in span.events},
             span.status.code == 2,
+            span.status.message,
             attributes_in(resource.resource.attributes)["service.name"],
             scope.scope.name,
         )

@@ -97,7 +97,7 @@ def test_what_is_taken_back_has_one_span_although_its_old_worker_ends_it(two: Tw
     assert (lost.outcome, won.outcome) == ("lost", "succeeded")
     two.close()
     first, second = otlp.named("process mail")
-    assert first.error
+    assert (first.error, first.status) == (True, "lease lost")
     assert not second.error
     assert first.attributes["schedd.task.outcome"] == "lost"
     assert first.attributes["error.type"] == "WorkerDied"
