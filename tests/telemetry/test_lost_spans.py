@@ -29,7 +29,7 @@ from scheduler import task
 def send(ctx):
     if ctx.attempt == 1:
         os.write(1, b"sending\\n")
-        with open("gate"):  # a FIFO that nobody opens
+        with open("gate"):  # a FIFO whose other end is never opened
             pass
 """
 
