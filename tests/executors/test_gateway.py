@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import msgspec
 import pytest
 
-from scheduler import Scheduler, TaskState
-from scheduler.config.load import load
+from scheduler import TaskState
 from scheduler.engine.gateway.client import GatewayClient
 from scheduler.engine.gateway.messages import Asked, Attach, Attached, Load, Sync
 from scheduler.engine.placed import Claim, NotMineError
 from scheduler.errors import ConfigError, StoreUnavailableError
-from scheduler.executors.gateway import Reply
+from scheduler.executors.gateway import JobGateway, Reply
 from scheduler.executors.gateway_work import JobKey
 from scheduler.executors.ports import NOT_MINE
 from scheduler.model.job_token import job_token
@@ -32,6 +32,7 @@ from scheduler.model.state import SUCCESS
 from scheduler.store import placements, reaper
 from scheduler.store.durable import events
 from scheduler.store.read import history
+from support.certificates import Certificates
 from support.databases import Database
 from support.executor_rigs import SECRET, GatewayRig
 from support.placing import NAME, Place
@@ -352,36 +353,22 @@ def test_another_gateway_is_asked_when_one_is_away(held: Held) -> None:
     client.close()
 
 
-# Configuration
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ('[executors.it]\ntype = "process"\nstore = "gateway"\n', "gateway.urls"),
-        ('[gateway]\nlisten = "127.0.0.1:0"\n', "openssl rand -hex 32"),
-        ('[gateway]\nsecret = "short"\n', "at least 16 characters"),
-        ('[gateway]\nurls = ["ftp://x"]\n', "expected URLs such as"),
-        ('[gateway]\ncert = "x"\n', "cert and key come together"),
-        ('[gateway]\nlisten = "x"\nsecret = "0123456789abcdef"\n', "gateway.listen"),
-        (
-            '[executors.it]\ntype = "process"\nstore = "gateway"\n[gateway]\nurls = ["http://a:1"]\n'
-            'secret = "0123456789abcdef"\n',
-            "executors.it.job_config",
-        ),
-    ],
-)
-def test_settings_that_do_not_fit_are_refused(tmp_path: Path, text: str, said: str) -> None:
-    file = tmp_path / "schedd.toml"
-    file.write_text(text)
-    with pytest.raises(ConfigError, match=said):
-        load(str(file), {})
-
-
-def test_a_job_that_has_no_database_says_so_whatever_uses_it(tmp_path: Path) -> None:
-    jobs = Scheduler(f"sqlite:///{tmp_path / 'none.db'}")
-    jobs.database.refusal = "this job has no database"
-    with pytest.raises(ConfigError, match="this job has no database"):
-        jobs.list_tasks()
-    jobs.close()
-    assert not (tmp_path / "none.db").exists()
+def test_a_gateway_with_a_certificate_speaks_https(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = held.place
+    certificates = Certificates(place.directory)
+    certificates.server("127.0.0.1")
+    file = str(place.directory / "127.0.0.1.pem")
+    section = msgspec.structs.replace(place.config.gateway, listen="127.0.0.1:0", cert=file, key=file)
+    gateway = JobGateway(msgspec.structs.replace(place.config, gateway=section), place.jobs, lambda: None)
+    gateway.start()
+    try:
+        assert gateway.url.startswith("https://")
+        with pytest.raises(StoreUnavailableError, match="CERTIFICATE_VERIFY_FAILED"):
+            GatewayClient([gateway.url], held.claim, held.token()).look()
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificates.ca))
+        assert GatewayClient([gateway.url], held.claim, held.token()).look().kind == "Work"
+    finally:
+        gateway.stop()
+    section = msgspec.structs.replace(section, key=f"{file}.none")
+    with pytest.raises(ConfigError, match="cannot use the certificate"):
+        JobGateway(msgspec.structs.replace(place.config, gateway=section), place.jobs, lambda: None).start()

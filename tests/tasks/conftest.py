@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from .certificates import Certificates
+from support.certificates import Certificates
+
 from .commands import carriers
 from .fake import file_settings
 from .uploads import DATA

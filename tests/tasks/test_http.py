@@ -23,9 +23,9 @@ from scheduler.tasks import ActionDeliveryTask, HttpTask
 from scheduler.tasks.http.errors import Refused, Unreachable, seconds_of
 from scheduler.tasks.http.secrets import Secrets
 from scheduler.tasks.http.ssrf_guard import Rules
+from support.certificates import Certificates
 from support.databases import Database, one_database
 
-from .certificates import Certificates
 from .fake import AsyncFakeContext
 from .server import Server, answer, reset, serving
 

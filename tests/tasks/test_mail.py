@@ -21,9 +21,9 @@ from scheduler import PermanentError, RetryPolicy, Scheduler
 from scheduler.tasks import EmailTask, mail
 from scheduler.tasks.http.errors import Refused, Unreachable
 from scheduler.testing import FakeClock, drain
+from support.certificates import Certificates
 from support.databases import Database
 
-from .certificates import Certificates
 from .fake import FakeContext
 
 
