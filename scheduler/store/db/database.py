@@ -189,7 +189,7 @@ class Database:
         """
         if self.dialect.name == "sqlite" or not any(wires.busy(thread) for wires in every()):
             return None
-        ours = {raw.info.backend_pid for wires in every() for raw in wires.used_by(thread)}
+        ours = {session for wires in every() for session in wires.sessions_of(thread)}
         try:
             return deadline.in_time(partial(self.locked_by, ours), seconds)
         except TimeoutError:

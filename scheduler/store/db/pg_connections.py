@@ -139,6 +139,14 @@ class PgConnections:
         with self._mutex:
             return [raw for raw, user in self._users.items() if user == thread]
 
+    def sessions_of(self, thread: int) -> set[int]:
+        """The server's process ids of the connections that this thread uses and has not closed meanwhile."""
+        found = set[int]()
+        for raw in self.used_by(thread):
+            with contextlib.suppress(self.errors):
+                found.add(raw.info.backend_pid)
+        return found
+
     def busy(self, thread: int) -> bool:
         """Whether this thread uses a connection, or makes one."""
         return thread in self._connecting or bool(self.used_by(thread))

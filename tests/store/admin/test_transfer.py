@@ -233,3 +233,11 @@ def test_a_copy_does_not_wait_for_its_own_lock(database: Database) -> None:
         with psycopg.connect(database.url.replace("+psycopg", "")) as other, source.read():
             other.execute("LOCK TABLE schedd_tasks IN ACCESS EXCLUSIVE MODE")
             assert name in str(source.waits_for(here, 60))
+
+
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+def test_what_a_thread_waits_for_can_be_asked_when_its_connection_has_just_been_closed(database: Database) -> None:
+    """By another thread, such as the watchdog of the leases, which is to go on."""
+    with opened(database) as store, store.alone() as connection:
+        connection.connection.dbapi_connection.close()
+        assert store.waits_for(threading.get_ident(), 60) is None
