@@ -125,6 +125,7 @@ class SlurmRig:
         time.sleep(1.0)  # what it takes in meanwhile is forgotten
         cluster.kill_controller(saved)
         cluster.start_controller()
+        cluster.run("scontrol", "reconfigure")  # or else it has the node say only minutes later what it runs
 
     def mend(self) -> None:
         SlurmCluster.shared().resume_node()  # drained since a job got the number of one that was forgotten

@@ -6,6 +6,7 @@ ended, and the engine forgets one job or all of them. Each fault is a line in th
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import sys
@@ -149,13 +150,14 @@ def make_again(directory: Path) -> Executor:
 
 
 def main() -> None:
-    """``python -m support.hostile URL DIRECTORY HOLDER SEED``: place tasks until the process is killed."""
+    """``python -m support.hostile URL DIRECTORY HOLDER SEED``: place tasks as long as the test lives."""
     url, where, holder, seed = sys.argv[1:]
     directory = Path(where)
     place = Place(url, directory, "", holder=holder)
     engine = HostileEngine(place.engine.inner, make_again(directory), directory, random.Random(seed))
     place.placer._link.executor = engine
-    while True:
+    parent = os.getppid()
+    while os.getppid() == parent:
         place.placer._link._ask_again = 0.0  # it is asked at once again: this is about faults, not about patience
         with suppress(StoreUnavailableError, ExecutorError):
             place.placer.step()
