@@ -30,7 +30,7 @@ tasks = Table(
     Column("state", SmallInteger, nullable=False),
     Column("queue", Text, nullable=False),
     Column("lane", Text, nullable=False),  # the kind, or kind + concurrency key
-    Column("priority", SmallInteger, nullable=False),
+    Column("pool", SmallInteger, nullable=False),
     Column("run_at", BigInteger, nullable=False),
     Column("kind", Text, nullable=False),
     Column("unmet", Integer, nullable=False, server_default=text("0")),
@@ -111,7 +111,7 @@ def _partial(name: str, *columns: str, where: str, unique: bool = False) -> Inde
     return Index(name, *(tasks.c[c] for c in columns), unique=unique, sqlite_where=clause, postgresql_where=clause)
 
 
-_partial("ix_schedd_tasks_ready", "queue", "priority", "lane", "run_at", "id", "state", where=_CLAIMABLE)
+_partial("ix_schedd_tasks_ready", "queue", "pool", "lane", "run_at", "id", "state", where=_CLAIMABLE)
 _partial("ix_schedd_tasks_held", "worker", "lane", where=_HELD)
 _partial("ix_schedd_tasks_waiting", "id", where="state = 0")
 _partial("ix_schedd_tasks_succeeded", "kept_until", "finished_at", where="state = 6")
@@ -242,7 +242,7 @@ checkpoints = Table(  # what attempts recorded on their way, so that later ones 
     metadata,
     Column("task_id", BigInteger, nullable=False),
     Column("name", Text, nullable=False),
-    Column("type", SmallInteger, nullable=False),  # model.checkpoint.Sort
+    Column("sort", SmallInteger, nullable=False),  # model.checkpoint.Sort
     Column("seq", Integer, nullable=False),  # its place among what the attempt met
     Column("claim", BigInteger, nullable=False),
     Column("value", Text),  # JSON; NULL: None
