@@ -21,7 +21,7 @@ JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 2)
 help:
 	@echo "make demo [PHOTO=path]   the photo workflow on a real daemon, killed in the middle"
 	@echo "make demo-messages       orders from a Cloudflare queue, out as webhooks and over NATS, killed in the middle"
-	@echo "make demo-anywhere       one task file in one program, a fleet, processes, Dask and Slurm, each killed in the middle"
+	@echo "make demo-anywhere       one task file in one program, a fleet, processes, Dask, Slurm and Ray, each killed in the middle"
 	@echo "make test                all tests, on SQLite and on a real PostgreSQL: about 12 minutes on 2 cores"
 	@echo "make quick               a part of them, on SQLite only and without faults: a minute"
 	@echo "make test-lowest         all tests, with the lowest versions of what schedd needs (constraints/lowest.txt)"

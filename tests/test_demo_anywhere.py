@@ -19,7 +19,7 @@ from support.fleet import until
 ROOT = Path(__file__).parents[1]
 RUN = ROOT / "examples" / "worlds" / "run.py"
 PATIENCE = 310
-WORLDS = ("sqlite", "fleet", "process", "dask", "slurm")
+WORLDS = ("sqlite", "fleet", "process", "dask", "slurm", "ray")
 OUTPUT = """
 apology    success    "search cancelled: no error recorded"
 invoice    success    "invoice for 1278 g"

