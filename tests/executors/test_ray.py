@@ -439,12 +439,14 @@ def test_ray_refuses_for_good_and_says_why_a_job_cannot_begin(executor: RayExecu
 
 
 @pytest.mark.executors
+@pytest.mark.timeout(600)  # it starts Ray twice
 def test_a_head_that_is_killed_loses_no_task_and_runs_none_twice(database: Database, tmp_path: Path) -> None:
     """What runs goes on and is recorded without it. What waited is forgotten, and placed again."""
     cluster = RayCluster(shared_directory() / f"ray-{database.dialect[0]}")
     try:
         cluster.start()
         place = Place(database.url, tmp_path, cluster.settings())
+        place.patience = 240.0
         try:
             runs = int(place.jobs.task(Work(str(place.notes), "wait")).resources(cpu=CPUS).schedule())
             place.until(lambda: place.lines("begin"))

@@ -170,6 +170,7 @@ class Place:
         self.commands = TestCommands(self.config)
         self.gate: Gate | None = None
         self.rung = 0
+        self.patience = PATIENCE
         self.placer = Placer(
             NAME,
             self.config.executors[NAME],
@@ -226,7 +227,7 @@ class Place:
 
     def until(self, over: Callable[[], Any], *, step: bool = True) -> None:
         """Step the placer until something is so; workers that are dead are reaped meanwhile."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + self.patience
         while not over():
             assert time.monotonic() < deadline, self.told()
             if step:

@@ -42,7 +42,7 @@ START = (
 
 
 class RayCluster:
-    """``place``: its files; a short path, since sockets are below it."""
+    """``place``: what tests know of it."""
 
     _shared: RayCluster | None = None
 
@@ -92,7 +92,10 @@ class RayCluster:
 
     def start_head(self) -> None:
         """Start Ray's own processes: one node, which knows of no jobs."""
-        self._inside(str(VENV / "bin" / "ray"), *START, f"--temp-dir={tempfile.mkdtemp(prefix='r', dir=self.place)}")
+        files = tempfile.mkdtemp(prefix="ray")  # a short path: sockets have long names below it
+        with open(self.place / "files", "a") as list_of_them:
+            list_of_them.write(f"{files}\n")
+        self._inside(str(VENV / "bin" / "ray"), *START, f"--temp-dir={files}")
         _wait(self._answers)
 
     def _answers(self) -> bool:
@@ -160,9 +163,10 @@ class RayCluster:
 
 
 def stop_shared(directory: Path) -> None:
-    """Stop the cluster of a run that has this directory."""
-    if _place_in(directory).exists():
-        stop(_place_in(directory))
+    """Stop the clusters of a run that has this directory, also those of single tests."""
+    for place in directory.glob(f"{_place_in(directory).name}*"):
+        if place.is_dir():
+            stop(place)
 
 
 def stop(place: Path) -> None:
@@ -172,6 +176,9 @@ def stop(place: Path) -> None:
         kill_all(lambda: [pid for pid in _pids_in(place) if pid != holder])
         with suppress(ProcessLookupError):
             os.kill(holder, signal.SIGKILL)
+    with suppress(FileNotFoundError):
+        for files in (place / "files").read_text().split():
+            shutil.rmtree(files, ignore_errors=True)
     shutil.rmtree(place, ignore_errors=True)
 
 

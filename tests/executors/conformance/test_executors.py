@@ -22,7 +22,15 @@ from support.placing import TESTS, Place
 from support.warm import warm
 
 CANNOT = "PermanentError: it cannot be done"
-ENGINES = [pytest.param(name, marks=[pytest.mark.executors] if rig.marked else []) for name, rig in RIGS.items()]
+SLOW_PATIENCE = 250.0  # seconds, for an engine that needs several of its own processes for a job
+
+
+def _marks(rig: type[Rig]) -> list[pytest.MarkDecorator]:
+    marks = [pytest.mark.executors] if rig.marked else []
+    return [*marks, pytest.mark.timeout(300)] if rig.slow else marks
+
+
+ENGINES = [pytest.param(name, marks=_marks(rig)) for name, rig in RIGS.items()]
 
 
 @pytest.fixture(params=ENGINES)
@@ -36,8 +44,10 @@ def settings(rig: Rig, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def place(database: Database, tmp_path: Path, settings: str) -> Iterator[Place]:
+def place(database: Database, tmp_path: Path, settings: str, rig: Rig) -> Iterator[Place]:
     made = Place(database.url, tmp_path, settings)
+    if rig.slow:
+        made.patience = SLOW_PATIENCE
     yield made
     made.close()
 
