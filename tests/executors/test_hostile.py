@@ -172,12 +172,13 @@ class Trial:
         return f"{dict(states)}\n{tasks}\n{self.place.engine.inner.observe()}\n{log}"
 
     def close(self) -> None:
-        """Kill the placers; wait for all jobs, also those that were started again."""
+        """Kill the placers, and end all jobs, also those that were started again."""
         for placer in self._placers:
             placer.kill()
             placer.wait()
         self._thaw(float("inf"))
         try:
+            self.again.cancel([one.handle for one in self.again.observe() if not one.phase.over], 0.0)
             self.place.until(lambda: all(one.phase.over for one in self.again.observe()), step=False)
         finally:
             self.again.close()
