@@ -129,7 +129,7 @@ def test_a_table_of_options_may_stand_in_the_file_and_in_the_environment(tmp_pat
         ('{ partition = "batch", nice = 5 }', None),
         ('{ partition = "batch", wrap = "rm" }', "there is no 'wrap'"),
         ('["partition"]', "expected a table such as"),
-        ("{ nice = { low = 1 } }", "expected a table such as"),
+        ("{ nice = { low = 1 } }", "nice must be a whole number"),
     ):
         file.write_text(f'[executors.it]\ntype = "slurm"\ndirectory = "/tmp/x"\ndefaults = {defaults}\n')
         if wrong is None:
