@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +24,7 @@ max_running = {most}
 JOBS = 6  # at a time
 JOB_MODULE = "scheduler.daemon.job"  # EXECUTOR TASK CLAIM
 SBIN = "/usr/sbin:/usr/local/sbin"
+RESUME_EVERY_S = 3.0
 SLURM = ("sbatch", "slurmctld", "slurmd", "munged")
 
 
@@ -144,6 +146,7 @@ class Slurm(Jobs):
 
     name = "slurm"
     on_postgres = True
+    _resumed = 0.0
 
     @classmethod
     def missing(cls) -> str:
@@ -162,6 +165,14 @@ class Slurm(Jobs):
         super().kill()
         self.note("slurmctld", self.cluster.kill_controller())
         self.cluster.start_controller()
+        self.cluster.run("scontrol", "reconfigure")  # or else the node says only minutes later what runs there
+
+    def has_ended(self) -> bool:
+        """Slurm drains a node where a job has the number of one that the controller forgot: an operator resumes it."""
+        if time.monotonic() > self._resumed + RESUME_EVERY_S:
+            self._resumed = time.monotonic()
+            self.cluster.resume_node()
+        return super().has_ended()
 
 
 class Ray(Jobs):

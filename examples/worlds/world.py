@@ -114,8 +114,8 @@ class World:
             self.start_program()
             ended = self.wait_for_the_middle(0.25)
             self.kill()
-            self.wait_until(lambda: self._program is not None and self._program.poll() is not None)
             assert self._program is not None
+            self.wait_until(self.has_ended)
             if self._program.returncode:
                 raise WorldError(f"anywhere.py ended with status {self._program.returncode}:\n{self.last_words()}")
             found = self.tasks()
@@ -208,6 +208,10 @@ class World:
 
         self.wait_until(is_there)
         return self.ended()
+
+    def has_ended(self) -> bool:
+        """Whether the program has come to its end."""
+        return self._program is not None and self._program.poll() is not None
 
     def wait_until(self, over: Callable[[], bool]) -> None:
         while not over():
