@@ -79,7 +79,7 @@ class Demo:
         return self.prove()
 
     def run_in(self, world: type[World]) -> None:
-        """Run it in one world; what goes wrong there is told at the end, beside the others."""
+        """Run it in one world; what goes wrong there stands at the end, beside the others."""
         if self.stop.is_set():
             return
         name, say = world.name, self.screen.of(world.name)

@@ -225,7 +225,7 @@ class World:
         return "\n".join(log.splitlines()[-LAST_LINES:])
 
     def processes(self) -> Iterator[int]:
-        """All processes of this world, whoever started them."""
+        """All processes of this world, whichever process started them."""
         return (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal() and self.owns(entry))
 
     def owns(self, process: Path) -> bool:

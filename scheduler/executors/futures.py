@@ -1,8 +1,9 @@
 """The executor ``futures``: jobs run in whatever has ``submit(function, *arguments)`` and gives futures.
 
 Pools of ``concurrent.futures``, Dask's Client, Parsl's, executorlib's and submitit's executors have it. The pool runs
-a function that starts the job's process and waits for it: see ``pool_job.py``. What became of a job is told by its
-files, in a directory that the daemon and the pool share; futures tell only what has not begun, and why it never will.
+a function that starts the job's process and waits for it: see ``pool_job.py``. The job's files say
+what became of it, in a directory that the daemon and the pool share; futures tell only what has not begun, and why it
+never will.
 """
 
 from __future__ import annotations
