@@ -414,7 +414,7 @@ class Scheduler(
     def start_job(self, claim: Claim, make: Callable[..., Engine] | None = None, **options: Any) -> PlacedEngine:
         """Run one claim that an executor placed, in the job's own process. Raises StoreUnavailableError.
 
-        ``make``: the engine's class, if it has no database; ``options``: of the engine, that a gateway has told.
+        ``make``: the engine's class, if it has no database; ``options``: of the engine, as a gateway gives them.
         """
         from scheduler.engine.placed import PlacedEngine, options_of_job
 

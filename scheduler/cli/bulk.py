@@ -213,10 +213,10 @@ def _notes(tx: Tx, items: Sequence[BulkItem]) -> dict[int, str | None]:
     from scheduler.model.redact import redact
     from scheduler.store.read.tasks import get_tasks
 
-    said = {item.task_id: redact(item.note) for item in items if item.note is not None}
-    tasks = get_tasks(tx, list(said))
+    notes = {item.task_id: redact(item.note) for item in items if item.note is not None}
+    tasks = get_tasks(tx, list(notes))
     hidden = Masks(tx, {task.kind for task in tasks})
-    return said | {task.id: hidden.error(task.id, task.kind, said[task.id]) for task in tasks}
+    return notes | {task.id: hidden.error(task.id, task.kind, notes[task.id]) for task in tasks}
 
 
 def _view(one: BulkRecord) -> dict[str, Any]:

@@ -62,23 +62,23 @@ def pod_of(pod: Mapping[str, Any]) -> Pod:
     state = _state(status)
     phase, reason, code = Phase.QUEUED, "", None
     ended, waits, runs = (state.get(part) for part in ("terminated", "waiting", "running"))
-    told = _words(status.get("reason"), status.get("message"))
+    stated = _words(status.get("reason"), status.get("message"))
     if ended or status.get("phase") in ("Succeeded", "Failed"):
         ended = ended or {}
         given = ended.get("exitCode")
         code = given if isinstance(given, int) else 0 if status.get("phase") == "Succeeded" else None
         phase = _end(meta, status, ended, code)
-        words = [_exit_text(code), told, _words(ended.get("reason"), ended.get("message") if code != 0 else None)]
+        words = [_exit_text(code), stated, _words(ended.get("reason"), ended.get("message") if code != 0 else None)]
         reason = ", ".join(dict.fromkeys(word for word in words if word))
     elif runs or status.get("phase") in ("Running", "Unknown"):
-        phase, reason = Phase.RUNNING, told
+        phase, reason = Phase.RUNNING, stated
     elif waits or spec.get("nodeName"):
         waits = waits or {}
         phase = Phase.FAILED if waits.get("reason") in _NEVER_STARTS else Phase.STARTING
-        reason = told or _words(waits.get("reason"), waits.get("message"))
+        reason = stated or _words(waits.get("reason"), waits.get("message"))
     else:
         scheduled = _condition(status, "PodScheduled")
-        reason = told or _words(scheduled.get("reason"), scheduled.get("message"))
+        reason = stated or _words(scheduled.get("reason"), scheduled.get("message"))
     where = f"pod {meta.get('name')}"
     return Pod(
         phase,
