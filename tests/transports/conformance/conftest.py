@@ -12,5 +12,5 @@ REFERENCE = "spool"
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         name = item.nodeid.rpartition("[")[2].rstrip("]")
-        if "/conformance/" in item.nodeid and "postgresql" in name and REFERENCE not in name:
+        if "transports/conformance/" in item.nodeid and "postgresql" in name and REFERENCE not in name:
             item.add_marker(pytest.mark.transports)
