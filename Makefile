@@ -169,7 +169,7 @@ $(RAY_VENV)/.schedd-ray:
 
 # PLACEMENTS=N or SECONDS=N makes it shorter, PYTEST_ARGS="-k slurm" takes one engine.
 executors-soak: setup
-	$(PYTEST) -m "executors and soak" --timeout=7200 tests/executors $(PYTEST_ARGS)
+	$(PYTEST) -m "executors and soak" --timeout=7200 tests/executors tests/test_demo_anywhere.py $(PYTEST_ARGS)
 
 cases: setup
 	$(PYTEST) -n $(JOBS) --dist worksteal -m "case and not soak" --cases -q $(PYTEST_ARGS)
