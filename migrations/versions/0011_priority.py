@@ -18,5 +18,5 @@ def upgrade() -> None:
         op.execute(f"ALTER TABLE {table} RENAME COLUMN {old} TO {new}")
         if op.get_context().dialect.name == "postgresql":
             op.execute(_RENAME_CONSTRAINT.format(table=table, old=old, new=new))
-    for table in ("schedd_kinds", "schedd_schedules"):
-        op.execute(f"""UPDATE {table} SET options = replace(options, '"pool":', '"priority":')""")
+    for table, column in (("schedd_kinds", "options"), ("schedd_schedules", "options"), ("schedd_schedules", "graph")):
+        op.execute(f"""UPDATE {table} SET {column} = replace({column}, '"pool":', '"priority":')""")

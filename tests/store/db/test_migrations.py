@@ -290,3 +290,30 @@ def test_threads_migrate_databases_of_their_own_at_once(
     assert definitions(empty_database) == definitions(database)
     for url in urls[1:]:
         migrate.upgrade(url)  # finds it done
+
+
+def test_stored_tasks_keep_their_priority_where_its_column_was_renamed(database: Database) -> None:
+    """Also those that a schedule makes later, one by one and as graphs."""
+    with Scheduler(database.url) as jobs:
+        jobs.register(ping)
+        jobs.task(ping).priority("high").schedule()
+        jobs.task(ping).priority("high").every(3600).schedule()
+        graph = jobs.recurring("graph").every(3600)
+        graph.task(ping).priority("high")
+        graph.schedule()
+    with opened(database) as engine, engine.begin() as connection:  # as the program before it had left them
+        for table, new, old in (("schedd_tasks", "priority", "pool"), ("schedd_checkpoints", "type", "sort")):
+            connection.exec_driver_sql(f"ALTER TABLE {table} RENAME COLUMN {new} TO {old}")
+        for table, column in (
+            *(("schedd_kinds", "options"), ("schedd_schedules", "options")),
+            ("schedd_schedules", "graph"),
+        ):
+            connection.exec_driver_sql(f"""UPDATE {table} SET {column} = replace({column}, '"priority":', '"pool":')""")
+        connection.exec_driver_sql(f"UPDATE {migrate.VERSION_TABLE} SET version_num = '0010'")
+    migrate.upgrade(database.url)
+    with connected(database) as connection:
+        assert connection.exec_driver_sql("SELECT priority FROM schedd_tasks").scalars().all() == [0]
+        texts = connection.exec_driver_sql("SELECT options, graph FROM schedd_schedules").all()
+    stored = [text for row in texts for text in row if text is not None]
+    assert sum('"priority":0' in text for text in stored) == 2
+    assert not any('"pool":' in text for text in stored)
