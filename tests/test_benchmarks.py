@@ -83,6 +83,15 @@ def test_the_raw_loop_writes_what_the_engine_writes(database: Database, local: A
     assert attempts[1] == written(database.url, "schedd_attempts")[1]
 
 
+@pytest.mark.parametrize("graph", [False, True])
+def test_the_narrow_loop_ends_all_of_its_own_rows(empty_database: Database, local: Any, graph: bool) -> None:
+    narrow = local("contenders.raw_narrow")
+    assert (narrow.dag if graph else narrow.drain)(empty_database.url.replace("+psycopg", ""), 250) > 0
+    tasks, attempts = written(empty_database.url, "schedd_tasks"), written(empty_database.url, "schedd_attempts")
+    assert tasks[0] == attempts[0] == 250
+    assert all({"finished_at", "result_until"} <= columns for columns in tasks[1])
+
+
 def test_every_work_has_a_contender(local: Any) -> None:
     works, bench = local("works"), local("bench")
     for database in (works.SQLITE, works.POSTGRESQL):
