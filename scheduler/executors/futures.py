@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor as PoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,8 +22,10 @@ from scheduler.errors import ConfigError
 from scheduler.executors import pool_job
 from scheduler.executors.directory import DirectoryExecutor
 from scheduler.executors.job_files import explained
-from scheduler.executors.job_process import ask_to_end, was_started
+from scheduler.executors.job_process import ask_to_end, look, was_started
 from scheduler.executors.ports import Capabilities, ExecutorError, Finding, Job, Phase, Refused, Seen, Submitted
+
+_NEVER_BEGAN = "it was to end before it began"
 
 
 class FuturesExecutor(DirectoryExecutor):
@@ -68,6 +71,13 @@ class FuturesExecutor(DirectoryExecutor):
         for name in known:
             self._futures.pop(name, None)
         return [*started, *(_seen(name, future) for name, future in self._futures.items())]
+
+    def _look(self, place: Path) -> Seen | None:
+        to_end = (place / "cancel").exists()  # before the look: what the pool takes up from here on does not begin
+        seen = look(place)
+        if seen is None and to_end:  # whichever daemon had its future
+            return Seen(name=place.name, handle=place.name, phase=Phase.CANCELLED, reason=_NEVER_BEGAN)
+        return seen
 
     def cancel(self, handles: Sequence[str], grace: float) -> None:
         """See :class:`scheduler.executors.ports.Executor`. What runs is ended by the function that has started it."""
@@ -150,5 +160,5 @@ def _seen(name: str, future: Any) -> Seen:
         return Seen(name=name, handle=name, phase=Phase.CANCELLED)
     error = future.exception()
     if error is None:  # it was to end before it had begun
-        return Seen(name=name, handle=name, phase=Phase.CANCELLED, reason="it was to end before it began")
+        return Seen(name=name, handle=name, phase=Phase.CANCELLED, reason=_NEVER_BEGAN)
     return Seen(name=name, handle=name, phase=Phase.FAILED, reason=f"{type(error).__name__}: {error}"[:500])

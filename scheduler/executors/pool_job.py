@@ -30,10 +30,12 @@ def run(
     ``python``: the daemon's interpreter, in whose place this one's stands in ``argv``.
     """
     place = Path(directory)
-    lock = None if (place / "cancel").exists() else lock_to_start(place)
+    lock = lock_to_start(place)
     if lock is None:
         return None
     try:
+        if (place / "cancel").exists():  # asked with the lock: a daemon that saw it free says that the job is over
+            return None
         process = start(place, lock, [sys.executable if part == python else part for part in argv], env, without)
     finally:
         os.close(lock)  # the job has it, too

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from scheduler import ConfigError
+from scheduler.executors import pool_job
 from scheduler.executors.futures import FuturesExecutor
+from scheduler.executors.job_process import ask_to_end, lock_to_start, was_started
 from scheduler.executors.ports import ExecutorError, Job, Phase, Refused, Seen, Submitted
 from support.fleet import until
 
@@ -77,6 +79,41 @@ def test_a_job_that_was_to_end_before_the_pool_took_it_up_never_begins(executor:
     executor.submit([one])
     seen = over(executor, one.name)
     assert (seen.phase, seen.reason) == (Phase.CANCELLED, "it was to end before it began")
+
+
+def test_a_job_cancelled_before_it_began_leaves_nothing_to_a_daemon_that_has_no_future_of_it(
+    executor: FuturesExecutor, tmp_path: Path
+) -> None:
+    """Such as the next daemon. The pool takes the job up afterwards, and does not start it."""
+    begun, waits = tmp_path / "begun", job(3, f"echo > {tmp_path / 'begun'}")
+    executor.submit([job(1, "sleep 600"), job(2, "sleep 600"), waits])
+    until(lambda: list(phases(executor).values()).count(Phase.RUNNING) == 2, 60)
+    future, other = executor._futures[waits.name], executor_of(tmp_path)
+    assert waits.name not in phases(other)
+    other.cancel([waits.name], 5.0)
+    assert phases(other)[waits.name] is phases(executor)[waits.name] is Phase.CANCELLED
+    other.forget([waits.name])
+    assert waits.name not in phases(other)
+    assert not (tmp_path / "jobs" / waits.name).exists()
+    executor.cancel(["schedd-0-1-1"], 0.0)
+    until(future.done, 60)
+    assert not begun.exists()
+
+
+def test_a_job_that_is_to_end_while_the_pool_takes_it_up_does_not_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A daemon that has seen it neither alive nor begun says that it is over."""
+    place = tmp_path / "schedd-0-1-1"
+    place.mkdir()
+
+    def late(place: Path) -> int | None:
+        ask_to_end(place, 5.0)
+        return lock_to_start(place)
+
+    monkeypatch.setattr(pool_job, "lock_to_start", late)
+    assert pool_job.run(str(place), ["/bin/sh", "-c", "exit 3"], {}, None, "python") is None
+    assert not was_started(place)
 
 
 def test_a_job_that_hears_nothing_or_runs_for_too_long_is_killed(executor: FuturesExecutor) -> None:
