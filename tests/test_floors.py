@@ -40,6 +40,7 @@ STORE: tuple[frozenset[str], ...] = (
     frozenset({"inbox_order", "outbox", "reaper", "requests"}),
     frozenset({"inbox"}),
     frozenset({"gateway_jobs", "placements", "schedule_runs"}),
+    frozenset({"abandoned"}),
     frozenset({"worker_jobs"}),
     frozenset({"schedules"}),
     frozenset({"schedule_sets"}),

@@ -11,21 +11,17 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from scheduler.model import state as st
 from scheduler.model.capacity import Capacity, Scale
-from scheduler.model.outcome import AttemptEnd, Outcome
 from scheduler.model.placement import Phase, PlacementState, job_name
-from scheduler.ports import FOREVER, SECOND
+from scheduler.ports import FOREVER
 from scheduler.store.db.statements import Columns, run_over
 from scheduler.store.db.tx import Tx
 from scheduler.store.pauses import IN_EFFECT
-from scheduler.store.predicates import IS_HELD, held
+from scheduler.store.predicates import IS_HELD
 from scheduler.store.tasks import claim as claims
 from scheduler.store.tasks.claim import Claimed
-from scheduler.store.tasks.complete import finish
 from scheduler.store.workers import EXECUTOR_HOST, LIVE, STOPPED, executor_incarnation
 
-MAX_ABANDONED = 1000  # tasks given back at once
 RESERVED, SUBMITTED, ATTACHED, ENDED = (state.code for state in PlacementState)
 
 
@@ -265,34 +261,6 @@ def lost_starts(tx: Tx, task_id: int) -> int:
 def count_no_more(tx: Tx, task_id: int) -> None:
     """Let the lost starts so far count no more: the task has failed because of them."""
     tx.run("UPDATE schedd_placements SET lost = 2 WHERE task_id = :id AND lost = 1", id=task_id)
-
-
-# Claims that no daemon looks after
-
-
-ABANDONED_AFTER = 600 * SECOND  # after the lease of the last daemon that placed for an executor
-_ABANDONED = f"""
-SELECT t.id, t.claim, t.attempt, t.claimed_at, t.cancel_requested, t.worker FROM schedd_executors e
-JOIN schedd_tasks t ON t.worker = e.worker AND {held("t")} WHERE e.until < :before ORDER BY t.id LIMIT {MAX_ABANDONED}
-"""
-
-
-def abandoned(tx: Tx) -> list[int]:
-    """Tasks that are held for jobs of executors which no daemon has placed for lately."""
-    return [row.id for row in tx.run(_ABANDONED, before=tx.now - ABANDONED_AFTER)]
-
-
-def release_abandoned(tx: Tx) -> None:
-    """Give them back, without using an attempt, or end what was to be cancelled. A job that begins late loses."""
-    found: dict[int, list[Outcome]] = {}
-    for row in tx.run(_ABANDONED, before=tx.now - ABANDONED_AFTER):
-        cancelled = row.cancel_requested is not None
-        how, state = (AttemptEnd.CANCELLED, st.CANCELLED) if cancelled else (AttemptEnd.HANDED_BACK, st.SCHEDULED)
-        outcome = Outcome(row.id, row.claim, row.attempt, how, state, row.claimed_at, None, tx.now)
-        found.setdefault(row.worker, []).append(outcome._replace(refund=int(not cancelled)))
-    for worker, outcomes in found.items():
-        finish(tx, worker, outcomes)
-        end(tx, [(outcome.task_id, outcome.claim) for outcome in outcomes])
 
 
 # The job

@@ -17,6 +17,7 @@ from scheduler.model.texts import counted, listed, rfc3339, span_text
 from scheduler.model.times import SECOND
 from scheduler.ports import FOREVER
 from scheduler.store import pauses
+from scheduler.store.abandoned import abandoned
 from scheduler.store.broken_rows import UNREADABLE, broken_rows
 from scheduler.store.db import migrate
 from scheduler.store.db.database import Database
@@ -24,7 +25,7 @@ from scheduler.store.db.deadline import in_time
 from scheduler.store.db.tx import Tx
 from scheduler.store.durable import deadlocks as standoffs
 from scheduler.store.durable import waits
-from scheduler.store.placements import abandoned, executors
+from scheduler.store.placements import executors
 from scheduler.store.predicates import HELD, held
 from scheduler.store.read.status import never, tasks_ahead, unserved
 from scheduler.store.read.stuck import hung, of_transports

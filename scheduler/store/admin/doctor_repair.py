@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 from scheduler.model.capacity import Capacity
 from scheduler.model.texts import counted, listed
-from scheduler.store import audit, placements, reaper, schedules, worker_jobs, workers
+from scheduler.store import abandoned, audit, reaper, schedules, worker_jobs, workers
 from scheduler.store.admin import doctor as checks
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
@@ -79,7 +79,7 @@ def _claims(tx: Tx) -> Iterator[str]:
 
 
 def _placements(tx: Tx) -> Iterator[str]:
-    given_back = _all(lambda: placements.abandoned(tx), lambda _: placements.release_abandoned(tx))
+    given_back = _all(lambda: abandoned.abandoned(tx), lambda _: abandoned.release_abandoned(tx))
     if given_back:
         yield _told("gave back, since no daemon places for their executor,", given_back)
     forgotten = worker_jobs.forget_abandoned(tx)
