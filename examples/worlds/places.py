@@ -24,7 +24,7 @@ max_running = {most}
 JOBS = 6  # at a time
 JOB_MODULE = "scheduler.daemon.job"  # EXECUTOR TASK CLAIM
 SBIN = "/usr/sbin:/usr/local/sbin"
-RESUME_EVERY_S = 3.0
+TEND_EVERY_S = 3.0
 SLURM = ("sbatch", "slurmctld", "slurmd", "munged")
 
 
@@ -146,7 +146,7 @@ class Slurm(Jobs):
 
     name = "slurm"
     on_postgres = True
-    _resumed = 0.0
+    _tended = 0.0
 
     @classmethod
     def missing(cls) -> str:
@@ -168,10 +168,10 @@ class Slurm(Jobs):
         self.cluster.run("scontrol", "reconfigure")  # or else the node says only minutes later what runs there
 
     def has_ended(self) -> bool:
-        """Slurm drains a node where a job has the number of one that the controller forgot: an operator resumes it."""
-        if time.monotonic() > self._resumed + RESUME_EVERY_S:
-            self._resumed = time.monotonic()
-            self.cluster.resume_node()
+        """Where its controller lost what it knew, Slurm waits for an operator."""
+        if time.monotonic() > self._tended + TEND_EVERY_S:
+            self._tended = time.monotonic()
+            self.cluster.tend()
         return super().has_ended()
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from scheduler.backoff import Backoff, LogOnce
 from scheduler.executors import ports
 from scheduler.executors.ports import ExecutorError, Seen
-from scheduler.model.placement import name_prefix
+from scheduler.model.placement import Phase, job_key, name_prefix
 from scheduler.store import placements
 from scheduler.store.db.database import Database
 from scheduler.store.placements import RESERVED, Placement
@@ -92,16 +92,33 @@ class EngineLink:
 
     def forget_ended(self, found: Sequence[Placement], answers: Answers) -> None:
         """Have the engine forget jobs of this store that are over, and whose placements are."""
+        over = [seen.handle for seen in self._unplaced(found, answers) if seen.phase.over]
+        if over:
+            self.attempt(lambda: self.executor.forget(over))
+
+    def strangers(self, found: Sequence[Placement], answers: Answers) -> list[Seen]:
+        """The jobs of tasks of this store that are not over, though their placements are. Raises StoreUnavailableError.
+
+        ``found``: the open placements of this executor; an engine may have jobs of another one, too.
+        """
+        running = {
+            job_key(seen.name): seen
+            for seen in self._unplaced(found, answers)
+            if not seen.phase.over and seen.phase is not Phase.GONE
+        }
+        keys = [key for key in running if key is not None]
+        if not keys:
+            return []
+        with self._database.read() as tx:
+            ended = placements.ended(tx, keys)
+        return [running[key] for key in keys if key in ended]
+
+    def _unplaced(self, found: Sequence[Placement], answers: Answers) -> list[Seen]:
+        """The jobs of this store without a placement among these."""
         identity = self._database.same.identity
         assert identity is not None, "an open store has one"
         ours, still = name_prefix(identity.store), {placement.name for placement in found}
-        over = [
-            seen.handle
-            for seen in (answers.jobs or {}).values()
-            if seen.phase.over and seen.name.startswith(ours) and seen.name not in still
-        ]
-        if over:
-            self.attempt(lambda: self.executor.forget(over))
+        return [seen for seen in (answers.jobs or {}).values() if seen.name.startswith(ours) and seen.name not in still]
 
     def cancel(self, found: Sequence[Placement], answers: Answers, grace: float) -> None:
         """Have the engine end these jobs, within ``grace`` seconds."""

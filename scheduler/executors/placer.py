@@ -6,6 +6,7 @@ starts late then changes nothing. Once the job holds the claim, its own lease de
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 from scheduler.config.executors import Executor as Section
@@ -19,12 +20,15 @@ from scheduler.executors.submissions import Commands, Submissions, TaskJobs
 from scheduler.executors.take_back import TakeBack
 from scheduler.model.placement import Phase
 from scheduler.model.registry import Registry
+from scheduler.model.texts import counted
 from scheduler.ports import FAILPOINTS, SECOND
 from scheduler.store import placements
 from scheduler.store.db.database import Database
 from scheduler.store.placements import Placement
 
 LEAST_PENDING = 4  # jobs that have not begun, where nothing runs yet
+
+log = logging.getLogger("scheduler.executors")
 
 
 class Placer(LeasedExecutor):
@@ -57,6 +61,7 @@ class Placer(LeasedExecutor):
         self._submissions = Submissions(name, self._link, database, jobs.make, refused, section.submit_grace)
         self._default_timeout = default_timeout
         self._leaving: dict[tuple[int, int], float] = {}  # jobs whose claim is over and that still run, and since when
+        self._strangers: dict[str, float] = {}  # jobs whose placement is over and that still run, and since when
 
     def step(self) -> float:
         """Ask the engine once, put right what is amiss, and place what is due. Returns seconds to wait.
@@ -72,6 +77,7 @@ class Placer(LeasedExecutor):
         self._dead_letters.notify_pending(self._database)
         self._link.note(found, answers)
         self._link.forget_ended(found, answers)
+        self._end_strangers(found, answers)
         left = self._end_over(found, answers)
         unattached = [placement for placement in left if placement.holder == worker]
         attached = [placement for placement in left if placement.holder != worker]
@@ -104,6 +110,20 @@ class Placer(LeasedExecutor):
             for key in done:
                 self._leaving.pop(key, None)
         return [placement for placement in found if placement.holder is not None]
+
+    def _end_strangers(self, found: Sequence[Placement], answers: Answers) -> None:
+        """End the jobs that the engine had forgotten, and knows again after their placements were over.
+
+        They run no more, or hold what others wait for: a server that lost state may take them for running for ever.
+        """
+        mono, grace = self._database.clock.monotonic(), self._section.grace
+        strangers = self._link.strangers(found, answers)
+        self._strangers = {one.name: self._strangers.get(one.name, mono) for one in strangers}
+        late = [one for one in strangers if mono - self._strangers[one.name] >= grace]
+        if late:
+            log.info("executor %s ends %s that it should not have any more", self.name, counted(len(late), "job"))
+            self._strangers |= dict.fromkeys((one.name for one in late), mono)
+            self._link.attempt(lambda: self._link.executor.cancel([one.handle for one in late], grace))
 
     # Jobs that have not taken their claims over
 

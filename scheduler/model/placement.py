@@ -61,6 +61,12 @@ def job_name(store: str, task_id: int, claim: int) -> str:
     return f"{name_prefix(store)}{task_id}-{claim}"
 
 
+def job_key(name: str) -> tuple[int, int] | None:
+    """(task id, claim) of :func:`job_name`; None: of a job that is a worker for many tasks."""
+    _, task_id, claim = name.rsplit("-", 2)
+    return (int(task_id), int(claim)) if task_id.isdecimal() and claim.isdecimal() else None
+
+
 def worker_job_name(store: str, executor_row: int, number: int) -> str:
     """The name of the job of a worker: ``schedd-5005a013-w3-17``, of the executor whose row among the workers is 3."""
     return f"{name_prefix(store)}w{executor_row}-{number}"

@@ -249,6 +249,15 @@ def end(tx: Tx, keys: Sequence[tuple[int, int]], *, lost: bool = False, reason: 
     run_over(tx, sql, _KEY, keys, lost=int(lost), reason=reason)
 
 
+def ended(tx: Tx, keys: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
+    """Those of these placements that are over, whichever executor they are of."""
+    sql = (
+        "WITH {rows} SELECT p.task_id, p.claim FROM schedd_placements p "
+        f"JOIN j ON p.task_id = j.task_id AND p.claim = j.claim WHERE p.state = {ENDED}"
+    )
+    return {(row[0], row[1]) for row in run_over(tx, sql, _KEY, keys)}
+
+
 def lost_starts(tx: Tx, task_id: int) -> int:
     """How many jobs of this task were lost in a row before they took their claims over, up to now."""
     sql = (

@@ -52,10 +52,10 @@ def jobs(fleet: Fleet) -> Scheduler:
     return made
 
 
-def placer_of(jobs: Scheduler, engine: Executor | None = None, **settings: Any) -> Placer:
+def placer_of(jobs: Scheduler, engine: Executor | None = None, name: str = "batch", **settings: Any) -> Placer:
     section = Section(type="memory", **{"max_pending": 50, **settings})
     engine = MemoryEngine() if engine is None else engine
-    return Placer("batch", section, engine, jobs.database, jobs.registry, "holder", NoCommands(), ring=lambda: None)
+    return Placer(name, section, engine, jobs.database, jobs.registry, "holder", NoCommands(), ring=lambda: None)
 
 
 def lane(jobs: Scheduler, task_id: int) -> str:
@@ -320,6 +320,43 @@ def test_one_that_ended_without_names_of_its_own_may_be_the_second(jobs: Schedul
     placer.step()
     assert jobs.database.change(reaper.reap) == []
     assert jobs.get_task(task_id).state is TaskState.CLAIMED
+
+
+def test_a_job_that_the_engine_knows_again_after_its_end_is_cancelled(jobs: Scheduler, clock: FakeClock) -> None:
+    """A server that was restarted with less than it had takes it for running, for as long as it likes."""
+    engine = MemoryEngine()
+    placer, other = placer_of(jobs, engine, grace=5.0), placer_of(jobs, engine, grace=5.0, name="other")
+    task_id, another = jobs.task(Fit()).schedule(), jobs.task(Fit()).executor("other").schedule()
+    placer.step()
+    other.step()
+    engine.attach(jobs, task_id)
+    before = dict(engine.jobs)
+    (lost,) = [name for name, job in before.items() if job.labels["task"] == str(task_id)]
+    _run_out(jobs)
+    engine.jobs = {name: job for name, job in before.items() if name != lost}
+    clock.advance(60)
+    placer.step()  # it is placed again
+    (name,) = set(engine.jobs) - set(before)
+    prefix, *_ = lost.rpartition(f"-{task_id}-")
+    foreign = {"schedd-0-1-1": before[lost], f"{prefix}-w1-1": before[lost]}
+    engine.jobs |= {lost: before[lost]} | foreign
+    engine.phases |= dict.fromkeys((*before, *foreign, name), Phase.RUNNING)
+    for seconds, times in ((0, 0), (4, 0), (1, 1), (4, 1), (1, 2)):
+        clock.advance(seconds)
+        placer.step()
+        assert engine.cancelled == [f"handle-{task_id}-1"] * times
+    engine.phases[lost] = Phase.CANCELLED
+    clock.advance(60)
+    placer.step()
+    assert lost not in engine.jobs
+    assert len(engine.cancelled) == 2
+    assert jobs.get_task(another).state is TaskState.CLAIMED
+
+
+def _run_out(jobs: Scheduler) -> None:
+    """The leases of all jobs run out, and their workers are dead."""
+    write(jobs, "UPDATE schedd_workers SET lease_until = 1 WHERE incarnation LIKE 'job-%'")
+    assert jobs.database.change(reaper.reap) != []
 
 
 def test_the_doctor_gives_back_what_no_daemon_looks_after(jobs: Scheduler, clock: FakeClock) -> None:

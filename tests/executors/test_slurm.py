@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -325,44 +326,75 @@ def test_without_commands_or_a_controller_the_engine_is_away(
         make(cluster, tmp_path).observe()
 
 
-@pytest.mark.executors
-def test_a_controller_that_is_killed_after_a_submission_loses_no_task(database: Database, tmp_path: Path) -> None:
-    """It forgets what it has accepted, gives the same numbers again, and has other jobs under them."""
-    own = shared_directory() / f"own-{os.getpid()}-{database.dialect}"
-    own.mkdir(mode=0o755)
-    cluster = SlurmCluster(own)
+@pytest.fixture
+def own(database: Database) -> Iterator[SlurmCluster]:
+    """A cluster whose controller a test kills."""
+    place = shared_directory() / f"own-{os.getpid()}-{database.dialect}"
+    place.mkdir(mode=0o755)
+    cluster = SlurmCluster(place)
     try:
         cluster.start()
-        settings = f'type = "slurm"\ndirectory = "{tmp_path / "jobs"}"\nslurm_conf = "{cluster.conf}"\n'
-        place = Place(database.url, tmp_path, settings)
-        try:
-            saved = cluster.copy_state()
-            ids = [place.schedule("wait") for _ in range(3)]
-            place.until(lambda: place.lines("begin"))
-            numbers = _numbers(cluster)
-            assert len(numbers) == 3
-            cluster.kill_controller(saved)
-            place.placer.step()
-            cluster.start_controller()
-            assert _numbers(cluster) == []
-            more = [place.schedule() for _ in range(3)]
-            place.placer._link._ask_again = 0.0
-            place.until(lambda: set(numbers) & set(_numbers(cluster)))  # given twice
-            place.go()
-
-            def all_ended() -> bool:
-                cluster.run("scontrol", "update", "NodeName=localhost", "State=RESUME")  # drained: "Duplicate jobid"
-                return place.ended(*ids, *more)
-
-            place.until(all_ended)
-            for task_id in ids + more:
-                assert place.outcomes(task_id)[-1] == "succeeded"
-                assert place.outcomes(task_id).count("succeeded") == 1
-            assert place.side_by_side() == 0
-        finally:
-            place.close()
+        yield cluster
     finally:
         cluster.close()
+        shutil.rmtree(place)
+
+
+@pytest.fixture
+def place(own: SlurmCluster, database: Database, tmp_path: Path) -> Iterator[Place]:
+    settings = f'type = "slurm"\ndirectory = "{tmp_path / "jobs"}"\nslurm_conf = "{own.conf}"\n'
+    made = Place(database.url, tmp_path, settings)
+    yield made
+    made.close()
+
+
+@pytest.mark.executors
+def test_a_controller_that_is_killed_after_a_submission_loses_no_task(own: SlurmCluster, place: Place) -> None:
+    """It forgets what it has accepted, gives the same numbers again, and has other jobs under them."""
+    saved = own.copy_state()
+    ids = [place.schedule("wait") for _ in range(3)]
+    place.until(lambda: place.lines("begin"))
+    numbers = _numbers(own)
+    assert len(numbers) == 3
+    own.kill_controller(saved)
+    place.placer.step()
+    own.start_controller()
+    assert _numbers(own) == []
+    more = [place.schedule() for _ in range(3)]
+    place.placer._link._ask_again = 0.0
+    place.until(lambda: set(numbers) & set(_numbers(own)))  # given twice
+    place.go()
+
+    def all_ended() -> bool:
+        own.tend()  # drained: "Duplicate jobid"
+        return place.ended(*ids, *more)
+
+    place.until(all_ended)
+    for task_id in ids + more:
+        assert place.outcomes(task_id)[-1] == "succeeded"
+        assert place.outcomes(task_id).count("succeeded") == 1
+    assert place.side_by_side() == 0
+    assert "held" not in own.run("squeue", "-h", "-t", "PENDING", "-o", "%r")  # nothing that will never be started
+
+
+@pytest.mark.executors
+def test_jobs_that_are_over_hold_no_processors_after_the_controller_lost_that(own: SlurmCluster, place: Place) -> None:
+    """It shows them as running, and believes so until the node registers again: minutes, or half an hour."""
+    ids = [place.schedule("wait") for _ in range(CPUS)]
+    place.until(lambda: len(place.lines("begin")) == CPUS)
+    saved = own.save_state()
+    place.go()
+    place.until(lambda: place.ended(*ids) and not place.handles())
+    own.kill_controller(saved)
+    own.start_controller()
+    place.placer._link._ask_again = 0.0
+    assert {(seen.handle, seen.phase) for seen in place.seen()} == {
+        (one.name, Phase.RUNNING) for task_id in ids for one in place.placements(task_id)
+    }
+    last = place.schedule()
+    place.until(lambda: place.ended(last))
+    assert place.outcomes(last) == ["succeeded"]
+    assert [one for task_id in ids for one in place.outcomes(task_id)] == ["succeeded"] * CPUS
 
 
 def _numbers(cluster: SlurmCluster) -> list[str]:

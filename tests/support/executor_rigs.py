@@ -128,7 +128,7 @@ class SlurmRig:
         cluster.run("scontrol", "reconfigure")  # or else it has the node say only minutes later what it runs
 
     def mend(self) -> None:
-        SlurmCluster.shared().resume_node()  # drained since a job got the number of one that was forgotten
+        SlurmCluster.shared().tend()
 
 
 class DaskRig(ProcessRig):

@@ -20,6 +20,7 @@ from support.session import shared_directory
 CPUS = 8  # that the node claims to have
 SBIN = "/usr/sbin:/usr/local/sbin"
 PATIENCE = 180.0  # seconds: the machine may be busy
+MISSED_AFTER_S = 25.0  # BatchStartTimeout and the time of a message, and some more
 CONFIG = """
 ClusterName=test
 SlurmctldHost=localhost(127.0.0.1)
@@ -73,6 +74,7 @@ class SlurmCluster:
         _program("sbatch")
         self._place = place
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._missed_at: float | None = None  # when jobs are missed that the node does not have (monotonic)
         self.conf = place / "slurm.conf"
         for name in ("state", "spool"):
             (place / name).mkdir()
@@ -120,10 +122,18 @@ class SlurmCluster:
         made = Path(tempfile.mkdtemp(dir=self._place)) / "state"
         return Path(shutil.copytree(self._place / "state", made))
 
+    def save_state(self) -> Path:
+        """What the controller knows now, once it has saved that: it does so within some seconds of a change."""
+        number = self.run("sbatch", "--hold", "--parsable", "--job-name=last-that-is-saved", "--wrap=true").strip()
+        _wait(lambda: b"last-that-is-saved" in (self._place / "state" / "job_state").read_bytes())
+        self.run("scancel", number)
+        return self.copy_state()
+
     def kill_controller(self, saved: Path | None = None) -> int:
         """SIGKILL; its process number. It saves its state every few seconds, so it may be left with what it had
         ``saved`` by then."""
         process = self._processes.pop("slurmctld")
+        self._missed_at = time.monotonic() + MISSED_AFTER_S
         process.kill()
         process.wait()
         if saved is not None:
@@ -131,7 +141,12 @@ class SlurmCluster:
             shutil.copytree(saved, self._place / "state")
         return process.pid
 
-    def resume_node(self) -> None:
+    def tend(self) -> None:
+        """Do what an operator does after a controller was started with less than it knew: have the node say what it
+        runs, once the controller misses the others, and resume it if a number came twice."""
+        if self._missed_at is not None and time.monotonic() > self._missed_at:
+            self._missed_at = None
+            self.run("scontrol", "reconfigure")
         if "drain" in self.run("sinfo", "-h", "-p", "main", "-o", "%T"):
             self.run("scontrol", "update", "NodeName=localhost", "State=RESUME")
 
