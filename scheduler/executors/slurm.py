@@ -95,7 +95,7 @@ class SlurmExecutor:
 
     def cancel(self, handles: Sequence[str], grace: float) -> None:
         """See :class:`scheduler.executors.ports.Executor`. Slurm's ``KillWait`` stands for ``grace``."""
-        numbers = [row.number for row in self._rows(handles) if not row.phase.over]
+        numbers = [row.number for row in self._rows(handles) if not row.has_ended]
         for some in _parts(numbers):
             self._run("scancel", *some)
 

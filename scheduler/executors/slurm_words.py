@@ -107,6 +107,11 @@ class Row(NamedTuple):
             return Phase.FAILED
         return found
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it runs no more and waits no more, also for what will never be."""
+        return _PHASES.get(self.state, Phase.GONE).over
+
     def seen(self) -> Seen:
         """As the port has it."""
         phase, status = self.phase, int(self.code) if self.code.isdecimal() else 0

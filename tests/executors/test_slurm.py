@@ -259,6 +259,18 @@ def test_a_cancel_asks_and_then_kills(executor: SlurmExecutor, tmp_path: Path) -
 
 
 @pytest.mark.executors
+def test_a_job_that_will_never_be_started_is_cancelled(executor: SlurmExecutor, cluster: SlurmCluster) -> None:
+    first = cluster.run("sbatch", "--parsable", "--output=/dev/null", "--wrap=exit 1").strip()
+    never = job(8, "true", resources=Resources(cpu=CPUS))
+    executor.submit([job(9, "sleep 60", resources=Resources(cpu=CPUS)), never])
+    cluster.run("scontrol", "update", f"JobName={never.name}", f"Dependency=afterok:{first}")
+    failed = over(executor, never.name)
+    assert (failed.phase, str(failed.reason).rpartition(", ")[2]) == (Phase.FAILED, "DependencyNeverSatisfied")
+    executor.cancel([never.name], 0.0)
+    assert over(executor, never.name).phase is Phase.CANCELLED
+
+
+@pytest.mark.executors
 def test_a_job_hears_of_it_before_it_is_preempted(executor: SlurmExecutor, tmp_path: Path) -> None:
     heard, begun = tmp_path / "heard", tmp_path / "begun"
     script = f"trap 'echo > {heard}; exit 0' TERM; echo > {begun}; while :; do sleep 0.05; done"
