@@ -21,7 +21,9 @@ from pathlib import Path
 
 import pytest
 
+from scheduler.errors import StoreUnavailableError
 from scheduler.model.outcome import AttemptEnd
+from scheduler.model.placement import Phase
 from scheduler.model.state import TaskState
 from scheduler.store import reaper
 from support.databases import Database
@@ -94,7 +96,7 @@ class Trial:
             if placed < placements and time.monotonic() - began < MOST_S:
                 for _ in range(BACKLOG - (self.tasks - ended)):
                     longest = LONG_S if self._chance.random() < LONG_SHARE else LONGEST_S
-                    self.place.jobs.task(Moment(str(self.place.notes), longest)).schedule()
+                    self._bear(self.place.jobs.task(Moment(str(self.place.notes), longest)).schedule)
                     self.tasks += 1
             elif ended == self.tasks:
                 return
@@ -105,8 +107,18 @@ class Trial:
             before = placed
             self._thaw(time.monotonic())
             self._rig.mend()
-            self.place.jobs.database.change(lambda tx: reaper.reap(tx))
+            self._bear(lambda: self.place.jobs.database.change(lambda tx: reaper.reap(tx)))
             time.sleep(LOOK_S)
+
+    def _bear(self, work: Callable[[], object]) -> None:
+        """A job that is frozen may have SQLite's lock for longer than a program waits for it."""
+        while True:
+            self._thaw(time.monotonic())
+            try:
+                work()
+            except StoreUnavailableError:
+                continue
+            return
 
     def _counts(self) -> tuple[Counter[TaskState], int]:
         with self.place.jobs.database.read() as tx:
@@ -121,7 +133,7 @@ class Trial:
             dead = [row.id for row in tx.run("SELECT id FROM schedd_tasks WHERE state = :dead", dead=_DEAD)]
         for task_id in dead:
             self.by_hand += 1
-            self.place.jobs.retry_task(task_id)
+            self._bear(lambda task_id=task_id: self.place.jobs.retry_task(task_id))
 
     def _be_hostile(self) -> None:
         chance, chances = self._chance.random, self._chances
@@ -143,11 +155,12 @@ class Trial:
         placer.wait()
         self._placers[number] = self._placer()
         # The other one need not wait for the lease: 15 s of doing nothing are no fault.
-        self.place.jobs.database.change(lambda tx: tx.run("UPDATE schedd_executors SET until = 0"))
+        self._bear(lambda: self.place.jobs.database.change(lambda tx: tx.run("UPDATE schedd_executors SET until = 0")))
 
     def _signal(self, number: signal.Signals, fault: str) -> None:
-        running = [seen.name for seen in self.place.engine.inner.observe() if not seen.phase.over]
-        pids = self._rig.pids(self.place.directory, self._chance.choice(running)) if running else []
+        running = [seen.name for seen in self.place.engine.inner.observe() if seen.phase is Phase.RUNNING]
+        self._chance.shuffle(running)
+        pids = next(filter(None, (self._rig.pids(self.place.directory, name) for name in running)), [])
         if pids:
             self._did(fault)
             _send(pids, number)
