@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 LOG_LINES = 20
 PAGE = 1000  # tasks that `list -o jsonl` holds at a time
+WINDOW = 1_000_000  # tasks that `list` looks at where no index leads to those asked for, in one transaction
 _SHOWN_IF_ASKED = ("subject", "correlation")
 CHILDREN = 20
 ROWS = 100  # of each table: why a task does not run would be far above ten thousand of them
@@ -73,6 +74,7 @@ _USUAL = {"dead_letter": True, "rerun": False, "replay_count": 0, "schema_versio
 @click.option("--until", type=AGO, metavar="T", help="Made before then.")
 @click.option("--limit", type=Number(1, 100_000), default=50, show_default=True, help="How many at most.")
 @click.option("--cursor", type=TASK_ID, metavar="ID", help="Only tasks older than this one: the next page.")
+@click.option("--all", "every", is_flag=True, help=f"Look at all tasks, not at the newest {WINDOW:,} only.")
 @reveals
 @common
 @prints(LIST_FIELDS)
@@ -85,12 +87,18 @@ def list_command(
     until: int | None,
     fields: tuple[str, ...],
     limit: int,
+    every: bool,
     reveal: bool,
     **filters: Any,
 ) -> None:
-    """Tasks, newest first."""
+    """Tasks, newest first.
+
+    Of filters that no index serves, such as a kind or a queue without a state, it looks at the newest tasks only, and
+    says where it stopped if there are older ones.
+    """
     from scheduler.cli.payload import read_params
     from scheduler.store.read.choose import TaskFilter
+    from scheduler.store.read.paging import Window
     from scheduler.store.read.tasks import list_tasks
 
     wanted = TaskFilter(payload=read_params(fields))
@@ -99,35 +107,54 @@ def list_command(
     for name in ("kind", "queue"):
         if filters[name] is not None:
             filters[name] = [one for one in filters[name].split(",") if one]
-    left, cursor = limit, filters.pop("cursor")
+    left, cursor, window = limit, filters.pop("cursor"), Window(WINDOW)
     collected: list[TaskRecord] = []
     asked = [name for name in _SHOWN_IF_ASKED if filters[name] is not None]
     usual = LIST_COLUMNS if terminal_width() is None else SCREEN_COLUMNS
     columns = (*usual[:-1], *asked, usual[-1])
-    while True:  # lines can be printed page by page, so that no more is held than one
-        page = PAGE if fields else min(left, PAGE) if session.output == "jsonl" else left
+    in_pages = session.output == "jsonl"  # lines can be printed page by page, so that no more is held than one
+    stopped = False
+    while left and not stopped:
+        page = PAGE if fields else min(left, PAGE) if in_pages else left
         with database.read() as tx:
-            found, cursor = list_tasks(
-                tx, states=states, since=since, until=until, limit=page, cursor=cursor, broken=note, **filters
+            found = list_tasks(
+                tx,
+                states=states,
+                since=since,
+                until=until,
+                limit=page,
+                cursor=cursor,
+                window=window,
+                broken=note,
+                **filters,
             )
-            if not found and left == limit:
-                for kind in filters["kind"] or ():
-                    note_kind(tx, kind)
-        if fields:
-            fitting = [task for task in found if wanted.fits(task.payload)]
-            if len(fitting) > left:
-                cursor = fitting[left - 1].id
-            collected += fitting[:left]
-            left -= len(fitting[:left])
-            if cursor is not None and left:
-                continue
-            found = collected
-        else:
-            left -= page
-        print_rows(session, _list_rows(session, found, database.now(), reveal=reveal), columns)
-        if cursor is None or not left:
-            break
-    if cursor is not None:
+        cursor = found.cursor
+        fitting = [task for task in found.tasks if wanted.fits(task.payload)]
+        if len(fitting) > left:
+            fitting = fitting[:left]
+            cursor = fitting[-1].id
+        left -= len(fitting)
+        collected += fitting
+        if in_pages:
+            print_rows(session, _list_rows(session, fitting, database.now(), reveal=reveal), columns)
+            collected.clear()
+        if found.bound and every:
+            window = Window(WINDOW)
+        stopped = cursor is None or (found.bound and not every)
+    if left == limit and filters["kind"]:
+        with database.read() as tx:
+            for kind in filters["kind"]:
+                note_kind(tx, kind)
+    if not in_pages:
+        print_rows(session, _list_rows(session, collected, database.now(), reveal=reveal), columns)
+    if cursor is None:
+        return
+    if left:
+        note(
+            f"looked at {window.looked:,} tasks, down to {cursor}, and there are older ones: --cursor {cursor} looks "
+            "on from there, --all at all of them"
+        )
+    else:
         note(f"stopped at {limit}, there are more: --cursor {cursor} shows the next ones")
 
 

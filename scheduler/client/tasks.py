@@ -134,7 +134,7 @@ class TaskOperations:
             if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 2**63 - 1:
                 raise ConfigError(f"{name} must be a whole number from 0, not {number!r:.80}")
         with self.database.read() as tx:
-            found, following = read_tasks.list_tasks(
+            found = read_tasks.list_tasks(
                 tx,
                 states=None if status is None else parse_states(status),
                 kind=kind,
@@ -146,7 +146,7 @@ class TaskOperations:
                 limit=limit,
                 cursor=cursor,
             )
-        return TaskPage(map(self._info, found), following)
+        return TaskPage(map(self._info, found.tasks), found.cursor)
 
     def get_task_dependencies(self, task_id: int) -> list[EdgeRecord]:
         """The tasks that it waits for, or waited for. Raises UnknownTaskError."""

@@ -80,7 +80,7 @@ def test_more_filters_of_list(ctl: Ctl, live: Bench) -> None:
     live.execute(f"UPDATE schedd_tasks SET created_at = created_at - 7200000000 WHERE id = {first}")
     assert ids("--until", "1h") == [first]
     assert ids("--since", "1h", "--kind", "Step") == [other]
-    live.execute(f"UPDATE schedd_tasks SET worker = 7 WHERE id = {soft}")
+    live.execute(f"UPDATE schedd_tasks SET worker = 7, state = 5 WHERE id = {soft}")
     assert ids("--worker", 7) == [soft]
     assert "is neither NAME=TEXT" in ctl.fails(2, "list", "--field", "name")
 

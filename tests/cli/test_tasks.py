@@ -309,8 +309,35 @@ def test_list_since_beside_a_clean_up(live: Bench) -> None:
 
     sa.event.listen(database.open(), "after_cursor_execute", remove)
     with database.read() as tx:
-        found, _ = list_tasks(tx, since=database.now() + 3_600_000_000)
+        found = list_tasks(tx, since=database.now() + 3_600_000_000).tasks
     assert found == []
+
+
+def test_a_list_that_no_index_serves_says_how_far_it_looked(
+    ctl: Ctl, live: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rare = int(live.step("rare").queue("rare").schedule())
+    made = [int(live.step(f"s{n}").schedule()) for n in range(6)]
+    monkeypatch.setattr("scheduler.cli.tasks.WINDOW", 4)
+    for output in ("table", "json", "jsonl"):
+        part = ctl("list", "--queue", "rare", "-o", output)
+        assert part.exit_code == 0
+        assert "rare" not in part.stdout
+        assert f"looked at 4 tasks, down to {made[2]}, and there are older ones: --cursor {made[2]} " in part.stderr
+        assert "--all" in part.stderr
+        rest = ctl("list", "--queue", "rare", "--cursor", made[2], "-o", output)
+        assert str(rare) in rest.stdout
+        assert rest.stderr == ""
+        whole = ctl("list", "--queue", "rare", "--all", "-o", output)
+        assert str(rare) in whole.stdout
+        assert whole.stderr == ""
+    monkeypatch.setattr("scheduler.cli.tasks.PAGE", 2)
+    assert "looked at 4 tasks" in ctl("list", "--field", "name=rare").stderr
+    assert ids(ctl.json("list", "--field", "name=rare", "--all")) == [rare]
+    assert ids(ctl.json("list", "--all", "--limit", 5)) == made[:0:-1]
+    # an index leads to what is pending in a queue
+    pending = ctl("list", "--queue", "rare", "--status", "scheduled", "-o", "json")
+    assert (ids(json.loads(pending.stdout)), pending.stderr) == ([rare], "")
 
 
 @pytest.mark.parametrize("left", [2, 3, 8])
@@ -324,7 +351,7 @@ def test_a_long_list_of_lines_is_read_in_pages(
     limits: list[int] = []
 
     def seen(_c: Any, _cursor: Any, sql: str, bound: Any, *_rest: Any) -> None:
-        if "JOIN (SELECT t.id FROM schedd_tasks" in sql:
+        if sql.startswith("SELECT t.id FROM schedd_tasks"):
             limits.append(bound["limit"] if isinstance(bound, dict) else bound[-1])
 
     sa.event.listen(sa.Engine, "before_cursor_execute", seen)

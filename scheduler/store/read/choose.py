@@ -11,9 +11,8 @@ from scheduler.model.state import TaskState
 from scheduler.ports import SECOND
 from scheduler.store.audit import ranges
 from scheduler.store.db.tx import Tx
-from scheduler.store.read.tasks import as_id, first_id, page_of
+from scheduler.store.read.paging import BIGGEST, Asked, as_id, first_id, page_of
 
-_BIGGEST = 2**63 - 1
 _MISSING = object()
 _SLACK = 600 * SECOND  # ids and creation times may be this much out of step
 
@@ -131,13 +130,14 @@ def chosen_tasks(tx: Tx, wanted: TaskFilter, below: int | None, limit: int) -> t
     if wanted.ids:
         return _named_tasks(tx, wanted, below, limit)
     if wanted.up_to is not None:
-        below = min(_BIGGEST if below is None else below, wanted.up_to + 1)
+        below = min(BIGGEST if below is None else below, wanted.up_to + 1)
     if wanted.before is not None:
-        below = min(_BIGGEST if below is None else below, first_id(tx, wanted.before + _SLACK) + 1)
-    bound |= {"limit": limit, "cursor": _BIGGEST if below is None else below}
+        below = min(BIGGEST if below is None else below, first_id(tx, wanted.before + _SLACK) + 1)
     codes = sorted({state.code for state in wanted.states}) or None
     narrow = any(value is not None for value in (wanted.key, wanted.subject, wanted.correlation))
-    page = page_of(tx, [where], codes, bound, narrow=narrow)
+    queues = None if wanted.queue is None else [wanted.queue]
+    asked = Asked([where], bound, codes, narrow, wanted.kinds, queues)
+    page, bound = page_of(tx, asked, BIGGEST if below is None else below, limit)
     rows = _read(tx, wanted, f"JOIN ({page}) p ON p.id = t.id", bound)
     return _fitting(wanted, rows), rows[-1][0] if len(rows) == limit else None
 

@@ -13,7 +13,8 @@ from scheduler.model.texts import rfc3339
 from scheduler.store.broken_rows import options_of
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
-from scheduler.store.read.tasks import TaskRecord, as_id, get_task, get_tasks
+from scheduler.store.read.paging import as_id
+from scheduler.store.read.tasks import TaskRecord, get_task, get_tasks
 
 BATCH = 500
 DEAD = (

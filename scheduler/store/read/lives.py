@@ -19,8 +19,9 @@ from scheduler.store.db.tx import Tx
 from scheduler.store.durable import checkpoints
 from scheduler.store.read import audit
 from scheduler.store.read.graph import Graph
+from scheduler.store.read.paging import first_id
 from scheduler.store.read.stats import StatsRecord, stats
-from scheduler.store.read.tasks import first_id, get_task
+from scheduler.store.read.tasks import get_task
 from scheduler.store.read.workers import workers
 
 _CHUNK = 2_000  # tasks read in one statement

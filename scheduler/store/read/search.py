@@ -12,13 +12,14 @@ import msgspec
 from scheduler.model.state import TaskState
 from scheduler.model.task import Priority
 from scheduler.ports import SECOND
+from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
-from scheduler.store.read.tasks import TaskRecord, as_id, first_id, get_tasks, page_of
+from scheduler.store.read.paging import Asked, Window, as_id, first_id, ids_of
+from scheduler.store.read.tasks import Found, get_tasks
 
-WINDOW = 100_000  # tasks that are looked at for one page, the newest first
+WINDOW = 100_000  # tasks that are looked at for one page where no index leads to them, the newest first
 _CHUNK = 1000  # tasks whose payloads are compared at a time
 _CREATED_SLACK = 600 * SECOND  # ids and creation times may be this much out of step
-_BIGGEST = 2**63 - 1
 _TEXTS = {
     "kind": "t.kind",
     "queue": "t.queue",
@@ -48,18 +49,6 @@ class Term(NamedTuple):
     path: str = ""
 
 
-class Found(NamedTuple):
-    """A page of a search, the newest first.
-
-    ``cursor``: only ids below it come next; None: there is nothing more. ``bound``: the search stopped because it had
-    looked at as many tasks as one page may; ids below ``cursor`` have not been looked at.
-    """
-
-    tasks: list[TaskRecord]
-    cursor: int | None
-    bound: bool
-
-
 def search(
     tx: Tx,
     terms: Sequence[Term],
@@ -68,44 +57,35 @@ def search(
     cursor: int | None = None,
     broken: Callable[[str], object] | None = None,
 ) -> Found:
-    """A page of the tasks that fit all terms, by ids under ``cursor``. It looks at no more than ``WINDOW`` tasks."""
-    conditions, bound = _where(tx, terms)
+    """A page of the tasks that fit all terms, by ids under ``cursor``. It walks down ``WINDOW`` tasks at most.
+
+    ``broken``: called with each row that cannot be read, which is left out.
+    """
+    asked = _asked(tx, terms)
     payload = [term for term in terms if term.field == "payload"]
-    codes = _codes(terms)
-    narrow = any(term.field in _INDEXED and not term.exclude and "*" not in "".join(term.values) for term in terms)
-    top = _BIGGEST if cursor is None else cursor
-    floor = 0
-    if not narrow and terms:
-        newest = tx.run("SELECT max(id) FROM schedd_tasks WHERE id < :top", top=top).scalar()
-        floor = max(0, (newest or 0) - WINDOW)
-        conditions.append("t.id > :floor")
-        bound["floor"] = floor
-    ids: list[int] = []
-    for_payload, at = _CHUNK if payload else limit + 1, top
-    while True:
-        given = {**bound, "limit": for_payload, "cursor": at}
-        rows = _rows(tx, page_of(tx, conditions, codes, given, narrow=narrow), bool(payload), given)
-        ids += [row[0] for row in rows if not payload or all(_fits(term, row[1]) for term in payload)]
-        if len(ids) > limit or len(rows) < for_payload:
-            break
-        at = rows[-1][0]
-    shown = get_tasks(tx, ids[:limit])
-    if len(ids) > limit:
-        return Found(shown, ids[limit - 1], False)
-    below = tx.run("SELECT max(id) FROM schedd_tasks WHERE id <= :floor", floor=floor).scalar() if floor else None
-    return Found(shown, None if below is None else below + 1, below is not None)
-
-
-def _rows(tx: Tx, page: str, payload: bool, bound: dict[str, Any]) -> list[Any]:
+    window = Window(WINDOW)
     if not payload:
-        return list(tx.run(page, **bound).fetchall())
-    return list(
-        tx.run(
-            f"SELECT t.id, coalesce(t.payload, v.value) FROM schedd_tasks t JOIN ({page}) p ON p.id = t.id "
-            "LEFT JOIN schedd_task_values v ON v.task_id = t.id AND v.name = 'payload' ORDER BY t.id DESC",
-            **bound,
-        ).fetchall()
+        page = ids_of(tx, asked, cursor, limit, window)
+        return Found(get_tasks(tx, page.ids, broken), page.cursor, page.bound)
+    ids: list[int] = []
+    while True:
+        page = ids_of(tx, asked, cursor, _CHUNK, window)
+        texts = _payloads(tx, page.ids)
+        ids += [one for one in page.ids if one in texts and all(_fits(term, texts[one]) for term in payload)]
+        cursor = page.cursor
+        if len(ids) > limit:
+            return Found(get_tasks(tx, ids[:limit], broken), ids[limit - 1], False)
+        if cursor is None or page.bound:
+            return Found(get_tasks(tx, ids, broken), cursor, page.bound)
+
+
+def _payloads(tx: Tx, ids: Sequence[int]) -> dict[int, str | None]:
+    """The payloads of these tasks, as far as they are there."""
+    sql = (
+        "SELECT t.id, coalesce(t.payload, v.value) FROM schedd_tasks t LEFT JOIN schedd_task_values v "
+        f"ON v.task_id = t.id AND v.name = 'payload' WHERE t.id IN {tx.dialect.ids()}"
     )
+    return {row[0]: row[1] for row in tx.run(sql, ids=bind_rows(ids))} if ids else {}
 
 
 def _codes(terms: Sequence[Term]) -> list[int] | None:
@@ -119,9 +99,10 @@ def _codes(terms: Sequence[Term]) -> list[int] | None:
     return None if codes is None else sorted(codes)
 
 
-def _where(tx: Tx, terms: Sequence[Term]) -> tuple[list[str], dict[str, Any]]:
+def _asked(tx: Tx, terms: Sequence[Term]) -> Asked:
     conditions: list[str] = []
     bound: dict[str, Any] = {}
+    least = 0
 
     def bind(value: object) -> str:
         name = f"v{len(bound)}"
@@ -129,13 +110,26 @@ def _where(tx: Tx, terms: Sequence[Term]) -> tuple[list[str], dict[str, Any]]:
         return f":{name}"
 
     for term in terms:
-        found = _condition(tx, term, bind)
+        found = _condition(term, bind)
+        if term.field == "since":
+            least = max(least, first_id(tx, int(term.values[0]) - _CREATED_SLACK))
         if found:
             conditions.append(f"NOT ({found})" if term.exclude and term.field != "payload" else found)
-    return conditions, bound
+    if least:
+        conditions.append(f"t.id >= {bind(least)}")
+    narrow = any(term.field in _INDEXED and not term.exclude and "*" not in "".join(term.values) for term in terms)
+    return Asked(conditions, bound, _codes(terms), narrow, _names(terms, "kind"), _names(terms, "queue"), least)
 
 
-def _condition(tx: Tx, term: Term, bind: Callable[[object], str]) -> str:
+def _names(terms: Sequence[Term], field: str) -> Sequence[str] | None:
+    """The names that one of the terms allows this field; None: none does, or a pattern."""
+    for term in terms:
+        if term.field == field and not term.exclude and "*" not in "".join(term.values):
+            return term.values
+    return None
+
+
+def _condition(term: Term, bind: Callable[[object], str]) -> str:
     """The condition of a term, without its sign; empty where it is no condition on a row."""
     if term.field in _TEXTS:
         column = f"coalesce({_TEXTS[term.field]}, '')" if term.exclude else _TEXTS[term.field]
@@ -163,8 +157,7 @@ def _condition(tx: Tx, term: Term, bind: Callable[[object], str]) -> str:
         ]
         return f"({' OR '.join(parts)})"
     if term.field == "since":
-        at = int(term.values[0])
-        return f"t.created_at >= {bind(at)} AND t.id >= {bind(first_id(tx, at - _CREATED_SLACK))}"
+        return f"t.created_at >= {bind(int(term.values[0]))}"
     if term.field == "until":
         return f"t.created_at < {bind(int(term.values[0]))}"
     if term.field == "payload" and not term.exclude:

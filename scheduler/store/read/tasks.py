@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
@@ -21,9 +21,9 @@ from scheduler.model.times import SECOND
 from scheduler.store.broken_rows import BrokenRowError, numbers_of
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
-from scheduler.store.predicates import claimable, held
 from scheduler.store.read.graph import EdgeRecord, dependencies, dependents, graph
 from scheduler.store.read.history import AttemptRecord, attempt_log, attempt_logs, attempts, result_of
+from scheduler.store.read.paging import BIGGEST, Asked, Window, as_id, first_id, ids_of
 
 __all__ = [
     "AttemptRecord",
@@ -42,11 +42,8 @@ __all__ = [
     "result_of",
 ]
 
+_HELD = {st.CLAIMED, st.RUNNING}
 _CREATED_SLACK = 600 * SECOND  # ids and creation times may be this much out of step
-# Of the states asked for: up to so many tasks are sorted at once; of more, a page is looked for among the newest ids;
-# if it is not there, up to so many more are sorted.
-_FEW, _NEAR, _MAX_SORTED = 5_000, 30_000, 50_000
-_BIGGEST = 2**63 - 1
 
 
 class TaskRecord(TaskColumns[int, int, int], frozen=True, kw_only=True):
@@ -174,20 +171,43 @@ def unknown(tx: Tx, task_id: int, *, taken: bool) -> UnknownTaskError:
 _EPOCHS = "SELECT since FROM schedd_store WHERE epoch > 1 AND first_id > :id ORDER BY epoch LIMIT 1"
 
 
-def get_tasks(tx: Tx, ids: Sequence[int]) -> list[TaskRecord]:
-    """The tasks with these ids, in this order; those that are not there are left out."""
+def get_tasks(tx: Tx, ids: Sequence[int], broken: Callable[[str], object] | None = None) -> list[TaskRecord]:
+    """The tasks with these ids, in this order; those that are not there are left out.
+
+    ``broken``: called with each row that cannot be read, which is left out, too. Raises BrokenRowError for such a row
+    without it.
+    """
     sql = f"SELECT {_NAMES} FROM schedd_tasks t WHERE t.id IN {tx.dialect.ids()}"
     rows = tx.run(sql, ids=bind_rows(ids)).fetchall()
     values = _side_values(tx, rows)
-    found = {row.id: _record(row, values) for row in rows}
+    found: dict[int, TaskRecord] = {}
+    for row in rows:
+        try:
+            found[row.id] = _record(row, values)
+        except BrokenRowError as error:
+            if broken is None:
+                raise
+            broken(str(error))
     return [found[i] for i in ids if i in found]
 
 
 def _one(tx: Tx, task_id: int) -> sa.Row[Any] | None:
-    if not 0 < task_id <= _BIGGEST:
+    if not 0 < task_id <= BIGGEST:
         return None
     sql = f"SELECT {_NAMES} FROM schedd_tasks t WHERE t.id = :id"
     return tx.run(sql, id=task_id).first()
+
+
+class Found(NamedTuple):
+    """A page of tasks, the newest first.
+
+    ``cursor``: only ids below it come next; None: there is nothing more. ``bound``: it had looked at as many tasks as
+    its window has before the page was full; ids below ``cursor`` have not been looked at.
+    """
+
+    tasks: list[TaskRecord]
+    cursor: int | None
+    bound: bool
 
 
 def list_tasks(
@@ -205,27 +225,30 @@ def list_tasks(
     until: int | None = None,
     limit: int = 100,
     cursor: int | None = None,
+    window: Window | None = None,
     broken: Callable[[str], object] | None = None,
-) -> tuple[list[TaskRecord], int | None]:
-    """A page of tasks, newest first, and the cursor of the next page (None: there is none).
+) -> Found:
+    """A page of tasks.
 
     ``correlation`` also finds the task that has this id and no correlation of its own. ``since`` and ``until``: created
-    at or after, and before, these instants, in microseconds. ``worker``: that holds them. ``broken``: called with each
-    row that cannot be read, which is left out.
+    at or after, and before, these instants, in microseconds. ``worker``: that holds them. ``window``: how far to look
+    where no index leads to them; None: at all. ``broken``: called with each row that cannot be read, which is left out.
 
     Raises BrokenRowError for such a row without ``broken``.
     """
     equal = {"key": key, "subject": subject, "worker": worker}
     bound: dict[str, Any] = {name: value for name, value in equal.items() if value is not None}
     conditions = [f"t.{name} = :{name}" for name in bound]
-    for name, given in (("kind", kind), ("queue", queue)):
-        if given is not None:
-            several = {f"{name}{i}": one for i, one in enumerate([given] if isinstance(given, str) else given)}
-            conditions.append(f"t.{name} IN ({', '.join(f':{one}' for one in several)})")
-            bound |= several
+    kinds, queues = ([given] if isinstance(given, str) else given for given in (kind, queue))
+    for name, several in (("kind", kinds), ("queue", queues)):
+        if several is not None:
+            by_name = {f"{name}{i}": one for i, one in enumerate(several)}
+            conditions.append(f"t.{name} IN ({', '.join(f':{one}' for one in by_name)})")
+            bound |= by_name
     if until is not None:
         conditions.append("t.created_at < :until")
         bound["until"] = until
+        cursor = min(BIGGEST if cursor is None else cursor, first_id(tx, until + _CREATED_SLACK) + 1)
     if correlation is not None:
         conditions.append(
             "t.id IN (SELECT id FROM schedd_tasks WHERE correlation = :correlation "
@@ -235,106 +258,24 @@ def list_tasks(
     if message_type is not None:
         conditions.append("(t.message_type = :type OR (t.message_type IS NULL AND t.kind = :type))")
         bound["type"] = message_type
+    least = 0
     if since is not None:
+        least = first_id(tx, since - _CREATED_SLACK)
         conditions += ["t.created_at >= :since", "t.id >= :first"]
-        bound |= {"since": since, "first": first_id(tx, since - _CREATED_SLACK)}
-    codes = None if states is None else sorted({state.code for state in states})
-    bound |= {"limit": limit + 1, "cursor": _BIGGEST if cursor is None else cursor}
+        bound |= {"since": since, "first": least}
+    codes = None if states is None else {state.code for state in states}
+    if worker is not None:
+        codes = _HELD if codes is None else codes & _HELD
     narrow = any(value is not None for value in (key, subject, correlation))
-    page = page_of(tx, conditions, codes, bound, narrow=narrow)
-    sql = f"SELECT {_NAMES} FROM schedd_tasks t JOIN ({page}) p ON p.id = t.id ORDER BY t.id DESC"
-    rows = tx.run(sql, **bound).fetchall()
-    shown = rows[:limit]
-    values = _side_values(tx, shown)
-    records = []
-    for row in shown:
-        try:
-            records.append(_record(row, values))
-        except BrokenRowError as error:
-            if broken is None:
-                raise
-            broken(str(error))
-    return records, shown[-1].id if len(rows) > limit else None
-
-
-def as_id(text: str) -> int:
-    """The task id that a correlation may be; -1 if it is none."""
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else -1
-
-
-# Each partial index by the clause that it was made with, which SQLite wants to see word for word.
-_GROUPS = (
-    (f"t.state = {st.WAITING}", (0,)),
-    (f"{claimable('t')}", (1, 2, 3)),
-    (f"{held('t')}", (4, 5)),
-    (f"t.state = {st.SUCCESS}", (6,)),
-    (f"t.state >= {st.FAILED}", (7, 8, 9, 10)),
-)
-
-
-def page_of(tx: Tx, conditions: list[str], codes: list[int] | None, bound: Mapping[str, Any], *, narrow: bool) -> str:
-    """The SELECT of a page's ids: down the primary key, or by an index where that would walk far for little.
-
-    ``bound``: its parameters, with ``limit`` and ``cursor``.
-    ``id + 0`` keeps the planners from walking the primary key.
-    """
-    chosen: list[str] = []
-    if codes is not None:
-        in_codes = f"t.state IN ({', '.join(map(str, codes)) or 'NULL'})"
-        conditions = [*conditions, in_codes]
-        chosen = [f"{clause} AND {in_codes}" for clause, group in _GROUPS if set(codes) & set(group)]
-    if narrow:
-        where = " AND ".join([*conditions, "t.id + 0 < :cursor"])
-        return f"SELECT t.id FROM schedd_tasks t WHERE {where} ORDER BY t.id + 0 DESC LIMIT :limit"
-    if chosen and _are_sorted(tx, chosen, conditions, bound):
-        where = " AND ".join([*conditions, "t.id + 0 < :cursor"])
-        found = " UNION ALL ".join(f"SELECT t.id FROM schedd_tasks t WHERE {c} AND {where}" for c in chosen)
-        return f"SELECT f.id FROM ({found}) f ORDER BY f.id + 0 DESC LIMIT :limit"
-    where = " AND ".join([*conditions, "t.id < :cursor"])
-    return f"SELECT t.id FROM schedd_tasks t WHERE {where} ORDER BY t.id DESC LIMIT :limit"
-
-
-def _are_sorted(tx: Tx, chosen: list[str], conditions: list[str], bound: Mapping[str, Any]) -> bool:
-    """Whether the tasks in the states asked for are to be sorted, and not met on the way down the ids."""
-    if _are_fewer(tx, chosen, _FEW):
-        return True
-    newest = tx.run("SELECT max(id) FROM schedd_tasks WHERE id < :cursor", cursor=bound["cursor"]).scalar() or 0
-    where = " AND ".join([*conditions, "t.id < :cursor", "t.id > :near"])
-    page = f"SELECT t.id FROM schedd_tasks t WHERE {where} ORDER BY t.id DESC LIMIT :limit"
-    met = tx.run(f"SELECT count(*) FROM ({page}) f", **bound, near=newest - _NEAR).scalar_one()
-    return bool(met < bound["limit"]) and _are_fewer(tx, chosen, _MAX_SORTED)
-
-
-def _are_fewer(tx: Tx, clauses: list[str], number: int) -> bool:
-    seen = 0
-    for clause in clauses:
-        some = f"SELECT 1 AS one FROM schedd_tasks t WHERE {clause} LIMIT {number - seen}"
-        seen += tx.run(f"SELECT count(*) FROM ({some}) f").scalar_one()
-        if seen >= number:
-            return False
-    return True
-
-
-def first_id(tx: Tx, since: int) -> int:
-    """About the first id created at or after ``since``: a search by halves, as ids grow with time."""
-    # Two statements: asked for both at once, SQLite walks the table.
-    low = tx.run("SELECT min(id) FROM schedd_tasks").scalar() or 0
-    high = tx.run("SELECT max(id) FROM schedd_tasks").scalar() or 0
-    at = "SELECT created_at FROM schedd_tasks WHERE id >= :id ORDER BY id LIMIT 1"
-    while low < high:
-        middle = (low + high) // 2
-        created = tx.run(at, id=middle).scalar()
-        if created is not None and created < since:  # None: the last ones were removed since
-            low = middle + 1
-        else:
-            high = middle
-    return int(low)
+    asked = Asked(conditions, bound, None if codes is None else sorted(codes), narrow, kinds, queues, least)
+    page = ids_of(tx, asked, cursor, limit, window)
+    return Found(get_tasks(tx, page.ids, broken), page.cursor, page.bound)
 
 
 def removed_at(tx: Tx, task_id: int) -> int | None:
     """When retention removed a task whose end it remembers (microseconds); None if it does not."""
     found: int | None = tx.run(
-        "SELECT removed_at FROM schedd_outcomes WHERE task_id = :id", id=min(task_id, _BIGGEST)
+        "SELECT removed_at FROM schedd_outcomes WHERE task_id = :id", id=min(task_id, BIGGEST)
     ).scalar()
     return found
 
@@ -344,7 +285,7 @@ def ends(tx: Tx, ids: Sequence[int]) -> dict[int, TaskState | None]:
 
     Raises UnknownTaskError.
     """
-    wanted = [int(i) for i in dict.fromkeys(ids) if 0 < i <= _BIGGEST]
+    wanted = [int(i) for i in dict.fromkeys(ids) if 0 < i <= BIGGEST]
     rows = tx.run(
         f"SELECT t.id AS id, t.state AS state, t.created_at FROM schedd_tasks t WHERE t.id IN {tx.dialect.ids()} "
         f"UNION ALL SELECT task_id, state, NULL FROM schedd_outcomes WHERE task_id IN {tx.dialect.ids()}",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from scheduler.model.state import TaskState
-from scheduler.store.read import tasks
+from scheduler.store.read import paging, tasks
 from support.bench import Bench
 
 STATES = [TaskState.SCHEDULED, TaskState.SUCCESS, TaskState.FAILED, TaskState.DEAD, TaskState.CANCELLED]
@@ -28,7 +28,7 @@ def test_every_way_finds_the_same(
     for i, state in stood.items():
         bench.execute("UPDATE schedd_tasks SET state = :s WHERE id = :id", s=state.code, id=i)
     for name, value in (("_FEW", few), ("_NEAR", near), ("_MAX_SORTED", most)):
-        monkeypatch.setattr(tasks, name, value)
+        monkeypatch.setattr(paging, name, value)
     for wanted in ([TaskState.DEAD], [TaskState.SCHEDULED], [TaskState.SUCCESS, TaskState.FAILED], STATES):
         expected = [i for i in reversed(ids) if stood[i] in wanted]
         assert pages(bench, wanted) == expected
@@ -39,7 +39,8 @@ def pages(bench: Bench, wanted: list[TaskState]) -> list[int]:
     cursor: Any = None
     with bench.jobs.database.read() as tx:
         while True:
-            page, cursor = tasks.list_tasks(tx, states=wanted, limit=4, cursor=cursor)
-            found += [task.id for task in page]
+            page = tasks.list_tasks(tx, states=wanted, limit=4, cursor=cursor)
+            found += [task.id for task in page.tasks]
+            cursor = page.cursor
             if cursor is None:
                 return found
