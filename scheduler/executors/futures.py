@@ -9,6 +9,7 @@ never will.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor as PoolExecutor
 from contextlib import suppress
@@ -25,6 +26,7 @@ from scheduler.executors.job_files import explained
 from scheduler.executors.job_process import ask_to_end, look, was_started
 from scheduler.executors.ports import Capabilities, ExecutorError, Finding, Job, Phase, Refused, Seen, Submitted
 
+CLOSE_S = 5.0  # that a pool has for its end
 _NEVER_BEGAN = "it was to end before it began"
 
 
@@ -87,7 +89,8 @@ class FuturesExecutor(DirectoryExecutor):
                     ask_to_end(place, grace)
         for handle in handles:
             future = self._futures.get(handle)
-            if future is not None:
+            # One of executorlib's that waits would end the whole pool: its thread does not expect it.
+            if future is not None and _library(self._pool) != "executorlib":
                 with suppress(Exception):  # a pool that is broken runs nothing
                     future.cancel()
 
@@ -109,11 +112,10 @@ class FuturesExecutor(DirectoryExecutor):
     def close(self) -> None:
         """See :class:`scheduler.executors.ports.Executor`. What runs goes on, and so does a cluster."""
         pool, self._pool = self._pool, None
-        with suppress(Exception):
-            if isinstance(pool, PoolExecutor):
-                pool.shutdown(wait=False)
-            elif callable(getattr(pool, "close", None)):  # shutdown() of Dask's client ends the cluster
-                pool.close()
+        if pool is not None:
+            closing = threading.Thread(target=_close, args=(pool,), name="schedd-pool-close", daemon=True)
+            closing.start()
+            closing.join(CLOSE_S)  # some wait for what runs
 
     def _made_pool(self) -> Any:
         if self._pool is None:
@@ -141,7 +143,7 @@ class FuturesExecutor(DirectoryExecutor):
             self._pool = None  # broken, or closed: the next submission makes another one
             raise ExecutorError(f"the pool takes no job: {type(error).__name__}: {error}") from error
         self._futures[job.name] = future
-        if type(future).__module__.partition(".")[0] == "distributed":
+        if _library(future) == "distributed":
             from distributed import fire_and_forget
 
             fire_and_forget(future)  # type: ignore[no-untyped-call]  # or else the cluster drops it with the daemon
@@ -152,11 +154,23 @@ class FuturesExecutor(DirectoryExecutor):
         return future is not None and not future.done()
 
 
+def _library(made: object) -> str:
+    return type(made).__module__.partition(".")[0]
+
+
+def _close(pool: Any) -> None:
+    with suppress(Exception):
+        if isinstance(pool, PoolExecutor):
+            pool.shutdown(wait=False)
+        elif callable(getattr(pool, "close", None)):  # shutdown() of Dask's client ends the cluster
+            pool.close()
+
+
 def _seen(name: str, future: Any) -> Seen:
     """What a future says of a job that has no files of its own."""
     if not future.done():
         return Seen(name=name, handle=name, phase=Phase.QUEUED)
-    if future.cancelled():
+    if getattr(future, "cancelled", bool)():  # submitit's have no such method
         return Seen(name=name, handle=name, phase=Phase.CANCELLED)
     error = future.exception()
     if error is None:  # it was to end before it had begun

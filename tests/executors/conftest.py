@@ -30,7 +30,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _is_left_out(item: pytest.Item) -> bool:
     if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
         return False
-    rig, dialect = (item.callspec.params.get(name) for name in ("rig", "dialect"))
+    rig, dialect, pool = (item.callspec.params.get(name) for name in ("rig", "dialect", "pool"))
+    if pool is not None:
+        return dialect == "postgresql"  # what pools differ in is not the database
     return rig in RIGS and RIGS[rig].slow and dialect == "postgresql" and item.originalname not in ON_BOTH
 
 
