@@ -94,12 +94,17 @@ class GatewayRig(ProcessRig):
     marked = True  # by the time that it takes; tests/executors/test_gateway.py is run everywhere
 
     def settings(self, directory: Path) -> str:
-        job = directory / "job.toml"
-        job.write_text('[tasks]\nmodules = ["support.placed"]\n[log]\nlevel = "warning"\n')
-        return (
-            f'store = "gateway"\njob_config = "{job}"\n{super().settings(directory)}warm = true\n'
-            f'[gateway]\nlisten = "127.0.0.1:PORT"\nurls = ["http://127.0.0.1:PORT"]\nsecret = "{SECRET}"\n'
-        )
+        return through_gateway(directory, f"{super().settings(directory)}warm = true\n")
+
+
+def through_gateway(directory: Path, settings: str) -> str:
+    """Lines of ``[executors.it]`` and ``[gateway]``: jobs get these settings' engine, and no database."""
+    job = directory / "job.toml"
+    job.write_text('[tasks]\nmodules = ["support.placed"]\n[log]\nlevel = "warning"\n')
+    return (
+        f'store = "gateway"\njob_config = "{job}"\n{settings}'
+        f'[gateway]\nlisten = "127.0.0.1:PORT"\nurls = ["http://127.0.0.1:PORT"]\nsecret = "{SECRET}"\n'
+    )
 
 
 class SlurmRig:
