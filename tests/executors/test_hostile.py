@@ -262,12 +262,7 @@ def test_the_check_of_bodies_finds_what_it_is_to_find() -> None:
     assert found.unexcused == [(1, 2, 1)]
 
 
-# After a restart with an older state a node of Slurm is busy with jobs that are over, for as long as it likes.
-LONG_ONLY = ("slurm",)
-ENGINES = [
-    pytest.param(name, marks=[pytest.mark.executors, *([pytest.mark.soak] if name in LONG_ONLY else [])])
-    for name in HOSTILE
-]
+ENGINES = [pytest.param(name, marks=[pytest.mark.executors]) for name in HOSTILE]
 LENGTHS = [
     pytest.param("short", marks=[pytest.mark.timeout(600)]),
     pytest.param("long", marks=[pytest.mark.soak, pytest.mark.timeout(7200)]),
