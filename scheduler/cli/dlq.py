@@ -74,18 +74,23 @@ def _filter(
 @click.option("--each", is_flag=True, help="Every task on a line of its own, not grouped by cause.")
 @_filters
 @click.option("--limit", type=Number(1, 100_000), default=50, show_default=True, help="How many at most.")
+@click.option("--all", "every", is_flag=True, help="Look at all dead letters, not at the newest 100,000 only.")
 @common
 @prints(lambda given: TASK_FIELDS if given["each"] else _GROUP_FIELDS)
-def list_(session: Session, /, each: bool, limit: int, **given: Any) -> None:
+def list_(session: Session, /, each: bool, limit: int, every: bool, **given: Any) -> None:
     """What failed for good, by cause, the most frequent first; with --each every task, the latest first.
 
-    Of a group, id and error are those of its newest task.
+    Of a group, id and error are those of its newest task. It looks at the newest 100,000 in the time asked for, and
+    says so if there are older ones.
     """
     from scheduler.store.read import dead_letters
+    from scheduler.store.read.figures import MAX_COUNTED
 
     database = session.existing()
     with database.read() as tx:
         wanted = _filter(database.now(), **given)
+        among = None if every else dead_letters.newest(tx, wanted, MAX_COUNTED)
+        wanted = among or wanted
         if each:
             tasks = dead_letters.find(tx, wanted, limit + 1)
             hidden = Masks(tx, {task.kind for task in tasks})
@@ -112,6 +117,8 @@ def list_(session: Session, /, each: bool, limit: int, **given: Any) -> None:
     print_rows(session, rows[:limit], _COLUMNS if each else _GROUP_COLUMNS)
     if len(rows) > limit:
         note("there are more: raise --limit, or choose with --kind, --error-class, --fingerprint")
+    if among is not None and not (each and len(rows) > limit):
+        note(f"looked at the newest {MAX_COUNTED:,} dead letters, and there are older ones: --all looks at all")
 
 
 @dlq_command.command()

@@ -106,6 +106,7 @@ def list_command(
     since, until = (at + database.clock.now() if at is not None and at <= 0 else at for at in (since, until))
     for name in ("kind", "queue"):
         if filters[name] is not None:
+            filters[name].encode()  # raises for what is no text, also where no statement needs the name
             filters[name] = [one for one in filters[name].split(",") if one]
     left, cursor, window = limit, filters.pop("cursor"), Window(WINDOW)
     collected: list[TaskRecord] = []

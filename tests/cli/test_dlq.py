@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from typing import Any
 
@@ -53,6 +54,28 @@ def test_list_groups_by_cause(ctl: Ctl, live: Bench) -> None:
     result = ctl("dlq", "list", "--limit", 1)
     assert len(result.stdout.splitlines()) == 2
     assert "there are more" in result.stderr
+
+
+def test_of_many_the_newest_are_looked_at(ctl: Ctl, live: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b, c, soft = live.die("a", "b", "c", "d")
+    live.execute("UPDATE schedd_tasks SET kind = 'Soft' WHERE id = :id", id=soft)
+    for hours, task_id in enumerate((c, b, a, soft)):
+        old(live, task_id, hours)
+    monkeypatch.setattr("scheduler.store.read.figures.MAX_COUNTED", 2)
+    said = "looked at the newest 2 dead letters, and there are older ones: --all looks at all"
+
+    def found(*options: object) -> tuple[list[tuple[Any, int]], bool]:
+        done = ctl("dlq", "list", *options, "-o", "json")
+        return [(one.get("count"), one["id"]) for one in json.loads(done.stdout)], said in done.stderr
+
+    assert found() == ([(2, c)], True)
+    assert found("--all") == ([(3, c), (1, soft)], False)
+    assert found("--kind", "Soft") == found("--each", "--kind", "Soft") == ([], True)
+    assert found("--kind", "Soft", "--older-than", "2h30m") == ([(1, soft)], False)
+    assert found("--each", "--limit", 1) == ([(None, c)], False)  # it ends before
+    assert found("--newer-than", "90m") == ([(2, c)], False)
+    live.execute("UPDATE schedd_tasks SET key = 'k' WHERE id = :id", id=soft)
+    assert found("--key", "k") == ([(1, soft)], False)
 
 
 def test_list_by_age(ctl: Ctl, live: Bench) -> None:

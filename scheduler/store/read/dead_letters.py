@@ -96,6 +96,21 @@ def find(tx: Tx, wanted: Filter, limit: int) -> list[TaskRecord]:
     return get_tasks(tx, [row[0] for row in rows])
 
 
+def newest(tx: Tx, wanted: Filter, number: int) -> Filter | None:
+    """The filter among the ``number`` dead letters that died last in the time it asks for, and those of the same
+    instant. None: there are no more, or the filter is by a field that only few tasks share."""
+    if (wanted.key, wanted.correlation, wanted.subject) != (None, None, None):
+        return None
+    where, bound = Filter(before=wanted.before, after=wanted.after).where()
+    # No column but those of the index: it is not worth reading the table for.
+    first = tx.run(
+        f"SELECT t.finished_at FROM schedd_tasks t WHERE {where} ORDER BY t.state DESC, t.finished_at DESC "
+        f"LIMIT 2 OFFSET {number - 1}",
+        **bound,
+    ).fetchall()
+    return wanted._replace(after=first[0][0]) if len(first) > 1 else None
+
+
 def get(tx: Tx, task_id: int) -> TaskRecord:
     """One dead letter. Raises UnknownTaskError, InvalidTransitionError that names its state if it is none."""
     task = get_task(tx, task_id)
