@@ -15,6 +15,7 @@ from scheduler.ports import SECOND
 from scheduler.store.db.tx import Tx
 from scheduler.store.read import figures
 from scheduler.store.read.alert_facts import expiring
+from scheduler.store.read.executors import executor_statuses
 from scheduler.store.read.status import Status, status
 from scheduler.telemetry.metrics import Family, Metric, Sample
 
@@ -41,6 +42,15 @@ STUCK = Metric(
     "schedd_stuck", "gauge", "What does not move by itself, by the problem that schedctl status names.", ("problem",)
 )
 WORKERS = Metric("schedd_workers", "gauge", "Workers by state.", ("state",))
+EXECUTOR_WORKERS = Metric(
+    "schedd_executor_workers",
+    "gauge",
+    "Workers that an executor has started: pending have not begun.",
+    ("executor", "state"),
+)
+EXECUTOR_WORKERS_WANTED = Metric(
+    "schedd_executor_workers_wanted", "gauge", "Workers of an executor that its backlog asks for.", ("executor",)
+)
 PAUSES = Metric("schedd_pauses", "gauge", "Pauses of queues, kinds or everything.")
 SCHEDULES = Metric("schedd_schedules", "gauge", "Schedules by state.", ("state",))
 SCHEDULE_LATENESS = Metric(
@@ -62,8 +72,8 @@ SCRAPE_SECONDS = Metric("schedd_scrape_seconds", "gauge", "How long reading thes
 
 STORE_METRICS = (
     *(TASKS, READY_TASKS, OLDEST_READY_AGE, DEAD_LETTERS, OLDEST_DEAD_LETTER_AGE, DEAD_LETTERS_EXPIRING, STUCK),
-    *(WORKERS, PAUSES, SCHEDULES, SCHEDULE_LATENESS, SUSPENDED_TASKS, UNDECIDED_EDGES, DATABASE_BYTES, WAL_BYTES),
-    *(SNAPSHOT_AGE, SCRAPE_SECONDS),
+    *(WORKERS, EXECUTOR_WORKERS, EXECUTOR_WORKERS_WANTED, PAUSES, SCHEDULES, SCHEDULE_LATENESS, SUSPENDED_TASKS),
+    *(UNDECIDED_EDGES, DATABASE_BYTES, WAL_BYTES, SNAPSHOT_AGE, SCRAPE_SECONDS),
 )
 
 PROBLEMS = (
@@ -83,6 +93,7 @@ def read_figures(tx: Tx, *, dead_retention: float = RETENTION["failed"], expiry:
     begun = time.perf_counter()
     found = status(tx)
     families = [*_of_status(found), *_of_queues(tx), *_of_dead_letters(tx, dead_retention, expiry), *_of_schedules(tx)]
+    families += _of_executors(tx)
     families.append(_one(UNDECIDED_EDGES, figures.undecided_edges(tx)))
     size = figures.database(tx)
     families.append(_one(DATABASE_BYTES, size.size))
@@ -143,3 +154,15 @@ def _of_schedules(tx: Tx) -> list[Family]:
         _counted(SCHEDULES, [("active", found.active), ("paused", found.paused)]),
         _counted(SCHEDULE_LATENESS, [(name, max(0, tx.now - due) / SECOND) for name, due in found.next_at]),
     ]
+
+
+def _of_executors(tx: Tx) -> list[Family]:
+    """Of those that start workers."""
+    found = [(one, one.scale) for one in executor_statuses(tx, counted_too=True).values() if one.scale is not None]
+    samples = [
+        Sample((one.name, state), number)
+        for one, _ in found
+        for state, number in (("pending", one.pending), ("running", one.running))
+    ]
+    wanted = _counted(EXECUTOR_WORKERS_WANTED, [(one.name, scale.wanted) for one, scale in found])
+    return [Family(EXECUTOR_WORKERS, samples), wanted]

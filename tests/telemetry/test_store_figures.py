@@ -7,11 +7,17 @@ from datetime import timedelta
 import pytest
 
 from scheduler import Context, PermanentError, Scheduler, task
+from scheduler.model.capacity import Scale
+from scheduler.ports import SECOND
+from scheduler.store import placements, worker_jobs
 from scheduler.store.read import figures
 from scheduler.telemetry.metrics import Metric
 from scheduler.telemetry.store_figures import (
+    DATABASE_BYTES,
     DEAD_LETTERS,
     DEAD_LETTERS_EXPIRING,
+    EXECUTOR_WORKERS,
+    EXECUTOR_WORKERS_WANTED,
     OLDEST_DEAD_LETTER_AGE,
     OLDEST_READY_AGE,
     PAUSES,
@@ -63,7 +69,7 @@ def test_an_empty_store(fleet: Fleet) -> None:
     assert {s.labels[0] for s in found[STUCK].samples} == set(PROBLEMS)
     assert all(s.value == 0 for s in found[STUCK].samples)
     assert {s.labels[0]: s.value for s in found[WORKERS].samples} == {"live": 0, "draining": 0, "lost": 0, "gone": 0}
-    (size,) = found[STORE_METRICS[13]].samples
+    (size,) = found[DATABASE_BYTES].samples
     assert size.value > 10_000
     has_wal = {metric.name for metric in STORE_METRICS if not found[metric].samples} & {"schedd_wal_bytes"}
     assert bool(has_wal) is not fleet.database.is_sqlite
@@ -117,6 +123,21 @@ def test_what_is_gone_has_no_series(fleet: Fleet, clock: FakeClock) -> None:
     assert value(found, WORKERS) == {("live",): 1}
     for metric in (DEAD_LETTERS, READY_TASKS, SCHEDULE_LATENESS, SCHEDULES):
         assert value(found, metric) == {}, metric
+
+
+def test_workers_that_executors_start(fleet: Fleet) -> None:
+    jobs = fleet.worker(works)
+    assert value(read(jobs), EXECUTOR_WORKERS) == {}
+    with jobs.database.write() as tx:
+        placements.take_lease(tx, "slurm", "a daemon", DAY * SECOND)
+        gpu = placements.take_lease(tx, "gpu", "a daemon", DAY * SECOND, ["big"], Scale(wanted=3, most=4))
+        assert gpu is not None
+        assert worker_jobs.reserve(tx, "gpu", "a daemon", 3, 4, "5005a013") == 3
+        for job in [one.name for one in worker_jobs.open_workers(tx, "gpu")][:2]:
+            assert worker_jobs.attach(tx, job, "", again=False)
+    found = read(jobs)
+    assert value(found, EXECUTOR_WORKERS) == {("gpu", "pending"): 1, ("gpu", "running"): 2}
+    assert value(found, EXECUTOR_WORKERS_WANTED) == {("gpu",): 3}
 
 
 def test_problems_are_named_as_status_names_them(fleet: Fleet, clock: FakeClock) -> None:
