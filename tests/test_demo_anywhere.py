@@ -82,7 +82,6 @@ def test_one_program_and_jobs_print_the_same_though_they_are_killed(tmp_path: Pa
     assert processes_of(tmp_path) == []
 
 
-# Slurm may show a job as running that is over, once its controller has lost state: then its world comes to no end.
 @pytest.mark.executors
 @pytest.mark.faults
 @pytest.mark.timeout(2 * PATIENCE + 10)
@@ -91,7 +90,7 @@ def test_one_program_and_jobs_print_the_same_though_they_are_killed(tmp_path: Pa
     [
         pytest.param(("sqlite", "fleet", "process", "dask"), id="without a cluster"),
         pytest.param(("ray",), id="ray", marks=pytest.mark.soak),
-        pytest.param(("slurm",), id="slurm", marks=pytest.mark.soak),
+        pytest.param(("slurm",), id="slurm"),
     ],
 )
 def test_all_worlds_print_the_same_though_their_engines_are_killed(worlds: tuple[str, ...]) -> None:
