@@ -78,6 +78,14 @@ dlq = "none"
 type = "cloudevents"
 url = "http://127.0.0.1:9/"
 """
+ELASTIC = """
+[executors.more]
+type = "process"
+directory = "{directory}"
+place = "worker"
+queues = ["elsewhere"]
+max_workers = 1
+"""
 WINDOW = "5s"  # for $__rate_interval: scrapes come each half a second
 # Series that there are on one of the databases only.
 ONLY_ON = {"schedd_wal_bytes": "sqlite", "schedd_snapshot_age_seconds": "postgresql"}
@@ -211,7 +219,8 @@ def test_each_panel_shows_something(database: Database, tmp_path: Path) -> None:
 
     with Nursery(tmp_path) as nursery, serving(figures) as served:
         nursery.write("jobs.py", JOBS)
-        nursery.write("config.toml", '[tasks]\nmodules = ["jobs"]\npath = ["."]\n' + MESSAGES)
+        tables = MESSAGES + ELASTIC.format(directory=tmp_path / "more")
+        nursery.write("config.toml", '[tasks]\nmodules = ["jobs"]\npath = ["."]\n' + tables)
         environ = {"SCHEDD_STORE__URL": database.url, "SCHEDD_METRICS__LISTEN": "127.0.0.1:0"}
         children = [nursery.start("-m", "scheduler.daemon", SCHEDD_WORKER__PROCESSES="1", **environ) for _ in range(2)]
         lines = [json.loads(child.expect("metrics and health checks at"))["event"] for child in children]
