@@ -18,6 +18,7 @@ import msgspec
 import pytest
 
 from scheduler import TaskState
+from scheduler.daemon import gateway_job
 from scheduler.engine.gateway.client import GatewayClient
 from scheduler.engine.gateway.messages import Asked, Attach, Attached, Load, Sync
 from scheduler.engine.placed import Claim, NotMineError
@@ -109,6 +110,16 @@ def test_a_job_has_nothing_that_leads_to_the_database(
     assert place.engine.submitted[0].env[TOKEN_VARIABLE] not in given
     assert found["opened"] == [f"socket {place.config.gateway.listen}"]
     assert str(database.url) not in Path(str(place.config.executors[NAME].job_config)).read_text()
+
+
+def test_copies_of_the_token_are_taken_out_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray has the environment of a job once more, as the JSON of its runtime environment."""
+    given = {GATEWAY_VARIABLE: "http://127.0.0.1:1", TOKEN_VARIABLE: "6f70", "OTHER": '{"token": "6f70", "n": 1}'}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    client = gateway_job.take(Claim("it", 1, 1))
+    assert client is not None
+    assert [os.environ.get(name) for name in given] == [None, None, '{"token": "", "n": 1}']
 
 
 def test_what_a_handler_asks_for_is_written(place: Place) -> None:
