@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 
 import pytest
@@ -14,15 +15,23 @@ from scheduler.store.read import history
 from support.databases import Database
 from support.executor_rigs import RIGS, SECRET, through_gateway
 from support.placing import Place
+from support.ray_rig import RayCluster
 
 pytestmark = pytest.mark.executors
 
 
-@pytest.fixture(params=["slurm", "futures"])
+@pytest.fixture(params=["slurm", "futures", "ray", "kubernetes"])
 def place(request: pytest.FixtureRequest, database: Database, tmp_path: Path) -> Iterator[Place]:
     made = Place(database.url, tmp_path, through_gateway(tmp_path, RIGS[request.param]().settings(tmp_path)))
-    yield made
-    made.close()
+    with _reached(request.param, made):
+        yield made
+        made.close()
+
+
+def _reached(engine: str, place: Place) -> AbstractContextManager[object]:
+    """Jobs of Ray are in a network namespace of their own, so the gateway has to be let into it."""
+    port = int(str(place.config.gateway.listen).rpartition(":")[2])
+    return closing(RayCluster.shared().let_out(port)) if engine == "ray" else nullcontext()
 
 
 def test_jobs_run_and_record_without_a_database(place: Place, database: Database) -> None:

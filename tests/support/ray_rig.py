@@ -19,6 +19,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -49,7 +50,7 @@ class RayCluster:
     def __init__(self, place: Path) -> None:
         self.place = place
         self.token = place / "token"
-        self._relay: _Relay | None = None
+        self._relay: Relay | None = None
 
     @classmethod
     def shared(cls) -> RayCluster:
@@ -70,8 +71,12 @@ class RayCluster:
     def url(self) -> str:
         """Of the dashboard, for this process."""
         if self._relay is None:
-            self._relay = _Relay(self._holder(), DASHBOARD)
+            self._relay = Relay(self._holder(), DASHBOARD)
         return f"http://127.0.0.1:{self._relay.port}"
+
+    def let_out(self, port: int) -> Relay:
+        """Let its jobs reach this port of loopback outside."""
+        return Relay(self._holder(), port, outward=True)
 
     def settings(self, more: str = "") -> str:
         """Lines of ``[executors.NAME]``."""
@@ -231,12 +236,18 @@ def _command(pid: int) -> str:
     return ""
 
 
-class _Relay:
-    """Passes connections to a port on loopback on to that port in another network namespace."""
+class Relay:
+    """Passes connections to a port on loopback on to that port in another network namespace, or the way back.
 
-    def __init__(self, holder: int, port: int) -> None:
-        self._holder, self._port = holder, port
-        self._listener = socket.create_server(("127.0.0.1", 0))
+    ``outward``: it listens in that namespace, and connects in this one. ``port``: where it listens.
+    """
+
+    def __init__(self, holder: int, port: int, *, outward: bool = False) -> None:
+        self._holder, self._port, self._outward = holder, port, outward
+        if outward:
+            self._listener = _within(holder, lambda: socket.create_server(("127.0.0.1", port)))
+        else:
+            self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -250,16 +261,31 @@ class _Relay:
                 threading.Thread(target=self._serve, args=(near,), daemon=True).start()
 
     def _serve(self, near: socket.socket) -> None:
-        with near, suppress(OSError):
-            with open(f"/proc/{self._holder}/ns/net", "rb") as namespace:  # a thread may be in one of its own
-                libc = ctypes.CDLL(None, use_errno=True)
-                if libc.setns(namespace.fileno(), CLONE_NEWNET):
-                    raise OSError(ctypes.get_errno(), "setns")
-            with socket.create_connection(("127.0.0.1", self._port)) as far:
-                back = threading.Thread(target=_copy, args=(far, near), daemon=True)
-                back.start()
-                _copy(near, far)
-                back.join()
+        with near, suppress(OSError), self._connect() as far:
+            back = threading.Thread(target=_copy, args=(far, near), daemon=True)
+            back.start()
+            _copy(near, far)
+            back.join()
+
+    def _connect(self) -> socket.socket:
+        def connect() -> socket.socket:
+            return socket.create_connection(("127.0.0.1", self._port))
+
+        return connect() if self._outward else _within(self._holder, connect)
+
+
+def _within(holder: int, make: Callable[[], socket.socket]) -> socket.socket:
+    """A socket of this process's network namespace, made by a thread of its own: no other one is to be in it."""
+
+    def enter_and_make() -> socket.socket:
+        with open(f"/proc/{holder}/ns/net", "rb") as namespace:
+            libc = ctypes.CDLL(None, use_errno=True)
+            if libc.setns(namespace.fileno(), CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), "setns")
+        return make()
+
+    with ThreadPoolExecutor(1) as beside:
+        return beside.submit(enter_and_make).result()
 
 
 def _copy(source: socket.socket, sink: socket.socket) -> None:
