@@ -9,24 +9,21 @@ resourceVersions, foreground and background deletion, a second pod for one that 
 from __future__ import annotations
 
 import copy
-import os
 import re
 import secrets
 import signal
-import subprocess
 import threading
 import time
-from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from support.warm import warm
+from support import kube_pods
+from support.kube_pods import IMAGE as IMAGE
+from support.kube_pods import Object as Object
+from support.kube_pods import now
 
 LABEL = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-IMAGE = "registry.example/schedd:1"  # the only one there is, but for those below it
-PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "SCHEDD_TEST_MARK")
 CONTAINER_FIELDS = {
     "name",
     "image",
@@ -43,7 +40,6 @@ POD_FIELDS = {
     *("activeDeadlineSeconds", "containers", "nodeSelector", "tolerations", "priorityClassName", "serviceAccountName"),
     *("imagePullSecrets", "volumes", "securityContext", "affinity"),
 }
-Object = dict[str, Any]
 
 
 class StatusError(Exception):
@@ -135,12 +131,11 @@ class Cluster:
     def log(self, namespace: str, name: str, lines: int | None) -> str:
         with self.lock:
             pod = self.get("pods", namespace, name)
-            path = self._log_of(pod)
+            path = kube_pods.log_of(pod, self.place)
             if not path.exists():
                 reason = f'container "schedd-job" in pod "{name}" is waiting to start: ContainerCreating'
                 raise StatusError(400, "BadRequest", reason)
-        text = path.read_text(errors="replace").splitlines(keepends=True)
-        return "".join(text if lines is None else text[-lines:])
+        return kube_pods.last_lines(path, lines)
 
     def kill(self, namespace: str, name: str) -> None:
         """SIGKILL for all processes of a Job's pods."""
@@ -153,7 +148,7 @@ class Cluster:
         """End what still runs."""
         with self.lock:
             for process in self._processes.values():
-                _kill(process, signal.SIGKILL)
+                kube_pods.kill(process, signal.SIGKILL)
 
     # The job controller
 
@@ -217,53 +212,37 @@ class Cluster:
         """Bind it to the node, and start its container if there is its image."""
         with self.lock:
             pod = self.objects["pods", namespace, name]
-            spec, container = pod["spec"], pod["spec"]["containers"][0]
+            spec = pod["spec"]
             spec["nodeName"] = "node-1"
             pod["status"] = {"phase": "Pending", "startTime": now()}
-            if container["image"].split("@")[0] != IMAGE:
-                message = f'Back-off pulling image "{container["image"]}"'
-                self._report(pod, "Pending", waiting={"reason": "ImagePullBackOff", "message": message})
+            if not kube_pods.is_there(pod):
+                pod["status"] |= kube_pods.pulling(pod)
                 return
-            env = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-            env |= {one["name"]: one["value"].replace("$$(", "$(") for one in container.get("env") or []}
-            argv = [one.replace("$$(", "$(") for one in container["command"]]
             try:
-                process = self._start(pod, argv, env)
+                process = kube_pods.start(pod, self.place)
             except OSError as error:
-                self._report(pod, "Failed", terminated=_terminated(128, "StartError", f"{argv[0]}: {error.strerror}"))
+                pod["status"] |= kube_pods.not_started(pod, error)
                 self._pod_is_over(namespace, pod)
                 return
             self._processes[pod["metadata"]["uid"]] = process
-            self._report(pod, "Running", running={"startedAt": now()})
+            pod["status"] |= kube_pods.running(pod)
         threading.Thread(target=self._wait, args=(namespace, pod, process), daemon=True).start()
         if "activeDeadlineSeconds" in spec:
             timer = threading.Timer(spec["activeDeadlineSeconds"], self._deadline, [namespace, pod])
             timer.daemon = True
             timer.start()
 
-    def _start(self, pod: Object, argv: list[str], env: dict[str, str]) -> Any:
-        with open(self._log_of(pod), "ab") as log, open(os.devnull, "rb") as null:
-            if argv[1:3] == ["-P", "-m"]:  # schedd's own: forked instead of executed, which is the same and faster
-                fds = [null.fileno(), log.fileno(), log.fileno()]
-                return warm.start(argv[3], argv[4:], self.place, env, fds, session=True)
-            return subprocess.Popen(argv, env=env, stdin=null, stdout=log, stderr=log, start_new_session=True)
-
     def _wait(self, namespace: str, pod: Object, process: Any) -> None:
         code = process.wait()
         with self.lock:
             del self._processes[pod["metadata"]["uid"]]
-            late = pod["status"].get("reason") == "DeadlineExceeded"
-            good = code == 0 and not late
-            status = code if code >= 0 else 128 - code
-            ended = _terminated(status, "Completed" if code == 0 else "Error", "")
-            self._report(pod, "Succeeded" if good else "Failed", terminated=ended)
+            pod["status"] |= kube_pods.ended(pod, code)
             self._pod_is_over(namespace, pod)
 
     def _deadline(self, namespace: str, pod: Object) -> None:
         with self.lock:
             if pod["metadata"]["uid"] in self._processes:
-                message = "Pod was active on the node longer than the specified deadline"
-                pod["status"] |= {"reason": "DeadlineExceeded", "message": message}
+                pod["status"] |= kube_pods.late()
                 self._end(pod, None)
 
     def _delete_pod(self, namespace: str, pod: Object, grace: float | None, *, replace: bool) -> None:
@@ -293,17 +272,7 @@ class Cluster:
         with self.lock:
             process = self._processes.get(pod["metadata"]["uid"])
             if process is not None:
-                _kill(process, number)
-
-    def _report(self, pod: Object, phase: str, **state: Object) -> None:
-        container = pod["spec"]["containers"][0]
-        pod["status"] |= {
-            "phase": phase,
-            "containerStatuses": [{"name": container["name"], "image": container["image"], "state": state}],
-        }
-
-    def _log_of(self, pod: Object) -> Path:
-        return self.place / f"{pod['metadata']['uid']}.log"
+                kube_pods.kill(process, number)
 
     def _stamp(self, made: Object) -> None:
         self._version += 1
@@ -314,10 +283,6 @@ class Cluster:
         }
 
 
-def now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
 def matches(labels: dict[str, str], selector: str) -> bool:
     """``a=b,c``: equal, and there."""
     for part in filter(None, selector.split(",")):
@@ -325,20 +290,6 @@ def matches(labels: dict[str, str], selector: str) -> bool:
         if key not in labels or (equals and labels[key] != value):
             return False
     return True
-
-
-def _terminated(code: int, reason: str, message: str) -> Object:
-    return {"exitCode": code, "reason": reason, "message": message, "finishedAt": now()}
-
-
-def _kill(process: Any, number: int) -> None:
-    if number == signal.SIGTERM:  # a runtime signals the container's first process
-        with suppress(ProcessLookupError):
-            os.kill(process.pid, number)
-        return
-    for send in (os.killpg, os.kill):  # a forked one may have no group of its own yet
-        with suppress(ProcessLookupError):
-            send(process.pid, number)
 
 
 def _validate(job: Object, *, strict: bool) -> None:
