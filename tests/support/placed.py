@@ -102,7 +102,8 @@ class Work(Task, executor="it", resources=SMALL, retry=RetryPolicy(min_wait=0, m
             ctx.emit_event("made", {"by": ctx.id})
             ctx.results()
         elif self.how == "freeze":
-            os.kill(os.getpid(), signal.SIGSTOP)
+            wait_for(go)
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # this thread takes it, and goes no step further
         elif self.how == "fail":
             raise PermanentError("it cannot be done")
         elif self.how == "die" and ctx.attempt == 1:

@@ -242,11 +242,13 @@ def test_a_body_that_hears_nothing_is_left_by_its_job(place: Place) -> None:
 
 def test_a_job_that_hears_nothing_is_ended_by_the_engine(place: Place) -> None:
     task_id = place.schedule("freeze")
+    place.until(lambda: place.lines("begin") and place.state(task_id) is TaskState.RUNNING)  # and it writes no more
+    place.go()
     place.until(lambda: any(_stands_still(int(line.split()[3])) for line in place.lines("begin")))
     place.jobs.cancel_task(task_id)
     place.until(lambda: place.engine.cancelled)
     place.until(lambda: place.ended(task_id) and not place.handles())
-    assert place.state(task_id) is TaskState.CANCELLED
+    assert place.state(task_id) is TaskState.CANCELLED, place.told()
     assert place.outcomes(task_id) in (["lost"], ["cancelled"])  # Slurm lets it go on once more
 
 
