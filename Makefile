@@ -16,7 +16,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(PY) -m pytest
 JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup emulator demo-messages demo-anywhere operating pictures observability demo test quick test-lowest man soak faults faults-ha transports executors executors-soak ray vm cases mutants lint format bench bench-check clean
+.PHONY: help setup emulator demo-messages demo-anywhere operating pictures observability demo test quick test-lowest man soak faults faults-ha transports executors executors-soak kube kube-soak ray vm cases mutants lint format bench bench-check clean
 
 help:
 	@echo "make demo [PHOTO=path]   the photo workflow on a real daemon, killed in the middle"
@@ -39,6 +39,8 @@ help:
 	@echo "make transports          messages over Debian's redis-server and rabbitmq-server, and over all others on PostgreSQL"
 	@echo "make executors           tasks as jobs of Slurm (Debian's slurm-wlm, munge) and Ray (PyPI's, in $(RAY_VENV)); needs root; 6 minutes"
 	@echo "make executors-soak      20,000 jobs of process and 500 of each real engine, all of them hostile, as a table"
+	@echo "make kube                the executor kubernetes on a real API server and its controllers, built once from Debian 12's source: 3 to 12 minutes, then 3"
+	@echo "make kube-soak           500 jobs on it, all of them hostile, while its servers are killed, as a table"
 	@echo "make bench               schedd, the bare driver and other schedulers side by side"
 	@echo "make bench-check         statements and commits for 1,000 tasks against recorded bounds (part of make test)"
 	@echo "make clean               remove what builds and tools left (not $(VENV))"
@@ -92,7 +94,7 @@ emulator: setup
 
 test: setup emulator
 	@$(if $(PYTEST_ARGS),,echo "All tests: about 12 minutes on 2 cores, less on more (this machine has $$(getconf _NPROCESSORS_ONLN)). make quick takes one.")
-	$(PYTEST) -n $(JOBS) --dist worksteal -m "not soak and not transports and not executors" $(PYTEST_ARGS)
+	$(PYTEST) -n $(JOBS) --dist worksteal -m "not soak and not transports and not executors and not kube" $(PYTEST_ARGS)
 
 # What breaks most things when it is wrong, from each room of the code; it has to stay under a minute on two cores.
 QUICK := cli/columns cli/db cli/help cli/status cli/submit cli/tasks client/builder config/durations \
@@ -107,7 +109,7 @@ QUICK_FILES := $(foreach name,$(QUICK),tests/$(if $(findstring /,$(name)),$(dir 
 
 quick: setup
 	@echo "A part of the tests, on SQLite only and without faults: a minute on 2 cores. make test runs them all."
-	$(PYTEST) -n $(JOBS) --dist worksteal -m "not soak and not faults and not alone and not transports and not executors" \
+	$(PYTEST) -n $(JOBS) --dist worksteal -m "not soak and not faults and not alone and not transports and not executors and not kube" \
 	  --sqlite-only \
 	  $(QUICK_FILES) $(PYTEST_ARGS)
 
@@ -125,7 +127,7 @@ observability: setup
 	$(PY) -m pytest tests/telemetry/test_observability_files.py tests/telemetry/test_compose.py tests/telemetry/test_prometheus.py $(PYTEST_ARGS)
 
 soak: setup
-	$(PYTEST) -m "soak and not faults and not executors" --timeout=1800 $(PYTEST_ARGS)
+	$(PYTEST) -m "soak and not faults and not executors and not kube" --timeout=1800 $(PYTEST_ARGS)
 
 faults: setup
 	$(PYTEST) -m "soak and faults" --timeout=1800 --ignore=tests/faults/test_failover_matrix.py $(PYTEST_ARGS)
@@ -170,6 +172,15 @@ $(RAY_VENV)/.schedd-ray:
 # PLACEMENTS=N or SECONDS=N makes it shorter, PYTEST_ARGS="-k slurm" takes one engine.
 executors-soak: setup
 	$(PYTEST) -m "executors and soak" --timeout=7200 tests/executors tests/test_demo_anywhere.py $(PYTEST_ARGS)
+
+# Debian 12 has its source: tests/kube/build.sh. etcd and Go come from Debian, too.
+kube: setup
+	@sh tests/kube/build.sh
+	$(PYTEST) -n $(JOBS) --dist worksteal -m "kube and not soak" tests/executors $(PYTEST_ARGS)
+
+kube-soak: setup
+	@sh tests/kube/build.sh
+	$(PYTEST) -m "kube and soak" --timeout=7200 tests/executors $(PYTEST_ARGS)
 
 cases: setup
 	$(PYTEST) -n $(JOBS) --dist worksteal -m "case and not soak" --cases -q $(PYTEST_ARGS)

@@ -10,6 +10,7 @@ from support.dask_rig import DaskCluster
 from support.executor_rigs import RIGS
 from support.kube_api import KubeApi
 from support.kube_jobs import make
+from support.kube_real import RealKube
 from support.slurm_rig import SlurmCluster
 
 # What depends on the database as well as on the engine. The rest is tried with slow engines on SQLite only.
@@ -60,3 +61,4 @@ def shared_engines() -> Iterator[None]:
     SlurmCluster.close_shared()
     DaskCluster.close_shared()
     KubeApi.close_shared()
+    RealKube.close_apart()

@@ -1,7 +1,7 @@
 """A hostile engine under real placers that are killed: no task is lost, and none is recorded or run twice.
 
-``make executors`` runs it in short, ``make executors-soak`` at length; ``PLACEMENTS`` in the environment says how many
-there are to be, ``SECONDS`` after how long no more tasks are stored.
+``make executors`` and ``make kube`` run it in short, ``make executors-soak`` and ``make kube-soak`` at length;
+``PLACEMENTS`` in the environment says how many there are to be, ``SECONDS`` after how long no more tasks are stored.
 Each run tells one line: the table in docs/guides/executors.md.
 """
 
@@ -33,7 +33,7 @@ from support.placed import Moment, note
 from support.placing import TESTS, Place
 
 SHORT = int(os.environ.get("PLACEMENTS", "40"))
-LONG = {"process": 250, "warm": 10_000, "futures": 250, "slurm": 250}  # on each database
+LONG = {"process": 250, "warm": 10_000, "futures": 250, "slurm": 250, "kubernetes-real": 250}  # on each database
 MOST_S = float(os.environ.get("SECONDS", "inf"))
 AT_ONCE = 16
 BACKLOG = 2 * AT_ONCE
@@ -262,7 +262,7 @@ def test_the_check_of_bodies_finds_what_it_is_to_find() -> None:
     assert found.unexcused == [(1, 2, 1)]
 
 
-ENGINES = [pytest.param(name, marks=[pytest.mark.executors]) for name in HOSTILE]
+ENGINES = [pytest.param(name, marks=[getattr(pytest.mark, rig.mark or "executors")]) for name, rig in HOSTILE.items()]
 LENGTHS = [
     pytest.param("short", marks=[pytest.mark.timeout(600)]),
     pytest.param("long", marks=[pytest.mark.soak, pytest.mark.timeout(7200)]),

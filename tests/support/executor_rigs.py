@@ -12,6 +12,7 @@ from typing import Protocol
 from support.dask_rig import DaskCluster
 from support.kube_api import KubeApi
 from support.kube_cluster import IMAGE
+from support.kube_rig import HostileKubeRig, RealKubeRig
 from support.ray_rig import RayCluster
 from support.slurm_rig import SlurmCluster
 
@@ -19,11 +20,11 @@ SECRET = "a secret of all daemons"
 
 
 class Rig(Protocol):
-    """``marked``: its engine is not to be had everywhere, see ``make executors``. ``durable``: it has a job once it was
-    submitted, whatever becomes of the daemon then. ``many``: jobs that are many for it. ``slow``: a job
-    takes it seconds, so that it is tried with less."""
+    """``mark``: of pytest, if it is not tried everywhere. ``durable``: it has a job once it was submitted, whatever
+    becomes of the daemon then. ``many``: jobs that are many for it. ``slow``: a job takes it seconds, so that it is
+    tried with less."""
 
-    marked: bool
+    mark: str | None
     durable: bool
     many: int
     slow: bool
@@ -56,7 +57,7 @@ class HostileRig(Rig, Protocol):
 
 
 class ProcessRig:
-    marked = False
+    mark: str | None = None
     durable = True
     many = 50
     slow = False
@@ -82,7 +83,7 @@ class ProcessRig:
 
 
 class WarmRig(ProcessRig):
-    marked = True  # test_warm.py shows what is different
+    mark = "executors"  # test_warm.py shows what is different
 
     def settings(self, directory: Path) -> str:
         return f"{super().settings(directory)}warm = true\n"
@@ -91,7 +92,7 @@ class WarmRig(ProcessRig):
 class GatewayRig(ProcessRig):
     """Jobs without a database: nothing that they get says where it is."""
 
-    marked = True  # by the time that it takes; tests/executors/test_gateway.py is run everywhere
+    mark = "executors"  # by the time that it takes; tests/executors/test_gateway.py is run everywhere
 
     def settings(self, directory: Path) -> str:
         return through_gateway(directory, f"{super().settings(directory)}warm = true\n")
@@ -108,7 +109,7 @@ def through_gateway(directory: Path, settings: str) -> str:
 
 
 class SlurmRig:
-    marked = True
+    mark: str | None = "executors"
     durable = True
     many = 50
     slow = False
@@ -149,7 +150,7 @@ class DaskRig(ProcessRig):
 
 
 class RayRig:
-    marked = True
+    mark: str | None = "executors"
     durable = True
     many = 6  # each starts a process of Ray's beside its own
     slow = True
@@ -164,7 +165,7 @@ class RayRig:
 class KubernetesRig:
     """Each test has a namespace of its own."""
 
-    marked = False
+    mark: str | None = None
     durable = True
     many = 50
     slow = False
@@ -190,6 +191,7 @@ RIGS: dict[str, type[Rig]] = {
     "gateway": GatewayRig,
     "futures": DaskRig,
     "kubernetes": KubernetesRig,
+    "kubernetes-real": RealKubeRig,
     "slurm": SlurmRig,
     "ray": RayRig,
 }
@@ -198,4 +200,5 @@ HOSTILE: dict[str, type[HostileRig]] = {
     "warm": WarmRig,
     "futures": DaskRig,
     "slurm": SlurmRig,
+    "kubernetes-real": HostileKubeRig,
 }

@@ -18,10 +18,12 @@ from pathlib import Path
 
 from scheduler.config.load import load
 from scheduler.errors import StoreUnavailableError
+from scheduler.executors.kubernetes import KubernetesExecutor
 from scheduler.executors.ports import Executor, ExecutorError, Job, Refused, Seen, Submitted
 from scheduler.executors.process import ProcessExecutor
 from scheduler.executors.slurm import SlurmExecutor
 from scheduler.executors.types import make_executor
+from support.kube_rig import start_second_pod
 from support.placed import note
 from support.placing import NAME, Place, Unreliable
 
@@ -109,8 +111,7 @@ class HostileEngine(Unreliable):
             self.inner.submit([job])
         for when, job in [one for one in self._requeues if one[0] <= now]:
             self._requeues.remove((when, job))
-            self._did("requeued")
-            start_again(self.again, job)
+            self._did(start_again(self.again, job, self._chance))
 
     def _hurt(self) -> None:
         """Forget jobs, or lose what the engine consists of."""
@@ -131,13 +132,16 @@ class HostileEngine(Unreliable):
                 shutil.rmtree(self._directory / "jobs" / self._chance.choice(running), ignore_errors=True)
 
 
-def start_again(executor: Executor, job: Job) -> None:
-    """Start a job whatever the engine has by its name."""
+def start_again(executor: Executor, job: Job, chance: random.Random) -> str:
+    """Start a job whatever the engine has by its name. Returns the fault."""
+    if isinstance(executor, KubernetesExecutor):
+        return start_second_pod(executor, job, chance)
     with suppress(ExecutorError):
         if isinstance(executor, SlurmExecutor):
             executor._submit(job)  # submit() looks for the name first
         else:
             executor.submit([job])
+    return "requeued"
 
 
 def make_again(directory: Path) -> Executor:

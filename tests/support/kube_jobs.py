@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import yaml
 
@@ -17,7 +17,15 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "kubernetes" / "schedd.yaml"
 JOBS = "/apis/batch/v1/namespaces/jobs/jobs"
 
 
-def make(api: KubeApi, **settings: Any) -> KubernetesExecutor:
+class Reached(Protocol):
+    """What has an API server: KubeApi, and a namespace of a real cluster."""
+
+    url: str
+    token_file: Path
+    ca_file: Path
+
+
+def make(api: Reached, **settings: Any) -> KubernetesExecutor:
     given = {
         "server": api.url,
         "token_file": str(api.token_file),

@@ -88,6 +88,10 @@ def _remove(directory: Path) -> None:
 
     postgres_server.stop(directory)
     ray_rig.stop_shared(directory)
+    for place in directory.glob("kube*/tokens.csv"):
+        from support import kube_real
+
+        kube_real.stop(place.parent)
     for place in (postgres_server.data_of(directory), directory / "files"):
         if place.is_symlink():
             shutil.rmtree(place.readlink(), ignore_errors=True)

@@ -26,7 +26,7 @@ SLOW_PATIENCE = 250.0  # seconds, for an engine that needs several of its own pr
 
 
 def _marks(rig: type[Rig]) -> list[pytest.MarkDecorator]:
-    marks = [pytest.mark.executors] if rig.marked else []
+    marks = [] if rig.mark is None else [getattr(pytest.mark, rig.mark)]
     return [*marks, pytest.mark.timeout(300)] if rig.slow else marks
 
 
