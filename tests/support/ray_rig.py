@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -17,16 +18,19 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 from support.session import locked, shared_directory
 
 CPUS = 8  # that the node claims to have
 PATIENCE = 240.0  # seconds: the machine may be busy, and Ray's start is 20 processes
+STARTS = 3  # tries
 VENV = Path(os.environ.get("RAY_VENV") or Path(__file__).parents[2] / ".venv-ray")
 DASHBOARD = 8265
 CLONE_NEWNET = 0x40000000
@@ -39,6 +43,11 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
 START = (
     *("start", "--head", "--node-ip-address=127.0.0.1", "--port=6379", "--dashboard-host=127.0.0.1"),
     *(f"--dashboard-port={DASHBOARD}", f"--num-cpus={CPUS}", "--object-store-memory=80000000", "--disable-usage-stats"),
+    # Given, or else the node waits for its agents to tell them, but for 15 s only: on a busy machine it ends then, and
+    # `ray start` does not notice.
+    # Below those that connections get.
+    *("--dashboard-agent-listen-port=8266", "--dashboard-agent-grpc-port=8267"),
+    *("--metrics-export-port=8268", "--runtime-env-agent-port=8269"),
 )
 
 
@@ -92,26 +101,57 @@ class RayCluster:
         _wait(lambda: _command(holder.pid) == "sleep")
         (self.place / "holder").write_text(f"{holder.pid} {_namespace(holder.pid)}")
         assert _holder_of(self.place) == holder.pid, "it has no network namespace of its own"
-        self._inside(sys.executable, "-c", LOOPBACK_UP)
+        brings_up = self._popen([sys.executable, "-c", LOOPBACK_UP], subprocess.PIPE)
+        said, _ = brings_up.communicate(timeout=PATIENCE)
+        assert brings_up.returncode == 0, said.decode()
         self.start_head()
 
     def start_head(self) -> None:
-        """Start Ray's own processes: one node, which knows of no jobs."""
+        """Start Ray's own processes: one node, which knows of no jobs. Its node may end meanwhile: it tries again."""
+        for left in reversed(range(STARTS)):
+            said = self._try_to_start()
+            if said is None:
+                break
+            assert left, said
+            self.kill_head(spare_jobs=True)
+        _wait(self._answers)
+
+    def _try_to_start(self) -> str | None:
+        """None: it has started. What it says if it has not; ``ray start`` itself waits for a node that has ended."""
         files = tempfile.mkdtemp(prefix="ray")  # a short path: sockets have long names below it
         with open(self.place / "files", "a") as list_of_them:
             list_of_them.write(f"{files}\n")
-        self._inside(str(VENV / "bin" / "ray"), *START, f"--temp-dir={files}")
-        _wait(self._answers)
+        out = self.place / "start.out"
+        deadline, had_node = time.monotonic() + PATIENCE, False
+        with open(out, "wb") as into:
+            starting = self._popen([str(VENV / "bin" / "ray"), *START, f"--temp-dir={files}"], into)
+        while starting.poll() is None:
+            has_node = any(_command(pid) == "raylet" for pid in _pids_in(self.place))
+            if time.monotonic() > deadline or (had_node and not has_node):
+                starting.kill()
+                starting.wait()
+            had_node = has_node
+            time.sleep(0.2)
+        if starting.returncode == 0:
+            return None
+        logs = "".join(log.read_text(errors="replace") for log in Path(files).glob("session_2*/logs/*.out"))
+        wrong = re.findall(r"^\[[^]]* [EC] .*", logs, re.MULTILINE)
+        return "\n".join([out.read_text(errors="replace")[-3000:], *wrong[-10:]])
 
     def _answers(self) -> bool:
+        """Whether it takes jobs: only its node's agent finds that this one cannot be."""
         asked = urllib.request.Request(
-            f"{self.url}/api/jobs/", headers={"Authorization": f"Bearer {self.token.read_text()}"}
+            f"{self.url}/api/jobs/",
+            b'{"entrypoint": "true", "entrypoint_label_selector": {"a b": "!!"}}',
+            {"Authorization": f"Bearer {self.token.read_text()}", "Content-Type": "application/json"},
         )
         try:
-            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(asked, timeout=PATIENCE) as answer:
-                return bool(answer.status == 200)
+            urllib.request.build_opener(urllib.request.ProxyHandler({})).open(asked, timeout=PATIENCE)
+        except urllib.error.HTTPError as refused:
+            return b"Invalid label key" in refused.read()
         except OSError:  # not yet
             return False
+        raise AssertionError("it takes any job")
 
     def kill_controller(self) -> int:
         """SIGKILL for gcs_server, which alone knows the jobs; its process number. Others stay for a minute."""
@@ -119,22 +159,22 @@ class RayCluster:
         os.kill(pid, signal.SIGKILL)
         return pid
 
-    def kill_head(self) -> None:
-        """SIGKILL for all that is left of Ray and of its jobs."""
-        holder = self._holder()
-        kill_all(lambda: [pid for pid in _pids_in(self.place) if pid != holder])
+    def kill_head(self, *, spare_jobs: bool = False) -> None:
+        """SIGKILL for all that is left of Ray and of its jobs; or not of the jobs, which nothing ends then."""
+        spared = {self._holder()} | (set(self.pids_of("")) if spare_jobs else set())
+        kill_all(lambda: [pid for pid in _pids_in(self.place) if pid not in spared])
 
     def kill_job(self, name: str) -> None:
         """SIGKILL for all processes of a job that runs, or is about to."""
-        _wait(lambda: self._pids_of(name))  # Ray says that it runs before it does
-        for pid in self._pids_of(name):
+        _wait(lambda: self.pids_of(name))  # Ray says that it runs before it does
+        for pid in self.pids_of(name):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
     def environ_of(self, name: str) -> dict[str, str]:
         """Of a job that runs."""
-        _wait(lambda: self._pids_of(name))
-        entries = Path(f"/proc/{self._pids_of(name)[0]}/environ").read_bytes().decode().split("\0")
+        _wait(lambda: self.pids_of(name))
+        entries = Path(f"/proc/{self.pids_of(name)[0]}/environ").read_bytes().decode().split("\0")
         return dict(entry.split("=", 1) for entry in entries if "=" in entry)
 
     def close(self) -> None:
@@ -142,24 +182,24 @@ class RayCluster:
         if self._relay is not None:
             self._relay.close()
 
-    def _inside(self, *argv: str) -> None:
+    def _popen(self, argv: Sequence[str], out: int | IO[bytes]) -> subprocess.Popen[bytes]:
+        """Start a program in the namespace."""
         environ = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SCHEDD_"))}
         environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.token)}
         environ["RAY_raylet_start_wait_time_s"] = f"{PATIENCE:g}"  # its own patience is 30 s
-        done = subprocess.run(
+        return subprocess.Popen(
             ["nsenter", f"--net=/proc/{self._holder()}/ns/net", *argv],
-            env=environ, cwd=self.place, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, timeout=PATIENCE,
+            env=environ, cwd=self.place, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
         )  # fmt: skip
-        assert done.returncode == 0, done.stdout[-4000:]
 
     def _holder(self) -> int:
         holder = _holder_of(self.place)
         assert holder is not None, "the cluster is gone"
         return holder
 
-    def _pids_of(self, name: str) -> list[int]:
-        wanted, found = f'"job_submission_id": "{name}"'.encode(), []
+    def pids_of(self, name: str) -> list[int]:
+        """All processes of a job, or of all jobs if there is no name."""
+        wanted, found = b'"job_submission_id": "' + (f'{name}"'.encode() if name else b""), []
         for pid in _pids_in(self.place):
             with suppress(OSError):
                 if wanted in Path(f"/proc/{pid}/environ").read_bytes():
