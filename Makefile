@@ -170,8 +170,9 @@ $(RAY_VENV)/.schedd-ray:
 	@touch $@
 
 # PLACEMENTS=N or SECONDS=N makes it shorter, PYTEST_ARGS="-k slurm" takes one engine.
-executors-soak: setup
-	$(PYTEST) -m "executors and soak" --timeout=7200 tests/executors tests/test_demo_anywhere.py $(PYTEST_ARGS)
+executors-soak: setup $(filter ray,$(ENGINES))
+	RAY_VENV=$(abspath $(RAY_VENV)) $(PYTEST) -m "executors and soak" --timeout=7200 \
+	  -k "$(if $(ABSENT),not ($(subst $(space), or ,$(strip $(ABSENT)))))" tests/executors tests/test_demo_anywhere.py $(PYTEST_ARGS)
 
 # Debian 12 has its source: tests/kube/build.sh. etcd and Go come from Debian, too.
 kube: setup

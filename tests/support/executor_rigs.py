@@ -14,6 +14,7 @@ from support.kube_api import KubeApi
 from support.kube_cluster import IMAGE
 from support.kube_rig import HostileKubeRig, RealKubeRig
 from support.ray_rig import RayCluster
+from support.session import shared_directory
 from support.slurm_rig import SlurmCluster
 
 SECRET = "a secret of all daemons"
@@ -55,6 +56,10 @@ class HostileRig(Rig, Protocol):
         """Do what an operator of the engine does every now and then."""
         ...
 
+    def close(self) -> None:
+        """End an engine that is this rig's alone."""
+        ...
+
 
 class ProcessRig:
     mark: str | None = None
@@ -79,6 +84,9 @@ class ProcessRig:
         raise NotImplementedError("the placer is the engine")
 
     def mend(self) -> None:
+        pass
+
+    def close(self) -> None:
         pass
 
 
@@ -136,6 +144,9 @@ class SlurmRig:
     def mend(self) -> None:
         SlurmCluster.shared().tend()
 
+    def close(self) -> None:
+        pass
+
 
 class DaskRig(ProcessRig):
     durable = False  # a submission is sent after it has returned
@@ -160,6 +171,41 @@ class RayRig:
 
     def kill(self, directory: Path, name: str) -> None:
         RayCluster.shared().kill_job(name)
+
+
+class HostileRayRig(RayRig):
+    """With a cluster of its own: other processes of a pytest run have jobs on the shared one."""
+
+    restarts = True
+
+    def __init__(self) -> None:
+        self._cluster = RayCluster(shared_directory() / f"ray-{os.getpid()}")
+        self._spares_jobs = False
+
+    def settings(self, directory: Path) -> str:
+        try:
+            self._cluster.start()
+        except BaseException:
+            self._cluster.close()
+            raise
+        return self._cluster.settings()
+
+    def pids(self, directory: Path, name: str) -> list[int]:
+        return self._cluster.pids_of(name)
+
+    def restart(self) -> None:
+        """It has forgotten all. In turn its jobs die with it, and go on."""
+        self._cluster.kill_controller()
+        time.sleep(1.0)  # what runs is recorded without it
+        self._cluster.kill_head(spare_jobs=self._spares_jobs)
+        self._spares_jobs = not self._spares_jobs
+        self._cluster.start_head()
+
+    def mend(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self._cluster.close()
 
 
 class KubernetesRig:
@@ -200,5 +246,6 @@ HOSTILE: dict[str, type[HostileRig]] = {
     "warm": WarmRig,
     "futures": DaskRig,
     "slurm": SlurmRig,
+    "ray": HostileRayRig,
     "kubernetes-real": HostileKubeRig,
 }

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from scheduler.config.load import load
@@ -21,6 +21,7 @@ from scheduler.errors import StoreUnavailableError
 from scheduler.executors.kubernetes import KubernetesExecutor
 from scheduler.executors.ports import Executor, ExecutorError, Job, Refused, Seen, Submitted
 from scheduler.executors.process import ProcessExecutor
+from scheduler.executors.ray import RayExecutor
 from scheduler.executors.slurm import SlurmExecutor
 from scheduler.executors.types import make_executor
 from support.kube_rig import start_second_pod
@@ -139,6 +140,9 @@ def start_again(executor: Executor, job: Job, chance: random.Random) -> str:
     with suppress(ExecutorError):
         if isinstance(executor, SlurmExecutor):
             executor._submit(job)  # submit() looks for the name first
+        elif isinstance(executor, RayExecutor):
+            _, _, key = job.name.split("-", 2)
+            executor.submit([replace(job, name=f"schedd-0-{key}")])  # Ray starts a name once
         else:
             executor.submit([job])
     return "requeued"

@@ -52,6 +52,9 @@ class HostileKubeRig(RealKubeRig):
     def mend(self) -> None:
         pass
 
+    def close(self) -> None:
+        pass
+
 
 def start_second_pod(executor: KubernetesExecutor, job: Job, chance: random.Random) -> str:
     """Submit a job again if its Job is not there any more. Else delete its pods, as from a node that is drained, or by
