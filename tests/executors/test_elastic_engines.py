@@ -19,6 +19,7 @@ from support.slurm_rig import CPUS as SLURM_CPUS
 ENGINES = [
     "futures",
     "kubernetes",
+    pytest.param("kubernetes-real", marks=pytest.mark.kube),
     pytest.param("slurm", marks=pytest.mark.executors),
     pytest.param("ray", marks=pytest.mark.executors),
 ]

@@ -17,10 +17,13 @@ from support.executor_rigs import RIGS, SECRET, through_gateway
 from support.placing import Place
 from support.ray_rig import RayCluster
 
-pytestmark = pytest.mark.executors
+ENGINES = [
+    *(pytest.param(name, marks=pytest.mark.executors) for name in ("slurm", "futures", "ray", "kubernetes")),
+    pytest.param("kubernetes-real", marks=pytest.mark.kube),
+]
 
 
-@pytest.fixture(params=["slurm", "futures", "ray", "kubernetes"])
+@pytest.fixture(params=ENGINES)
 def place(request: pytest.FixtureRequest, database: Database, tmp_path: Path) -> Iterator[Place]:
     made = Place(database.url, tmp_path, through_gateway(tmp_path, RIGS[request.param]().settings(tmp_path)))
     with _reached(request.param, made):
