@@ -46,6 +46,11 @@ class KubeClient:
         told = answer if isinstance(answer, dict) else {"message": answer}
         raise StatusError(got.status_code, told.get("reason", ""), told.get("message", ""))
 
+    def is_well(self, url: str) -> bool:
+        """Whether a server's own check of itself finds nothing."""
+        with unlogged():
+            return self._client.get(url).is_success
+
     def items(self, path: str, **params: str) -> list[Object]:
         """Those of a list."""
         found: list[Object] = self.ask("GET", path, **params)["items"]

@@ -25,6 +25,7 @@ from support.kube_cluster import StatusError
 from support.kube_pods import Object
 
 WATCH_S = 60
+CUT_OFF_S = 5.0  # until it ends a pod that was removed by force
 AGAIN_S = 0.2  # until it asks again, if the server was away
 
 
@@ -89,11 +90,11 @@ class Node:
                 self._hear(event["object"])
 
     def _forget(self, uid: str) -> None:
-        """It was removed, perhaps by force."""
+        """It was removed, perhaps by force while it ran: as on a node that was cut off, which hears of it later."""
         with self._lock:
             pod = self._pods.pop(uid, None)
         if pod is not None:
-            pod.end(float(pod.told["spec"]["terminationGracePeriodSeconds"]))
+            _later(CUT_OFF_S, lambda: pod.end(float(pod.told["spec"]["terminationGracePeriodSeconds"])))
 
     def _hear(self, told: Object) -> None:
         meta, node = told["metadata"], told["spec"].get("nodeName")

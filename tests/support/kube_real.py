@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -20,12 +22,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx2
+
 from support.kube_client import KubeClient
-from support.kube_cluster import StatusError
 from support.kube_jobs import documents
 from support.kube_pods import IMAGE, Object
 from support.kube_tls import make_certificates
-from support.redis_rig import free_port
 from support.session import locked, shared_directory
 
 PATIENCE = 240.0  # seconds: the machine may be busy
@@ -93,20 +95,25 @@ class RealKube:
         place = self.place
         place.mkdir(mode=0o700, exist_ok=True)
         make_certificates(place)
-        ports = {name: free_port() for name in ("etcd", "peer", "server")}
+        ports = {name: _lasting_port() for name in ("etcd", "peer", "server")}
         (place / "ports").write_text(json.dumps(ports))
         (place / "token").write_text("the-administrators-token")
         (place / "tokens.csv").write_text('the-administrators-token,administrator,1,"system:masters"\n')
         (place / "url").write_text(f"https://127.0.0.1:{ports['server']}")
         (place / "kubeconfig").write_text(json.dumps(self._kubeconfig()))
+        self.start_etcd()
+        self.start_server()
+        self.start_manager()
+        self.start_node("node-1")
+
+    def start_etcd(self) -> None:
+        place, ports = self.place, json.loads((self.place / "ports").read_text())
         at = [f"http://127.0.0.1:{ports[name]}" for name in ("etcd", "peer")]
         etcd = [f"--data-dir={place / 'etcd'}", "--unsafe-no-fsync"]
         etcd += [f"--listen-client-urls={at[0]}", f"--advertise-client-urls={at[0]}"]
         etcd += [f"--listen-peer-urls={at[1]}", f"--initial-advertise-peer-urls={at[1]}"]
-        self._run(ETCD, [*etcd, f"--initial-cluster=default={at[1]}"])
-        self.start_server()
-        self.start_manager()
-        self.start_node("node-1")
+        child = self._run(ETCD, [*etcd, f"--initial-cluster=default={at[1]}"])
+        _wait(lambda: self._is_ready(child, ETCD, f"{at[0]}/health"))
 
     def start_server(self) -> None:
         place, ports = self.place, json.loads((self.place / "ports").read_text())
@@ -124,7 +131,7 @@ class RealKube:
                 *("--service-cluster-ip-range=10.0.0.0/24", f"--cert-dir={place}", GATES),
             ],
         )
-        _wait(lambda: self._is_ready(server))
+        _wait(lambda: self._is_ready(server, SERVER, f"{self.url}/readyz"))
 
     def start_manager(self) -> None:
         """Start what runs the controllers."""
@@ -143,15 +150,16 @@ class RealKube:
         _wait(lambda: (self.place / name / "pids").is_dir())
 
     def kill(self, *names: str, number: signal.Signals = signal.SIGKILL) -> None:
-        """Signal servers, or a node; those that were killed are gone afterwards."""
+        """Signal servers, or nodes, of this process's cluster; those that were killed are gone afterwards."""
         for name in names:
             pids = _pids_of(self.place, name)
-            assert pids, f"there is no {name}"
-            for pid in pids:
-                os.kill(pid, number)
-        if number == signal.SIGKILL:
-            _wait(lambda: not any(_pids_of(self.place, name) for name in names))
-            self._children = [child for child in self._children if child.poll() is None]
+            children = [child for child in self._children if child.pid in pids]
+            assert children, f"there is no {name}"
+            for child in children:
+                child.send_signal(number)
+                if number == signal.SIGKILL:
+                    child.wait()  # its port is free
+                    self._children.remove(child)
 
     def compact(self) -> None:
         """Have etcd forget what was, as it does every five minutes."""
@@ -181,15 +189,13 @@ class RealKube:
 
     # Its own
 
-    def _is_ready(self, server: subprocess.Popen[bytes]) -> bool:
-        assert server.poll() is None, f"{SERVER}:\n{(self.place / f'{SERVER}.log').read_text()[-3000:]}"
-        with suppress(StatusError, *KubeClient.away):
-            return bool(self.client.ask("GET", "/readyz") == "ok")
+    def _is_ready(self, server: subprocess.Popen[bytes], name: str, url: str) -> bool:
+        assert server.poll() is None, f"{name}:\n{(self.place / f'{name}.log').read_text()[-3000:]}"
+        with suppress(*KubeClient.away):
+            return self.client.is_well(url)
         return False
 
     def _etcd(self, path: str, body: Object) -> Any:
-        import httpx2
-
         port = json.loads((self.place / "ports").read_text())["etcd"]
         answer = httpx2.post(f"http://127.0.0.1:{port}{path}", json=body, trust_env=False)
         answer.raise_for_status()
@@ -335,6 +341,15 @@ def _pids_of(place: Path, name: str = "") -> list[int]:
                 if ours and (not name or any(word == name or word.endswith(f"/{name}") for word in words)):
                     found.append(int(entry.name))
     return found
+
+
+def _lasting_port() -> int:
+    """One that is free, and that no client is given: else it might have it while its server is dead."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as made, suppress(OSError):
+            made.bind(("127.0.0.1", port))
+            return port
 
 
 def _wait(over: Callable[[], object], seconds: float = PATIENCE) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 from scheduler.executors.kubernetes import KubernetesExecutor
 from scheduler.executors.ports import ExecutorError, Job
 from support.kube_client import KubeClient
 from support.kube_cluster import StatusError
-from support.kube_real import MANAGER, SERVER, Namespace, RealKube, kill_job, name_of_namespace, pids_of_job
+from support.kube_real import ETCD, MANAGER, SERVER, Namespace, RealKube, kill_job, name_of_namespace, pids_of_job
 
 
 class RealKubeRig:
@@ -43,9 +43,10 @@ class HostileKubeRig(RealKubeRig):
         return pids_of_job(self.cluster().place, name_of_namespace(directory), name)
 
     def restart(self) -> None:
-        """What etcd has is all that they know, so they know it again."""
+        """What etcd has in its files is all that they know, so they know it again."""
         cluster = self.cluster()
-        cluster.kill(SERVER, MANAGER)
+        cluster.kill(SERVER, MANAGER, ETCD)
+        cluster.start_etcd()
         cluster.start_server()
         cluster.start_manager()
 
@@ -57,20 +58,22 @@ class HostileKubeRig(RealKubeRig):
 
 
 def start_second_pod(executor: KubernetesExecutor, job: Job, chance: random.Random) -> str:
-    """Submit a job again if its Job is not there any more. Else delete its pods, as from a node that is drained, or by
-    force: the Job gets a second one, which begins before the first has ended if it was by force. Returns the fault."""
-    with suppress(ExecutorError):
-        executor.submit([job])
+    """Half of the time delete the pod that has run for longest, as a node is drained or by force: its Job gets a second
+    one, which begins while the first goes on if it was by force. Else submit the job again, whose Job may not be there
+    any more. Returns the fault."""
     access = executor._api._access
     assert access.ca_file is not None
-    client = KubeClient(access.server, (access.ca_file.parent / "token").read_text(), access.ca_file)
-    pods = f"/api/v1/namespaces/{access.namespace}/pods"
-    grace = {"gracePeriodSeconds": 0} if chance.random() < 0.5 else {}
-    fault = "requeued"
-    with suppress(StatusError, *client.away):
-        for pod in client.items(pods, labelSelector=f"job-name={job.name}"):
-            client.ask("DELETE", f"{pods}/{pod['metadata']['name']}", grace)
-            if pod["status"]["phase"] in ("Pending", "Running"):
-                fault = "pods deleted"
-    client.close()
-    return fault
+    path = f"/api/v1/namespaces/{access.namespace}/pods"
+    if chance.random() < 0.5:
+        client = KubeClient(access.server, (access.ca_file.parent / "token").read_text(), access.ca_file)
+        with suppress(StatusError, *client.away), closing(client):
+            found = [pod["metadata"] for pod in client.items(path) if pod["status"].get("phase") == "Running"]
+            living = [meta for meta in found if "deletionTimestamp" not in meta]
+            if living:
+                oldest = min(living, key=lambda meta: str(meta["creationTimestamp"]))["name"]
+                force = chance.random() < 0.5
+                client.ask("DELETE", f"{path}/{oldest}", {"gracePeriodSeconds": 0} if force else {})
+                return "pods removed by force" if force else "pods deleted"
+    with suppress(ExecutorError):
+        executor.submit([job])
+    return "requeued"
