@@ -32,6 +32,15 @@ TELL_AFTER, TELL_WITHIN = (
 )  # seconds of waiting before its reason is printed, and that reading the reason may take
 
 
+def _quiet_sqlalchemy() -> None:
+    """Keep its log from stderr, where Python puts what nothing else takes: what goes wrong comes as an error, too."""
+    import logging
+
+    logger = logging.getLogger("sqlalchemy")
+    if not logger.handlers:
+        logger.addHandler(logging.NullHandler())
+
+
 @dataclass
 class Session:
     """The object of the click context. It reads and opens nothing before the first use."""
@@ -73,6 +82,7 @@ class Session:
         from scheduler.ports import SystemClock
         from scheduler.store.db.database import Database
 
+        _quiet_sqlalchemy()
         store = self.config.store
         made = Database(store.url, SystemClock(), auto_migrate=store.auto_migrate)
         root = click.get_current_context().find_root()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 import threading
 from typing import Any
 
 from scheduler import Retry, RetryPolicy
 from support.bench import Bench
+from support.databases import one_database
 
 from .conftest import PROGRAM, Ctl
 
@@ -67,6 +69,26 @@ def test_an_interrupted_wait(ctl: Ctl, live: Bench) -> None:
     waiting.send_signal(signal.SIGINT)
     assert waiting.communicate(timeout=60)[1].strip() == ""
     assert waiting.returncode == 130
+
+
+# The process is interrupted as it gives its connection back, when SQLAlchemy has something to log.
+INTERRUPTED = """
+from sqlalchemy.pool.base import _ConnectionFairy
+
+def reset(*_args, **_more):
+    raise KeyboardInterrupt
+
+_ConnectionFairy._reset = reset
+from scheduler.cli import main
+main()
+"""
+
+
+@one_database
+def test_an_interrupted_return_of_a_connection_says_nothing(ctl: Ctl) -> None:
+    argv = [sys.executable, "-c", INTERRUPTED, "status"]
+    done = subprocess.run(argv, env=ctl.environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr.strip()) == (130, "")
 
 
 def twice(live: Bench) -> int:
