@@ -15,6 +15,7 @@ from scheduler import TaskState
 from scheduler.executors.ports import NOT_MINE, Phase
 from scheduler.model.placement import PlacementState
 from scheduler.store import placements
+from scheduler.store.db.tx import Tx
 from scheduler.store.read.explain import why
 from support.databases import Database
 from support.executor_rigs import RIGS, Rig
@@ -173,10 +174,16 @@ def test_a_job_that_stood_still_for_too_long_changes_nothing(place: Place) -> No
     task_id = place.schedule("wait")
     place.until(lambda: place.lines("begin") and place.state(task_id) is TaskState.RUNNING)  # and it writes no more
     first = int(place.lines("begin")[0].split()[3])
-    os.kill(first, signal.SIGSTOP)
     worker = place.jobs.get_task(task_id).worker
     assert worker is not None
-    place.jobs.database.change(lambda tx: placements.expire(tx, [worker]))
+
+    def freeze(tx: Tx) -> None:
+        """While this has SQLite's lock, so that the job has not. All its threads go on until one takes the signal."""
+        placements.expire(tx, [worker])
+        os.kill(first, signal.SIGSTOP)
+        place.until(lambda: _stands_still(first), step=False)
+
+    place.jobs.database.change(freeze)
     place.go()
     place.until(lambda: place.ended(task_id))
     with suppress(ProcessLookupError):  # the engine was asked to end it, since it holds nothing any more
@@ -253,7 +260,11 @@ def test_a_job_that_hears_nothing_is_ended_by_the_engine(place: Place) -> None:
 
 
 def _stands_still(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    """Whether all its threads do."""
+    with suppress(OSError):  # one has just ended
+        threads = Path(f"/proc/{pid}/task").glob("*/stat")
+        return {thread.read_text().rpartition(")")[2].split()[0] for thread in threads} == {"T"}
+    return False
 
 
 def test_a_preempted_task_uses_no_attempt(place: Place) -> None:
