@@ -53,7 +53,7 @@ def test_a_backlog_starts_workers_and_none_is_left(engine: str, elastic: Elastic
     tasks = [elastic.schedule() for _ in range(4)]
     if engine in BLOCKS:
         elastic.until(lambda: "waits for a worker of executor it: pending, " in elastic.why(tasks[0]))
-        elastic.executor.cancel(elastic.executor.find([blocker.name]).values(), 1.0)
+        elastic.unblock()
     elastic.until(lambda: elastic.ended(tasks))
     assert elastic.states(tasks) == ["success"] * 4
     elastic.until(lambda: not elastic.workers and not elastic.known)

@@ -18,7 +18,7 @@ from scheduler.store.read.explain import why
 from support.executor_rigs import Rig
 from support.job_ends import over
 from support.placed import Work
-from support.placing import NAME, TESTS
+from support.placing import NAME, TESTS, give_an_id
 
 PATIENCE = 180.0  # seconds: the machine may be busy
 
@@ -28,6 +28,7 @@ class Elastic:
 
     def __init__(self, rig: Rig, url: str, directory: Path, settings: str = "") -> None:
         self.notes = directory / "notes"
+        give_an_id(url)
         file = directory / "config.toml"
         file.write_text(
             f'[store]\nurl = "{url}"\n[tasks]\nmodules = ["support.placed"]\npath = ["{TESTS}"]\n[worker]\nlease = 5\n'
@@ -37,6 +38,7 @@ class Elastic:
         config = load(str(file), {})
         section = config.executors[NAME]
         commands = JobCommands(config, section)
+        self._blocker = ""
         self.jobs = Scheduler(url)
         self.jobs.register(Work)
         self.executor = make_executor(config, NAME)
@@ -88,14 +90,20 @@ class Elastic:
 
     def block(self, job: Job) -> None:
         """Fill the engine with a job that is not a worker, and wait until it runs."""
+        self._blocker = job.name
         self.executor.submit([job])
         self.until(lambda: any(seen.name == job.name and seen.phase == "running" for seen in self.executor.observe()))
 
+    def unblock(self) -> None:
+        """End that job."""
+        self.executor.cancel(list(self.executor.find([self._blocker]).values()), 1.0)
+
     def close(self) -> None:
-        """End what the engine has, and wait for it."""
-        handles = [seen.handle for seen in self.executor.observe() if not seen.phase.over]
-        self.executor.cancel(handles, 1.0)
+        """End what the engine has of this, and wait for it."""
+        ours = {*self.known, self._blocker}
+        self.executor.cancel([seen.handle for seen in self.executor.observe() if seen.name in ours], 1.0)
         for seen in self.executor.observe():
-            over(self.executor, seen.name)
+            if seen.name in ours:
+                over(self.executor, seen.name)
         self.executor.close()
         self.jobs.close()

@@ -152,7 +152,7 @@ class Place:
         self.notes = directory / "notes"
         self.file = directory / "config.toml"
         if not self.file.exists():
-            _give_an_id(url)
+            give_an_id(url)
             self.file.write_text(
                 f'[store]\nurl = "{url}"\n[tasks]\nmodules = ["support.placed"]\n[worker]\nlease = 5\n'
                 f'[log]\nlevel = "warning"\n[executors.{NAME}]\ninterval = 0.02\ngrace = 1\n'
@@ -282,7 +282,7 @@ class Place:
         return found
 
 
-def _give_an_id(url: str) -> None:
+def give_an_id(url: str) -> None:
     """An id of its own for the store: those of tests are copies of one, and names of jobs begin with it."""
     engine = sqlalchemy.create_engine(url)
     if sqlalchemy.inspect(engine).has_table("schedd_store"):  # else it is new, and gets one
