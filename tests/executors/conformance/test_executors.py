@@ -124,11 +124,13 @@ def test_a_daemon_that_is_killed_loses_and_doubles_nothing(
         given = [database.url, str(place.directory), point]
         killed = warm.start("support.placing", given, place.directory, environ, [null.fileno()] * 3)
     assert killed.wait(90) == -signal.SIGKILL
-    reserved = [one.state for one in place.placements(task_id)]
-    assert reserved == {
+    found = [one.state for one in place.placements(task_id)]
+    left = {
         "before placement commit": [],
         "after handle": [PlacementState.SUBMITTED],
     }.get(point, [PlacementState.RESERVED])
+    begun = point in ("after submit", "after handle") and found in ([PlacementState.ATTACHED], [PlacementState.ENDED])
+    assert found == left or begun  # by the job meanwhile
     assert place.placer.step() > 0
     assert not place.placer.leads  # the lease of the one that was killed lasts for a while
     place.jobs.database.change(lambda tx: tx.run("UPDATE schedd_executors SET until = 0"))
