@@ -37,7 +37,7 @@ help:
 	@echo "make pictures            take the pictures in docs/pictures anew, of a real daemon: two minutes; needs chromium"
 	@echo "make man                 write the man pages and completions in share/ anew"
 	@echo "make transports          messages over Debian's redis-server and rabbitmq-server, and over all others on PostgreSQL"
-	@echo "make executors           tasks as jobs of Slurm (Debian's slurm-wlm, munge) and Ray (PyPI's, in $(RAY_VENV)); needs root; 6 minutes"
+	@echo "make executors           tasks as jobs of Slurm (Debian's slurm-wlm, munge) and Ray (PyPI's, in $(RAY_VENV)); needs root; 11 minutes"
 	@echo "make executors-soak      20,000 jobs of process and 500 of each real engine, all of them hostile, as a table"
 	@echo "make kube                the executor kubernetes on a real API server and its controllers, built once from Debian 12's source: 3 to 12 minutes, then 3 to 5"
 	@echo "make kube-soak           500 jobs on it, all of them hostile, while its servers and etcd are killed, as a table"
@@ -78,7 +78,7 @@ demo-messages: setup emulator
 	@$(PY) examples/orders/run.py
 
 demo-anywhere: setup
-	@echo "Running one task file in all worlds that are here: about 90 seconds"
+	@echo "Running one task file in all worlds that are here: about 90 seconds, with Ray four minutes"
 	@$(PY) examples/worlds/run.py $(WORLDS)
 
 operating: setup

@@ -28,11 +28,11 @@ def take(claim: Claim) -> GatewayClient | None:
     The token is taken out of the environment: programs that the handler starts have no use for it.
     """
     urls, token = os.environ.pop(GATEWAY_VARIABLE, ""), os.environ.pop(TOKEN_VARIABLE, "")
+    if not urls:
+        return None
     for name, value in os.environ.items():
         if token and token in value:  # Ray writes all that a job is given into a variable of its own
             os.environ[name] = value.replace(token, "")
-    if not urls:
-        return None
     from scheduler.engine.gateway.client import GatewayClient
 
     return GatewayClient(urls.split(), claim, token)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from scheduler import Resources
-from scheduler.executors.ports import Job
 from support.databases import Database
 from support.elastic import Elastic
 from support.executor_rigs import RIGS
@@ -46,10 +43,8 @@ def elastic(engine: str, database: Database, tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize("engine", ENGINES, indirect=True)
 def test_a_backlog_starts_workers_and_none_is_left(engine: str, elastic: Elastic, tmp_path: Path) -> None:
     """An engine whose jobs wait for each other is full at first, and ``why`` says what the worker waits for."""
-    number = int.from_bytes(os.urandom(4))  # Ray knows a name as long as it runs
-    blocker = Job(name=f"schedd-0-{number}-1", argv=["/bin/sleep", "3600"], resources=Resources(cpu=BLOCKS.get(engine)))
     if engine in BLOCKS:
-        elastic.block(blocker)
+        elastic.block(BLOCKS[engine])
     tasks = [elastic.schedule() for _ in range(4)]
     if engine in BLOCKS:
         elastic.until(lambda: "waits for a worker of executor it: pending, " in elastic.why(tasks[0]))

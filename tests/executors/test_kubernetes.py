@@ -11,8 +11,8 @@ from scheduler.executors.ports import ExecutorError, Refused, Submitted
 from support.fleet import until
 from support.job_ends import PATIENCE
 from support.kube_api import KubeApi, Mishap
-from support.kube_cluster import IMAGE
 from support.kube_jobs import JOBS, job, make, pods
+from support.kube_pods import IMAGE
 
 
 def test_a_name_that_is_taken_is_ours_only_if_the_job_is(executor: KubernetesExecutor, api: KubeApi) -> None:

@@ -11,8 +11,8 @@ from scheduler.config.load import load
 from scheduler.executors.kubernetes import MAY, KubernetesExecutor
 from scheduler.executors.types import make_executor
 from support.kube_api import KubeApi
-from support.kube_cluster import IMAGE
 from support.kube_jobs import documents, make, role
+from support.kube_pods import IMAGE
 
 
 def test_a_check_says_what_is_there_and_starts_nothing(executor: KubernetesExecutor, api: KubeApi) -> None:

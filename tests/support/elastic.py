@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from scheduler import Scheduler
+from scheduler import Resources, Scheduler
 from scheduler.config.load import load
 from scheduler.executors.ports import Job
 from scheduler.executors.service import JobCommands
@@ -88,9 +89,10 @@ class Elastic:
         ours = f"{name_prefix(identity.store)}w"
         return [seen.name for seen in self.executor.observe() if seen.name.startswith(ours)]
 
-    def block(self, job: Job) -> None:
-        """Fill the engine with a job that is not a worker, and wait until it runs."""
-        self._blocker = job.name
+    def block(self, cpus: int) -> None:
+        """Have a job that is not a worker take so many cores, and wait until it runs."""
+        self._blocker = f"schedd-0-{int.from_bytes(os.urandom(4))}-1"  # Ray knows a name as long as it runs
+        job = Job(name=self._blocker, argv=["/bin/sleep", "3600"], resources=Resources(cpu=cpus))
         self.executor.submit([job])
         self.until(lambda: any(seen.name == job.name and seen.phase == "running" for seen in self.executor.observe()))
 

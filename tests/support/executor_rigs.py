@@ -11,7 +11,7 @@ from typing import Protocol
 
 from support.dask_rig import DaskCluster
 from support.kube_api import KubeApi
-from support.kube_cluster import IMAGE
+from support.kube_pods import IMAGE
 from support.kube_rig import HostileKubeRig, RealKubeRig
 from support.ray_rig import RayCluster
 from support.session import shared_directory

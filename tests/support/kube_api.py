@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from support.kube_cluster import Cluster, Object, StatusError
+from support.kube_cluster import Cluster, StatusError
+from support.kube_pods import Object
 from support.kube_tls import make_certificates
 from support.session import shared_directory
 

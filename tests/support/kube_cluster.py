@@ -18,9 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from support import kube_pods
-from support.kube_pods import IMAGE as IMAGE
-from support.kube_pods import Object as Object
-from support.kube_pods import now
+from support.kube_pods import Object, now
 
 LABEL = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")

@@ -11,7 +11,8 @@ from scheduler.executors.kubernetes import KubernetesExecutor
 from scheduler.executors.ports import Executor, Job, Phase
 from support.job_ends import seen
 from support.kube_api import KubeApi
-from support.kube_cluster import IMAGE
+from support.kube_pods import IMAGE
+from support.placing import Place
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "kubernetes" / "schedd.yaml"
 JOBS = "/apis/batch/v1/namespaces/jobs/jobs"
@@ -57,3 +58,14 @@ def documents() -> dict[str, Any]:
 
 def role() -> Any:
     return documents()["Role"]["rules"]
+
+
+def goes_on_elsewhere(place: Place, task_id: int) -> None:
+    """Wait until a task is handed back and another job has run it, with the step that it had and no attempt more."""
+    place.until(lambda: place.outcomes(task_id))
+    place.go()
+    place.until(lambda: place.ended(task_id))
+    assert place.outcomes(task_id) == ["handed back", "succeeded"]
+    assert place.jobs.result(task_id) == {"first": 1, "attempt": 1}
+    assert place.jobs.get_task(task_id).attempts_used == 1
+    assert place.side_by_side() == 0

@@ -265,7 +265,7 @@ def main() -> None:
         node.run()
     finally:
         node.close()
-        os._exit(0)  # not held up by threads that tell somebody
+        os._exit(0)  # not held up by threads that tell the API server
 
 
 if __name__ == "__main__":

@@ -315,7 +315,7 @@ class Relay:
 
 
 def _within(holder: int, make: Callable[[], socket.socket]) -> socket.socket:
-    """A socket of this process's network namespace, made by a thread of its own: no other one is to be in it."""
+    """A socket in the holder's network namespace, made by a thread of its own, which alone enters it."""
 
     def enter_and_make() -> socket.socket:
         with open(f"/proc/{holder}/ns/net", "rb") as namespace:
