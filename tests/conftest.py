@@ -13,6 +13,7 @@ deadline.GRACE = 30.0
 
 pytest_plugins = [
     "support.session",
+    "support.needs",
     "support.databases",
     "support.casebook",
     "support.bench",

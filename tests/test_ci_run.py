@@ -12,6 +12,7 @@ import pytest
 from support.session import TESTS
 
 SCRIPT = TESTS.parent / ".ci" / "run"
+MACHINE = TESTS / "machine.sh"
 AGAIN = "failed once, passed when run again"
 # A make whose test target fails the tests that the next line of the plan has; an empty line: all pass.
 MAKE = """#!/usr/bin/env bash
@@ -34,6 +35,8 @@ def run(place: Path, *plan: str) -> tuple[int, str, list[str]]:
     """Run the script where each run of the tests fails what ``plan`` says: status, output, calls of make."""
     (place / ".ci").mkdir()
     shutil.copy(SCRIPT, place / ".ci" / "run")
+    (place / "tests").mkdir()
+    shutil.copy(MACHINE, place / "tests" / "machine.sh")
     (place / "plan").write_text("".join(f"{line}\n" for line in plan))
     fakes = place / "bin"
     fakes.mkdir()
@@ -55,11 +58,7 @@ def test_a_missing_program_is_installed_and_looked_for_again(tmp_path: Path, wor
     for name, text in (("apt-get", install), ("id", "#!/bin/sh\necho 0\n")):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
-    lines = SCRIPT.read_text().splitlines()
-    functions = "\n".join(lines[lines.index("POSTGRESQL=/usr/lib/postgresql") : lines.index("get_all() {")])
-    program = (
-        f"set -euo pipefail\nlog={tmp_path}/log\n{functions}\nfor n in 1 2; do get Thing thing a b || echo gone; done"
-    )
+    program = f"set -euo pipefail\n. {MACHINE}\nfor n in 1 2; do get Thing thing a b || echo gone; done"
     path = f"{tmp_path}:{os.environ['PATH']}"
     done = subprocess.run(["bash", "-c", program], env={"PATH": path}, capture_output=True, text=True, check=True)
     first = ["Debian's Thing is not installed: installing it"]

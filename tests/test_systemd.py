@@ -17,7 +17,7 @@ UNITS = Path(__file__).parents[1] / "systemd"
 SYSTEM, USER = "schedd.service", "schedd-user.service"
 DELEGATE = "schedd.service.d/delegate.conf"
 ANALYZE = shutil.which("systemd-analyze")
-needs_analyze = pytest.mark.skipif(ANALYZE is None, reason="systemd-analyze is not installed")
+needs_analyze = pytest.mark.needs("systemd-analyze")
 
 HARDENING = {
     "NoNewPrivileges": "yes",

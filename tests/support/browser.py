@@ -6,12 +6,13 @@ test. A test that takes ``page`` (or ``pages``) therefore runs in that thread.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+
+from support import chromium
 
 FLAGS = (
     "--no-sandbox",
@@ -34,8 +35,8 @@ class Browser:
     """The browser and its thread."""
 
     def __init__(self) -> None:
-        path = shutil.which("chromium")
-        assert path is not None, "these tests need Debian's chromium: apt-get install chromium fonts-dejavu-core"
+        path = chromium.program()
+        assert path is not None, "support/needs.py leaves these tests out"
         self._path = path
         self._begin()
 

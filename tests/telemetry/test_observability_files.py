@@ -13,7 +13,7 @@ import pytest
 from support.dashboards import DASHBOARD, METRICS, ROOT, RULE_TESTS, RULES, expressions, metric_of, named, panels
 
 PROMTOOL = shutil.which("promtool")
-needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="Debian's prometheus is not installed")
+needs_promtool = pytest.mark.needs("promtool")
 OF_PROMETHEUS = {"up", "process_cpu_seconds_total", "process_resident_memory_bytes"}  # or of its client
 OF_SCRAPES = {"job", "instance"}
 

@@ -29,7 +29,7 @@ from support.databases import Database
 from support.processes import PATIENCE, Nursery
 
 PROMETHEUS = shutil.which("prometheus")
-pytestmark = pytest.mark.skipif(PROMETHEUS is None, reason="Debian's prometheus is not installed")
+pytestmark = pytest.mark.needs("prometheus")
 
 JOBS = """
 import time
