@@ -8,6 +8,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --disable-pip-version-check
 STAMP := $(VENV)/.schedd-installed
 DEMO_STAMP := $(VENV)/.schedd-demo
+MESSAGES_STAMP := $(VENV)/.schedd-demo-messages
 CONSTRAINTS ?=
 PYTEST_ARGS ?=
 # Workers write compiled tests and modules, whatever the environment says: else each compiles all of them, in each run.
@@ -62,9 +63,9 @@ endif
 $(STAMP): pyproject.toml $(CONSTRAINTS) | $(PY)
 	@echo "Installing schedd with PostgreSQL and all that the tests and checks need into $(VENV): 1.1 GB"
 	@$(PIP) $(addprefix --constraint ,$(CONSTRAINTS)) --editable '.[dev]'
-	@printf '%s\n' '$(CURDIR)' | tee $(DEMO_STAMP) > $@
+	@printf '%s\n' '$(CURDIR)' | tee $(DEMO_STAMP) $(MESSAGES_STAMP) > $@
 
-# What the demo needs is less. It is there already once the rest is.
+# What the demos need is less. It is there already once the rest is.
 ifneq ($(shell cat $(DEMO_STAMP) 2>/dev/null),$(CURDIR))
 .PHONY: $(DEMO_STAMP)
 endif
@@ -73,7 +74,16 @@ $(DEMO_STAMP): pyproject.toml | $(PY)
 	@$(PIP) --editable '.[images]'
 	@printf '%s\n' '$(CURDIR)' > $@
 
-demo-messages: setup emulator
+ifneq ($(shell cat $(MESSAGES_STAMP) 2>/dev/null),$(CURDIR))
+.PHONY: $(MESSAGES_STAMP)
+endif
+$(MESSAGES_STAMP): pyproject.toml | $(PY)
+	@echo "Installing schedd with what the demo of messages needs into $(VENV): 330 MB"
+	@$(PIP) --editable '.[demo]'
+	@printf '%s\n' '$(CURDIR)' > $@
+
+demo-messages: $(MESSAGES_STAMP)
+	@$(EMULATOR)
 	@echo "Running the demo of messages: about 20 seconds"
 	@$(PY) examples/orders/run.py
 
@@ -88,9 +98,10 @@ demo: $(DEMO_STAMP)
 	@echo "Running the demo: about 20 seconds"
 	@$(PY) examples/demo/run.py $(if $(PHOTO),"PHOTO=$(PHOTO)")
 
-# Cloudflare's emulator, from npm, by the Node of a wheel. Nothing is fetched while tests run.
+# Cloudflare's emulator, from npm, by the Node of a wheel. Nothing is fetched while tests or demos run.
+EMULATOR = PYTHONPATH=tests $(PY) -m support.miniflare || echo "Without Cloudflare's emulator its tests are left out, and the demo has a stand-in" >&2
 emulator: setup
-	@PYTHONPATH=tests $(PY) -m support.miniflare || echo "npm's registry cannot be reached: tests/transports/test_cloudflare_worker.py will fail" >&2
+	@$(EMULATOR)
 
 # What the tests use beside wheels: Debian's, as root, or npm's. Without it their tests are left out, and named at the end.
 machine: setup

@@ -15,7 +15,10 @@ PATIENCE = 110
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("arguments", [[], ["--pull"]], ids=["worker", "pull"])
+@pytest.mark.parametrize(
+    "arguments",
+    [pytest.param([], marks=pytest.mark.needs("miniflare"), id="worker"), pytest.param(["--pull"], id="pull")],
+)
 def test_each_order_has_its_effects_once_although_the_daemon_is_killed(arguments: list[str], tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(RUN), *arguments],

