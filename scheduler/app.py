@@ -18,6 +18,7 @@ from scheduler.client.audit import AuditOperations
 from scheduler.client.batch import Batch
 from scheduler.client.builder import SpecFactory, TaskBuilder, make_builder
 from scheduler.client.ends import EndOperations, Subscription
+from scheduler.client.messages import MessageOperations
 from scheduler.client.pauses import PauseOperations
 from scheduler.client.publishing import PublishOperations
 from scheduler.client.recurring_graph import RecurringGraph
@@ -57,6 +58,7 @@ class Scheduler(
     AsyncTaskOperations,
     AuditOperations,
     EndOperations,
+    MessageOperations,
     PauseOperations,
     PublishOperations,
     StatsOperations,

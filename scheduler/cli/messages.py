@@ -26,8 +26,13 @@ if TYPE_CHECKING:
         def text(self) -> str: ...
 
 
-_SOURCE_FIELDS = ("source", "type", "kind", "ack", "paused", "open", "held", "dead", "last_at")
-_SINK_FIELDS = ("sink", "type", "paused", "waiting", "retrying", "dead")
+_SOURCE_FIELDS = (
+    *("source", "type", "kind", "ack", "paused", "open", "held", "dead", "last_at", "trouble", "last_error"),
+    *("failed_at", "held_since"),
+)
+_SOURCE_COLUMNS = _SOURCE_FIELDS[:11]
+_SINK_FIELDS = ("sink", "type", "paused", "waiting", "retrying", "dead", "trouble", "last_error")
+_RELEASE_FIELDS = ("source", "released", "tasks")
 CHECK_FIELDS = ("name", "type", "ok", "found")
 _CHANGE_FIELDS = ("name", "paused", "changed")
 _REDRIVE_FIELDS = ("name", "moved")
@@ -52,19 +57,21 @@ def list_sources(session: Session, /) -> None:
     """The sources of the configuration, whether they are paused, and what has come.
 
     OPEN: messages that the end of their task settles. HELD: those that wait for messages before them. DEAD: those that
-    could become no task.
+    could become no task. TROUBLE: why nothing can be received now. LAST ERROR: why the last dead message is dead.
     """
-    from scheduler.store import inbox, pauses
+    from scheduler.store.read.message_ends import source_statuses
 
-    rows = []
+    sections = session.config.sources
     with session.existing().read() as tx:
-        for name, section in session.config.sources.items():
-            counts = inbox.counts(tx, name)
-            kind = section.kind or ", ".join(section.kinds) or None
-            row: dict[str, Any] = {"source": name, "type": section.type, "kind": kind, "ack": section.ack}
-            row |= {"paused": pauses.of_source(tx, name) is not None, "last_at": time(counts.last_at)}
-            rows.append(row | {"open": counts.open, "held": counts.held, "dead": counts.dead})
-    print_rows(session, rows)
+        found = source_statuses(tx, sections)
+    rows = []
+    for one in found:
+        section = sections[one.name]
+        kind = section.kind or ", ".join(section.kinds) or None
+        row: dict[str, Any] = {"source": one.name, "type": section.type, "kind": kind, "ack": section.ack}
+        row |= {name: value for name, value in one._asdict().items() if name != "name"}
+        rows.append(row | {name: time(row[name]) for name in ("last_at", "failed_at", "held_since")})
+    print_rows(session, rows, _SOURCE_COLUMNS)
     if not rows:
         note("there is no source: write one as [sources.NAME]")
 
@@ -143,16 +150,15 @@ def sinks_command() -> None:
 @prints(_SINK_FIELDS)
 def list_sinks(session: Session, /) -> None:
     """The sinks of the configuration, whether they are paused, and what waits for them."""
-    from scheduler.model.outgoing import sink_kind
-    from scheduler.store import outbox, pauses
+    from scheduler.store.read.message_ends import sink_statuses
 
-    rows = []
+    sections = session.config.sinks
     with session.existing().read() as tx:
-        for name, section in session.config.sinks.items():
-            kind = sink_kind(name)
-            counts = outbox.counts(tx, kind)
-            paused = pauses.of_kind(tx, kind) is not None
-            rows.append({"sink": name, "type": section.type, "paused": paused, **counts._asdict()})
+        found = sink_statuses(tx, sections)
+    rows = []
+    for one in found:
+        values = one._asdict()
+        rows.append({"sink": values.pop("name"), "type": sections[one.name].type, **values})
     print_rows(session, rows)
     if not rows:
         note("there is no sink: write one as [sinks.NAME]")
@@ -226,6 +232,29 @@ def list_inbox(
         del row["task_id"]
         rows.append(row | {name: time(row[name]) for name in ("first_at", "last_at", "expires_at")})
     print_rows(session, rows, _INBOX_COLUMNS)
+
+
+@inbox_command.command(name="release")
+@click.argument("source", metavar="SOURCE")
+@click.option("--subject", metavar="S", help="Messages of this subject only.")
+@acts
+@common
+@prints(_RELEASE_FIELDS)
+def release_inbox(session: Session, /, source: str, subject: str | None) -> None:
+    """Run messages that are held since others of their subject are missing, without waiting for `gap_timeout`.
+
+    They run in their order. A missing message that comes later does not run: it is `late` in the inbox.
+    """
+    from scheduler.store.inbox_held import release
+
+    made: list[int] = []
+    while more := session.write(lambda tx: release(tx, source, subject)):
+        made += more
+    print_rows(session, [{"source": source, "released": len(made), "tasks": made}])
+    if not made:
+        of = "" if subject is None else f" of subject {subject}"
+        there = "" if source in session.config.sources else f"; [sources] has no {source}"
+        note(f"no message of source {source}{of} is held{there}")
 
 
 @click.group(name="outbox", cls=Group)

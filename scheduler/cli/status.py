@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 @click.command(name="status")
 @click.option("--check", is_flag=True, help="End with status 1 if something is stuck, or no worker takes tasks.")
 @common
-@prints(("at", "states", "pools", "oldest_ready", "dead_letters", "workers", "stuck", "paused", "at_least"))
+@prints(
+    ("at", "states", "pools", "oldest_ready", "dead_letters", "workers", "stuck", "paused", "held_messages", "at_least")
+)
 @watchable
 def status_command(session: Session, /, check: bool) -> int:
     """How things stand: tasks by state and pool, the oldest ready task, workers, and what is stuck."""
@@ -42,6 +44,8 @@ def status_command(session: Session, /, check: bool) -> int:
 
 def _print(found: Status, now: int) -> None:
     from scheduler.model.texts import counted, listed, span_text
+    from scheduler.store.inbox_held import held_texts
+    from scheduler.store.read.status import HELD_LONG
 
     if found.states:
         rows = [{"state": s, "tasks": f"{n}+" if s in found.capped else n} for s, n in found.states.items()]
@@ -64,7 +68,9 @@ def _print(found: Status, now: int) -> None:
         say()
     for pause, due in found.paused:
         say(f"{pause.describe()} ({counted(due, 'task')} due); `{pause.remedy}` ends that")
-    if found.paused:
+    for text in held_texts([one for one in found.held if now - one.since <= HELD_LONG], now):
+        say(text)
+    if found.paused or found.held:
         say()
     if found.workers:
         rows = [worker_row(worker, now) | {"kinds": len(worker.kinds)} for worker in found.workers]

@@ -230,6 +230,10 @@ def status_view(found: Status, now: int) -> dict[str, Any]:
             }
             for p, due in found.paused
         ],
+        "held_messages": [
+            {"source": h.source, "messages": h.number, "subjects": h.subjects, "since": time(h.since)}
+            for h in found.held
+        ],
     }
 
 

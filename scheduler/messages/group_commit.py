@@ -9,14 +9,13 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 
 from scheduler.errors import SchedulerError
+from scheduler.messages.duties import SourceDuties
 from scheduler.messages.intake import Intake, Taken
 from scheduler.model.state import TaskState
-from scheduler.store import inbox, pauses
-from scheduler.telemetry.metrics import MESSAGES_RECEIVED, MESSAGES_SETTLED
+from scheduler.store import inbox
 from scheduler.transports.ports import Ack, Delivery, PushSource, Retry, Verdict
 
 MOST_AT_ONCE = 1000  # messages of one transaction
-LOOK_EVERY = 1.0  # seconds between looks at pauses and the backlog, while requests come
 FIRST_LOOK, MAX_LOOK = 0.05, 0.5  # seconds between looks at tasks whose ends are waited for
 HOLD = 20.0  # seconds that a request waits for ends of tasks, if they settle its messages
 
@@ -31,18 +30,17 @@ class Busy(SchedulerError):
         self.after = after
 
 
-class PushedIntake:
-    """A thread that takes what requests bring. While none comes it waits for the next, and asks nothing."""
+class PushedIntake(SourceDuties):
+    """A thread that takes what requests bring. While none comes it waits for the next, and asks nothing, unless the
+    source has duties that are due by time."""
 
     def __init__(self, source: PushSource, intake: Intake) -> None:
+        super().__init__(intake, source.limits)
         self._source = source
-        self._intake = intake
         self._waiting: queue.SimpleQueue[Waiting | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._stopped = False
         self._lock = threading.Lock()  # nothing is put behind the last one
-        self._looked_at = float("-inf")
-        self._held_back: Busy | None = None
 
     def start(self) -> None:
         """Start the thread."""
@@ -72,7 +70,14 @@ class PushedIntake:
         return done
 
     def _run(self) -> None:
-        while (first := self._waiting.get()) is not None:
+        while True:
+            self.look()
+            try:
+                first = self._waiting.get() if (look := self.until_look()) is None else self._waiting.get(timeout=look)
+            except queue.Empty:
+                continue
+            if first is None:
+                return
             batch, size, over = [first], len(first[0]), False
             while size < MOST_AT_ONCE:
                 try:
@@ -89,15 +94,21 @@ class PushedIntake:
                 return
 
     def _take(self, batch: Sequence[Waiting]) -> None:
+        flat = [delivery for deliveries, _ in batch for delivery in deliveries]
         try:
-            self._refuse_if_held_back()
-            flat = [delivery for deliveries, _ in batch for delivery in deliveries]
-            self._intake.traffic.count(MESSAGES_RECEIVED, self._intake.name, number=len(flat))
+            why = self.held_back()
+            if why is not None:
+                raise Busy(why, max(1, round(self._intake.section.retry)))
+            self.came(flat)
             taken = self._intake.take(flat)
         except Exception as error:
+            if not isinstance(error, Busy):
+                self.failed(error)
             for _, done in batch:
                 done.set_exception(error)
             return
+        self.is_well()
+        self.look_at_ages(flat)
         at = 0
         for deliveries, done in batch:
             part = taken[at : at + len(deliveries)]
@@ -109,30 +120,8 @@ class PushedIntake:
 
     def _answer(self, done: Future[list[Verdict]], verdicts: list[Verdict]) -> None:
         for one in verdicts:
-            self._intake.traffic.count(MESSAGES_SETTLED, self._intake.name, type(one).__name__.lower())
+            self.settled(one)
         done.set_result(verdicts)
-
-    def _refuse_if_held_back(self) -> None:
-        """Raises Busy."""
-        if time.monotonic() >= self._looked_at + LOOK_EVERY:
-            self._looked_at = time.monotonic()
-            self._held_back = self._why_held_back()
-        if self._held_back is not None:
-            raise self._held_back
-
-    def _why_held_back(self) -> Busy | None:
-        section, name = self._intake.section, self._intake.name
-        after = max(1, round(section.retry))
-        unknown = self._intake.unknown_kind()
-        if unknown is not None:
-            return Busy(f"no worker has registered the kind {unknown}", after)
-        with self._intake.database.read() as tx:
-            if pauses.of_source(tx, name) is not None:
-                return Busy("the source is paused", after)
-            most = section.max_backlog
-            if inbox.backlog(tx, sorted(self._intake.queues), most + 1) > most:
-                return Busy("too many tasks wait", after)
-        return None
 
     def _await_ends(self, part: Sequence[Taken], done: Future[list[Verdict]]) -> None:
         """Answer once all tasks have ended; after HOLD seconds the rest is to be sent again, when it may have."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ _IN_HEADERS = (
     *("schema_version", "sequence"),
 )
 _NUMBERS = ("schema_version", "sequence")
+KINDS_LAST = 2.0  # seconds until it is looked again at what workers have published
 NEWEST = 0  # the schema version of a payload that says none
 
 
@@ -48,11 +50,7 @@ class Reader:
         self._name = name
         self._section = section
         self._caller = caller
-        self._published: dict[str, PublishedKind] = {}
-
-    def forget_kinds(self) -> None:
-        """Look again at what workers have published."""
-        self._published.clear()
+        self._published: dict[str, tuple[PublishedKind, float]] = {}  # and until when each is taken to be the newest
 
     def read(self, delivery: Delivery) -> Letter:
         """Never raises for a message; raises StoreUnavailableError."""
@@ -122,7 +120,7 @@ class Reader:
                 "it has no message_type" if message.message_type is None else f"of type {message.message_type!r:.80}"
             )
             raise EnvelopeError(f"{detail}, and the source's settings name no kind for that")
-        kind = self._caller.registry.get(name) or self._published_kind(name)
+        kind = self._kind(name, message.schema_version)
         payload = {} if message.payload_inline is None else message.payload_inline
         spec = _registered(kind, payload, message) if isinstance(kind, Kind) else _published(kind, payload, message)
         spec.message_type = message.message_type
@@ -137,11 +135,26 @@ class Reader:
             spec.key_retention = kind.options.key_retention
         return spec
 
-    def _published_kind(self, name: str) -> PublishedKind:
-        known = self._published.get(name)
-        if known is None:
-            known = self._published[name] = read_kind(self._caller.database, name)
+    def _published_kind(self, name: str, version: int) -> PublishedKind:
+        known, until = self._published.get(name, (None, 0.0))
+        now = time.monotonic()
+        if known is None or now >= until or version > known.record.schema_version:
+            known = read_kind(self._caller.database, name)
+            self._published[name] = known, now + KINDS_LAST
         return known
+
+    def _kind(self, name: str, version: int) -> Kind | PublishedKind:
+        """The kind as this program has it, or as workers have published it where they have a newer schema."""
+        kind = self._caller.registry.get(name)
+        if kind is not None and version <= kind.options.schema_version:
+            return kind
+        try:
+            published = self._published_kind(name, version)
+        except UnregisteredKindError:
+            if kind is None:
+                raise
+            return kind
+        return published if kind is None or version <= published.record.schema_version else kind
 
 
 def _digest(body: bytes) -> str:

@@ -7,55 +7,43 @@ import threading
 import time
 from collections.abc import Sequence
 
-from scheduler.backoff import Backoff, LogOnce
-from scheduler.errors import SchedulerError, StoreUnavailableError
+from scheduler.backoff import Backoff
+from scheduler.errors import SchedulerError
+from scheduler.messages.duties import LOOK_EVERY, SourceDuties
+from scheduler.messages.duties import OLD_LASTS as OLD_LASTS
+from scheduler.messages.duties import TROUBLE_LASTS as TROUBLE_LASTS
 from scheduler.messages.ending import Serving
 from scheduler.messages.intake import Intake
-from scheduler.model.trouble import Trouble
-from scheduler.ports import FAILPOINTS, SECOND
-from scheduler.store import inbox, pauses
+from scheduler.ports import FAILPOINTS
+from scheduler.store import inbox
 from scheduler.store.db.database import Database
-from scheduler.telemetry.metrics import MESSAGES_RECEIVED, MESSAGES_SETTLED
 from scheduler.transports.ports import Delivery, Retry, Source, TransportError, Verdict
 
 IDLE_WAIT = 4.0  # seconds that one receive waits for messages
 OPEN_WAIT = 0.5  # the same while ends of tasks are waited for
-LOOK_EVERY = 1.0  # seconds between looks at pauses and the backlog
-OVERDUE_EVERY = 5.0  # seconds between looks for held messages that have waited too long
 FIRST_PAUSE, MAX_PAUSE = 0.5, 60.0  # seconds between tries after trouble with the transport or the store
-TROUBLE_LASTS = 300.0  # seconds that one failed try counts: longer than until the next one has failed
-OLD_SHARE = 0.75  # of the transport's retention: messages that come so late are about to be dropped
-OLD_LASTS = 3600.0  # seconds that an old message counts, while none comes
 
 log = logging.getLogger("scheduler.messages")
 
 
-class Receiver(Serving):
+class Receiver(SourceDuties, Serving):
     """Receives, stores and settles between :meth:`start` and :meth:`stop`. Trouble with its source delays no other.
 
     ``holder``: this receiver, among all that receive from the same queue.
     """
 
     def __init__(self, source: Source, intake: Intake, database: Database, holder: str) -> None:
-        super().__init__(source, f"source {intake.name}")
-        self.name = intake.name
-        self.error: str | None = None
+        SourceDuties.__init__(self, intake, source.limits)
+        Serving.__init__(self, source, f"source {intake.name}")
         self._source = source
-        self._intake = intake
-        self._traffic = intake.traffic
         self._database = database
         self._holder = holder
         self._at_end = intake.section.ack == "end"
-        self._waits_in_order = intake.ordering is not None and intake.ordering.gap == "wait"
         self._open: dict[str, float] = {}  # receipt -> when it is to be extended (monotonic)
-        self._held_back = False
-        self._missing_kind: str | None = None
-        self._look_at = self._overdue_at = 0.0
         self._stopping = threading.Event()
         self._waiting = False  # within a receive, which ends when the source is closed
         self._stopped = self._ended_wait = False  # asked to stop; the source was closed, so that the receive ends
         self._lock = threading.Lock()  # of these
-        self._logged = LogOnce()
         self._backoff = Backoff(FIRST_PAUSE, MAX_PAUSE)
 
     def start(self) -> None:
@@ -73,28 +61,30 @@ class Receiver(Serving):
 
     def _run(self) -> None:
         while not self._stopping.is_set():
+            self.look()
             try:
                 self.turn()
-                self.error = None
-                if self._missing_kind is None:
-                    self._traffic.is_well("source", self.name)
-                self._backoff.reset()
-                self._logged.clear()
-                continue
-            except TransportError as error:
-                pause = max(self._backoff.next(), error.after or 0.0)
-                self._failed(str(error))
-                self._tell(str(error))
-            except (StoreUnavailableError, SchedulerError) as error:
-                pause = self._backoff.next()
-                self._failed(str(error))
             except Exception as error:
-                pause = MAX_PAUSE
-                if self._logged.is_new(repr(error)):
-                    log.exception("source %s: unexpected error", self.name)
-                self.error = type(error).__name__
-            self._stopping.wait(pause)
+                self.failed(error)
+                pause = self._backoff.next() if isinstance(error, SchedulerError) else MAX_PAUSE
+                if isinstance(error, TransportError):
+                    pause = max(pause, error.after or 0.0)
+            else:
+                if self._missing_kind is None:
+                    self.is_well()
+                self._backoff.reset()
+                continue
+            self._wait(pause)
         self._close()
+
+    def _wait(self, pause: float) -> None:
+        """Wait before the next try; what is due by time is done meanwhile."""
+        until = time.monotonic() + pause
+        while (left := until - time.monotonic()) > 0:
+            look = self.until_look()
+            if self._stopping.wait(left if look is None else min(left, max(look, 0.01))):
+                return
+            self.look()
 
     def _receive(self, most: int, wait: float) -> Sequence[Delivery]:
         with self._lock:
@@ -111,34 +101,13 @@ class Receiver(Serving):
             with self._lock:
                 self._waiting = False
 
-    def _failed(self, text: str) -> None:
-        self.error = text
-        if self._logged.is_new(text):
-            log.warning("source %s: %s", self.name, text)
-
-    def _tell(self, text: str) -> None:
-        self._traffic.tell(Trouble("source", self.name, self._database.now(), text), TROUBLE_LASTS)
-
-    def _look_at_ages(self, deliveries: Sequence[Delivery]) -> None:
-        """Tell if messages come so late that the transport is about to drop those behind them."""
-        keeps = self._source.limits.retention
-        sent = [one.sent_at for one in deliveries if one.sent_at is not None]
-        if keeps is None or (deliveries and not sent):
-            return
-        oldest, now = min(sent, default=None), self._database.now()
-        if oldest is not None and now - oldest > OLD_SHARE * keeps * SECOND:
-            trouble = Trouble("source", self.name, oldest, old=True, keeps=round(keeps * SECOND))
-            self._traffic.tell(trouble, OLD_LASTS)
-        else:
-            self._traffic.is_well("source", self.name, old=True)
-
     def turn(self) -> int:
         """Receive once, unless nothing may be received now, and settle what is due. Returns how many came."""
-        if self._may_receive():
+        if self.held_back() is None:
             section = self._intake.section
             most = min(section.batch, self._source.limits.max_batch or section.batch)
             deliveries = self._receive(most, OPEN_WAIT if self._open or self._at_end else IDLE_WAIT)
-            self._traffic.count(MESSAGES_RECEIVED, self.name, number=len(deliveries))
+            self.came(deliveries)
             try:
                 taken = self._intake.take(deliveries)
             except Exception:
@@ -149,37 +118,14 @@ class Receiver(Serving):
             at = time.monotonic() + self._extend_after()
             self._open |= {one.delivery.receipt: at for one in taken if one.verdict is None}
             received = len(deliveries)
-            self._look_at_ages(deliveries)
+            self.look_at_ages(deliveries)
         else:
             received = 0
             self._stopping.wait(LOOK_EVERY)
         if self._open:
             self._tend()
-        if self._waits_in_order and time.monotonic() >= self._overdue_at:
-            self._overdue_at = time.monotonic() + OVERDUE_EVERY
-            self._let_overdue_go()
+        self.look()
         return received
-
-    def _may_receive(self) -> bool:
-        now = time.monotonic()
-        if now >= self._look_at:
-            self._look_at = now + LOOK_EVERY
-            self._held_back = self._is_held_back()
-        return not self._held_back
-
-    def _is_held_back(self) -> bool:
-        """Whether the source is paused, or too many of its tasks wait."""
-        most = self._intake.section.max_backlog
-        self._missing_kind = self._intake.unknown_kind()
-        if self._missing_kind is not None:
-            text = f"no worker has registered the kind {self._missing_kind!r}: nothing is received until one has"
-            self._failed(text)
-            self._tell(text)
-            return True
-        with self._database.read() as tx:
-            if pauses.of_source(tx, self.name) is not None:
-                return True
-            return inbox.backlog(tx, sorted(self._intake.queues), most + 1) > most
 
     def _settle(self, verdicts: Sequence[Verdict]) -> None:
         """Tell the transport, then note what it has taken of those that the store has receipts of."""
@@ -196,7 +142,7 @@ class Receiver(Serving):
                 continue
             self._open.pop(verdict.receipt, None)
             if not one.gone:
-                self._traffic.count(MESSAGES_SETTLED, self.name, type(verdict).__name__.lower())
+                self.settled(verdict)
             (back if one.gone or isinstance(verdict, Retry) else done).append(verdict.receipt)
         if self._at_end:
             self._note(done, back)
@@ -236,12 +182,3 @@ class Receiver(Serving):
         for receipt in gone:  # it comes again, with another receipt
             self._open.pop(receipt, None)
         self._note([], gone)
-
-    def _let_overdue_go(self) -> None:
-        section, ordering = self._intake.section, self._intake.ordering
-        assert ordering is not None
-        before = self._database.now() - round(section.gap_timeout * SECOND)
-        gone = self._database.change(lambda tx: inbox.let_overdue_go(tx, self.name, ordering, before))
-        if gone:
-            log.warning("source %s: %d messages went ahead of others that did not come", self.name, gone)
-            self._intake.notify()

@@ -84,7 +84,7 @@ def store(tx: Tx, source: str, arrivals: Sequence[Arrival], rules: Rules) -> lis
     for key, entry in known.items():
         if entry.verdict is InboxState.DEAD and first[key].error is None:  # replayed: it can be read by now
             fresh.append(first[key])
-    entries = _make_tasks(tx, source, fresh, places, rules)
+    entries = make_tasks(tx, source, fresh, places, rules)
     entries = {key: known[key] for key in known if key not in entries} | entries
     seen: set[str] = set()
     found: list[Entry] = []
@@ -182,7 +182,7 @@ def ends(tx: Tx, ids: Sequence[int]) -> dict[int, tuple[TaskState | None, int | 
     return found
 
 
-def _make_tasks(
+def make_tasks(
     tx: Tx, source: str, arrivals: Sequence[Arrival], places: Sequence[Place], rules: Rules
 ) -> dict[str, Entry]:
     """Store the tasks of new messages, and what their coming lets go; returns entries by key."""
@@ -229,23 +229,6 @@ def _set_tasks(tx: Tx, source: str, made: list[_Made], holder: str | None) -> No
         source=source,
         holder=holder,
     )
-
-
-def let_overdue_go(tx: Tx, source: str, ordering: Ordering, before: int) -> int:
-    """Make tasks of held messages that have waited since ``before`` for others; returns how many."""
-    names = [
-        row.subject
-        for row in tx.run(
-            "SELECT DISTINCT subject FROM schedd_inbox WHERE source = :source AND held IS NOT NULL "
-            "AND first_at <= :before ORDER BY subject LIMIT 100",
-            source=source,
-            before=before,
-        )
-    ]
-    places = place(tx, source, names, ordering)
-    for one in places:
-        one.skip(before)
-    return sum(entry.verdict is not None for entry in _make_tasks(tx, source, [], places, Rules(0)).values())
 
 
 class Open(NamedTuple):
@@ -355,10 +338,14 @@ def records(
 
 
 class InboxCounts(NamedTuple):
-    """How many messages of a source are in a state that is not over, and when the last one came."""
+    """How many messages of a source are in a state that is not over, and when the last one came.
+
+    ``held_since``: when the oldest held one came.
+    """
 
     open: int
     held: int
+    held_since: int | None
     dead: int
     last_at: int | None
 
@@ -368,8 +355,19 @@ def counts(tx: Tx, source: str) -> InboxCounts:
     row = tx.run(
         f"SELECT coalesce(sum(CASE WHEN verdict = {codes.OPEN} THEN 1 ELSE 0 END), 0), "
         f"coalesce(sum(CASE WHEN verdict = {codes.HELD} THEN 1 ELSE 0 END), 0), "
+        f"min(CASE WHEN verdict = {codes.HELD} THEN first_at END), "
         f"coalesce(sum(CASE WHEN verdict = {codes.DEAD} THEN 1 ELSE 0 END), 0), max(last_at) "
         "FROM schedd_inbox WHERE source = :source",
         source=source,
     ).one()
-    return InboxCounts(int(row[0]), int(row[1]), int(row[2]), row[3])
+    return InboxCounts(int(row[0]), int(row[1]), row[2], int(row[3]), row[4])
+
+
+def last_dead(tx: Tx, source: str) -> tuple[str | None, int] | None:
+    """Why the last message that could become no task could not, and when it came."""
+    row = tx.run(
+        f"SELECT i.error, i.last_at FROM schedd_inbox i WHERE i.verdict = {codes.DEAD} AND i.source = :source "
+        "ORDER BY i.last_at DESC LIMIT 1",
+        source=source,
+    ).first()
+    return None if row is None else (row.error, row.last_at)

@@ -57,6 +57,8 @@ class Place:
         for row in self._held_rows("AND i.first_at <= :before ", before=before):
             if row.sequence > self._last:
                 self._go(row.message_key, row.sequence, msgspec.json.decode(row.held, type=TaskSpec))
+            else:  # a later one went ahead under other settings
+                self.kept_out.append((InboxState.LATE, row.message_key))
         self._follow()
 
     def _go(self, key: str, sequence: int, spec: TaskSpec) -> None:

@@ -90,6 +90,16 @@ def counts(tx: Tx, kind: str) -> OutboxCounts:
     return OutboxCounts(waiting, found.get(st.RETRY, 0), found.get(st.DEAD, 0))
 
 
+def last_error(tx: Tx, kind: str) -> str | None:
+    """Why the newest message of a sink that waits for another try, or is a dead letter, has not gone out."""
+    row = tx.run(
+        f"SELECT t.error FROM schedd_tasks t WHERE t.queue = '{OUTBOX}' AND t.kind = :kind "
+        f"AND t.state IN ({st.RETRY}, {st.DEAD}, {st.FAILED}) AND t.error IS NOT NULL ORDER BY t.id DESC LIMIT 1",
+        kind=kind,
+    ).first()
+    return None if row is None else str(row.error)
+
+
 class OutboxRecord(NamedTuple):
     """One message that goes out, as people read it. Times are microseconds."""
 

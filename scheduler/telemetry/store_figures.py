@@ -77,7 +77,19 @@ STORE_METRICS = (
 )
 
 PROBLEMS = (
-    *("ahead", "broken", "hung", "lease", "old_messages", "orphans", "overdue", "parent", "schedule", "short_lease"),
+    *(
+        "ahead",
+        "broken",
+        "held",
+        "hung",
+        "lease",
+        "old_messages",
+        "orphans",
+        "overdue",
+        "parent",
+        "schedule",
+        "short_lease",
+    ),
     *("sink", "source", "stalled", "success", "unserved", "unserved_schedule", "writes"),
 )
 """Values of the label ``problem``. Each has a value, 0 mostly, so that an alert ends when its problem does."""

@@ -73,6 +73,42 @@ def test_the_inbox_shows_messages_and_their_tasks(ctl: Ctl, live: Bench) -> None
     assert [row["key"] for row in ctl.json("inbox", "list", "--state", "dead")] == ["!id-bad"]
 
 
+@pytest.mark.case(91)
+def test_what_is_held_is_seen_and_released_by_hand(ctl: Ctl, live: Bench, config: str) -> None:
+    section = Source(type="cloudevents", kind="Step", ordered_by="subject")
+    intake = Intake("orders", section, Limits(has_dlq=True), live.jobs.submitter)
+    for number in (3, 4):
+        body = {"idempotency_key": f"k{number}", "subject": "s", "sequence": number, "payload_inline": {"name": "x"}}
+        intake.take([Delivery(message_id=f"{number}", body=json.dumps(body).encode(), receipt="r")])
+    (row,) = json.loads(ctl("-o", "json", "sources", "list", SCHEDD_CONFIG=config).stdout)
+    assert (row["held"], row["held_since"] is None) == (2, False)
+    (held,) = ctl.json("status")["held_messages"]
+    assert (held["source"], held["messages"], held["subjects"]) == ("orders", 2, 1)
+    assert "2 messages of source orders (1 subject) held for" in ctl("status").output
+    finding = {row["check"]: row for row in ctl.json("doctor")}["messages"]
+    assert finding["level"] == "note"
+    assert "`schedctl inbox release orders` runs them" in finding["text"]
+    assert (
+        "no message of source orders of subject t is held" in ctl("inbox", "release", "orders", "--subject", "t").stderr
+    )
+    (done,) = ctl.json("inbox", "release", "orders", "--by", "ann", "--reason", "2 is lost")
+    assert (done["source"], done["released"], len(done["tasks"])) == ("orders", 2, 2)
+    assert [row["state"] for row in ctl.json("inbox", "list")] == ["done", "done"]
+    (entry,) = ctl.json("audit", "--subject", "source orders")
+    assert (entry["action"], entry["by"] if "by" in entry else entry["actor"], entry["reason"]) == (
+        "release", "ann", "2 is lost",
+    )  # fmt: skip
+    assert "[sources] has no other" in ctl("inbox", "release", "other").stderr
+
+
+@pytest.mark.case(92)
+def test_the_list_shows_why_the_last_dead_message_is_dead(ctl: Ctl, live: Bench, config: str) -> None:
+    receive(live, "bad")
+    (row,) = json.loads(ctl("-o", "json", "sources", "list", SCHEDD_CONFIG=config).stdout)
+    assert (row["last_error"], row["trouble"]) == ("the message is no JSON object, but list", None)
+    assert "the message is no JSON object" in {r["check"]: r for r in ctl.json("doctor")}["messages"]["text"]
+
+
 def test_the_outbox_shows_messages_that_wait(ctl: Ctl, live: Bench, config: str) -> None:
     made = live.jobs.publish("shop", {"n": 1}, key="k", group="g")
     (row,) = ctl.json("outbox", "list")

@@ -21,6 +21,7 @@ from scheduler.config.messages import Door as DoorSettings
 from scheduler.config.messages import Source
 from scheduler.config.model import Config, Store
 from scheduler.errors import ConfigError, StoreUnavailableError
+from scheduler.messages import duties
 from scheduler.messages.door import Door
 from scheduler.messages.group_commit import PushedIntake
 from scheduler.messages.service import MessageService, make_sources
@@ -29,6 +30,7 @@ from scheduler.store import inbox, pauses
 from scheduler.testing import drain
 from scheduler.transports.cloudevents import BATCH, EVENT
 from support.databases import Database
+from support.fleet import until
 
 SECRET = "whsec_" + base64.b64encode(b"a key of 24 bytes or more").decode()
 TOKEN = "a token of the sender"
@@ -277,6 +279,19 @@ def test_while_no_message_comes_its_thread_waits_for_the_next_without_an_end(ope
         line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
         if frame.f_code.co_name == "_run" and "self._waiting.get()" in line:
             break
+
+
+@pytest.mark.case(91)
+def test_a_gap_is_passed_over_though_no_request_comes(
+    opened: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(duties, "OVERDUE_EVERY", 0.05)
+    door = opened(ordered_by="subject", gap_timeout=0.1)
+    for number in (1, 3):
+        assert door.post(event(number, subject="s", sequence=number)).status_code == 204
+    until(lambda: len(door.jobs.list_tasks(kind="TakeOrder")) == 2, 60)
+    drain(door.jobs)
+    assert [row[0] for row in door.ran] == [1, 3]
 
 
 def test_a_source_that_lets_everyone_post_is_refused() -> None:

@@ -240,6 +240,7 @@ _REMEDIES: dict[str, tuple[str | None, tuple[str, str] | None]] = {
     "writes": ("The database takes no writes: see to it first.", None),
     "broken": ("`schedctl doctor` tells what to do.", None),
     "unserved": ("Start a worker that serves them, or look at what the workers serve.", ("Workers", "/workers")),
+    "held": ("Run them with `schedctl inbox release`, or have the missing messages sent.", None),
     "lease": ("Nothing to do: the next live worker takes them back.", ("Workers", "/workers")),
     "hung": ("Restart the worker, or cancel the task by force.", ("Workers", "/workers")),
     "bodies": ("Restart the worker when its other tasks may be interrupted.", ("Workers", "/workers")),

@@ -12,11 +12,12 @@ from scheduler.errors import StoreUnavailableError
 from scheduler.model import inbox
 from scheduler.model import state as st
 from scheduler.model.recurrence import Recurrence
+from scheduler.model.redact import redact
 from scheduler.model.state import Otherwise
 from scheduler.model.texts import counted, listed, rfc3339, span_text
 from scheduler.model.times import SECOND
 from scheduler.ports import FOREVER
-from scheduler.store import pauses
+from scheduler.store import inbox_held, pauses
 from scheduler.store.abandoned import abandoned
 from scheduler.store.broken_rows import UNREADABLE, broken_rows
 from scheduler.store.db import migrate
@@ -351,26 +352,28 @@ def not_checked(database: Database, error: StoreUnavailableError) -> Finding:
 
 
 def _messages(tx: Tx) -> Finding:
-    """What the daemons say of sources and sinks; messages that are not settled, and those that are dead."""
-    troubles = of_transports(workers(tx), tx.now)
-    if troubles:
-        return Finding("messages", PROBLEM, "; ".join(one.text for one in troubles))
+    """What the daemons say of sources and sinks; messages that are held, not settled, or dead."""
+    wrong = [one.text for one in of_transports(workers(tx), tx.now)]
+    notes = inbox_held.held_texts(inbox_held.held(tx), tx.now)
     rows = tx.run(
         "SELECT i.source, i.task_id FROM schedd_inbox i LEFT JOIN schedd_tasks t ON t.id = i.task_id "
         f"WHERE i.receipt IS NOT NULL AND (t.id IS NULL OR t.state >= {st.FIRST_TERMINAL} AND t.finished_at < :before) "
         f"AND i.last_at < :before ORDER BY i.source, i.task_id LIMIT {_MAX_IDS}",
         before=tx.now - _LATE_SETTLE,
     ).fetchall()
+    ids = tuple(row.task_id for row in rows if row.task_id is not None)
     if rows:
         names = listed(list(dict.fromkeys(row.source for row in rows)))
         text = f"{counted(len(rows), 'message')} of {names} not settled, though their tasks have ended: does a daemon"
-        ids = tuple(row.task_id for row in rows if row.task_id is not None)
-        return Finding("messages", NOTE, f"{text} receive from there? They are delivered again, and settled then", ids)
+        notes.insert(0, f"{text} receive from there? They are delivered again, and settled then")
     dead = tx.run(
-        f"SELECT count(*) FROM (SELECT 1 FROM schedd_inbox WHERE verdict = {inbox.DEAD} AND task_id IS NULL "
-        f"LIMIT {_MAX_IDS}) q"
-    ).scalar_one()
+        f"SELECT source, error FROM schedd_inbox WHERE verdict = {inbox.DEAD} AND task_id IS NULL "
+        f"ORDER BY last_at DESC LIMIT {_MAX_IDS}"
+    ).fetchall()
     if dead:
-        text = f"{counted(dead, 'message')} could become no task, and went to a dead-letter queue"
-        return Finding("messages", NOTE, f"{text}: `schedctl inbox list --state dead`, `schedctl sources redrive`")
-    return Finding("messages", OK, "none is dead, and none waits to be settled")
+        text = f"{counted(len(dead), 'message')} could become no task, and went to a dead-letter queue"
+        last = f"the last one, of source {dead[0].source}: {redact(dead[0].error or 'for an unknown reason')}"
+        notes.append(f"{text}: `schedctl inbox list --state dead`, `schedctl sources redrive`; {last}")
+    if wrong or notes:
+        return Finding("messages", PROBLEM if wrong else NOTE, "; ".join([*wrong, *notes]), ids)
+    return Finding("messages", OK, "none is dead, held, or waits to be settled")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from scheduler.model import state as st
@@ -16,6 +16,7 @@ from scheduler.store import pauses
 from scheduler.store.broken_rows import UNREADABLE, broken_rows
 from scheduler.store.db.tx import Tx
 from scheduler.store.db.writable import no_writes
+from scheduler.store.inbox_held import Held, held, held_texts
 from scheduler.store.pauses import Pause
 from scheduler.store.predicates import CLAIMABLE, HELD
 from scheduler.store.read import dead_letters
@@ -37,6 +38,7 @@ from scheduler.store.tasks.claim import LaneHead, lane_heads
 MAX_COUNTED = 100_000  # tasks of each index that are counted
 _MAX_COUNT = 10_000  # counts of what is stuck end here
 _EXAMPLES = 5
+HELD_LONG = 86_400 * SECOND  # a message that waits longer for those before it than most gaps may last
 _LANES, _FIRST = 20, 500  # lanes of one kind, and tasks of each, among which those are looked for that are too new
 _SCHEDULE_LATE = 60 * SECOND  # a schedule this late is stuck
 _MAX_HEADS = 20  # lanes looked at for the oldest ready task
@@ -80,6 +82,7 @@ class Status(NamedTuple):
     stuck: list[Stuck]
     paused: list[PausedWork]
     capped: frozenset[str] = frozenset()  # states that may have more
+    held: Sequence[Held] = ()  # messages that wait for others before them
 
 
 def status(tx: Tx, most: int = MAX_COUNTED) -> Status:
@@ -101,6 +104,7 @@ def status(tx: Tx, most: int = MAX_COUNTED) -> Status:
         lambda: never(tx),
         lambda: of_workers(found),
         lambda: of_transports(found, tx.now),
+        lambda: _held(tx),
         lambda: _late_schedules(tx),
         lambda: _ahead(tx),
         lambda: _runs(tx, fleet),
@@ -125,7 +129,14 @@ def status(tx: Tx, most: int = MAX_COUNTED) -> Status:
         stuck,
         paused_work(tx, due),
         capped,
+        held(tx),
     )
+
+
+def _held(tx: Tx) -> list[Stuck]:
+    """Messages that have waited so long for others that no daemon can be letting them go."""
+    long = [one for one in held(tx) if tx.now - one.since > HELD_LONG]
+    return [Stuck("held", text, one.number) for one, text in zip(long, held_texts(long, tx.now), strict=True)]
 
 
 def paused_work(tx: Tx, due: list[LaneHead]) -> list[PausedWork]:

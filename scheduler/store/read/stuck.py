@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from scheduler.model.redact import redact
 from scheduler.model.texts import counted, listed, rfc3339, span_text
-from scheduler.model.trouble import Trouble
+from scheduler.model.trouble import Side, Trouble
 from scheduler.store.read.workers import LOST, WorkerRecord, far_text, hung_text, orphans_text
 
 
@@ -26,11 +26,23 @@ def of_workers(found: list[WorkerRecord]) -> list[Stuck]:
 
 def of_transports(found: list[WorkerRecord], now: int) -> list[Stuck]:
     """Sources and sinks that cannot be used, and sources whose messages come too late."""
-    reports: dict[tuple[str, str, bool], list[tuple[WorkerRecord, Trouble]]] = {}
+    return [_transport(several, now) for _, several in sorted(_reports(found).items())]
+
+
+def transport_troubles(found: list[WorkerRecord], now: int) -> dict[tuple[Side, str], list[str]]:
+    """What is wrong with sources and sinks, by side and name."""
+    texts: dict[tuple[Side, str], list[str]] = {}
+    for (side, name, _), several in sorted(_reports(found).items()):
+        texts.setdefault((side, name), []).append(_transport(several, now).text)
+    return texts
+
+
+def _reports(found: list[WorkerRecord]) -> dict[tuple[Side, str, bool], list[tuple[WorkerRecord, Trouble]]]:
+    reports: dict[tuple[Side, str, bool], list[tuple[WorkerRecord, Trouble]]] = {}
     for worker in found:
         for one in worker.capacity.troubles if worker.alive else ():
             reports.setdefault((one.side, one.name, one.old), []).append((worker, one))
-    return [_transport(several, now) for _, several in sorted(reports.items())]
+    return reports
 
 
 def _transport(reports: list[tuple[WorkerRecord, Trouble]], now: int) -> Stuck:
