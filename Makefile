@@ -17,7 +17,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(PY) -m pytest
 JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup emulator machine demo-messages demo-anywhere operating pictures observability demo test quick test-lowest man soak faults faults-ha transports executors executors-soak kube kube-soak ray vm cases mutants lint format bench bench-check clean
+.PHONY: help setup emulator machine demo-messages demo-anywhere operating pictures observability demo test quick test-lowest man soak faults faults-ha transports executors executors-soak kube kube-soak ray vm cases mutants golden lint format bench bench-check clean
 
 help:
 	@echo "make demo [PHOTO=path]   the photo workflow on a real daemon, killed in the middle"
@@ -33,6 +33,7 @@ help:
 	@echo "make faults-ha           every way to fail over, with each promise of a commit, as a table: 8 minutes; needs postgresql; with patroni and etcd-server, theirs, too"
 	@echo "make vm                  control groups on a real kernel, in an emulated machine; needs root, qemu-system-x86, debootstrap"
 	@echo "make mutants             take away what the guarantees stand on, and show which test notices"
+	@echo "make golden OUT=file      record what each command, page and method answers on a filled store, to compare two states"
 	@echo "make lint | format       ruff, mypy and pyright | let ruff rewrite"
 	@echo "make operating           write the outputs in docs/guides/operating.md anew"
 	@echo "make pictures            take the pictures in docs/pictures anew, of a real daemon: two minutes; needs chromium"
@@ -206,6 +207,11 @@ vm: setup
 
 mutants: setup
 	$(PY) tests/mutants.py
+
+# Before and after a rebuilding of the doors: make golden OUT=before.jsonl
+OUT ?= golden.jsonl
+golden: setup
+	PYTHONPATH=tests $(PY) -m golden.record $(OUT)
 
 lint: setup
 	$(PY) -m ruff check .
