@@ -1,4 +1,4 @@
-"""The calls that ``record.py`` records, on the store of ``support/filled.py``. ``{dead}`` and the like are its tasks."""
+"""The calls that ``record.py`` records, on the store of ``support/filled.py``; ``{dead}`` and its like are tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records what the doors answer on one filled store: ``make golden OUT=before.jsonl``, and later ``make golden OUT=after.jsonl``.
+"""Records what the doors answer on one filled store: ``make golden OUT=before.jsonl``, later ``OUT=after.jsonl``.
 
 A line for each call: every command of schedctl as table, json and jsonl, every page's ``.json``, every verb of the
 console, every public method of a Scheduler. Each call has a copy of the store of its own and a clock that stands
@@ -39,7 +39,7 @@ NOW = datetime(2026, 11, 26, 12, tzinfo=UTC)
 CHANGES_ALWAYS = (
     (re.compile(r"\b[0-9a-f]{32}\b"), "HEX32"),
     (re.compile(r"\b[0-9a-f]{16}\b"), "HEX16"),
-    (re.compile(r"\b(?=[0-9a-f]*[0-9])[0-9a-f]{12}\b"), "HEX12"),
+    (re.compile(r"(?:\b|(?<=\\n))(?=[0-9a-f]*[0-9])[0-9a-f]{12}\b"), "HEX12"),
     (re.compile(rf"{re.escape(socket.gethostname())}:\d+"), "HOST:PID"),
     (re.compile(r"(?<=, line )\d+"), "LINE"),
     (re.compile(r"\d+ MiB free"), "FREE"),
@@ -55,7 +55,7 @@ class Store:
     def __init__(self, place: Path) -> None:
         self.place = place
         self.original = place / "original.db"
-        with mock.patch("time.time", lambda: NOW.timestamp()):
+        with mock.patch("time.time", return_value=NOW.timestamp()):
             self.filled: Filled = fill(f"sqlite:///{self.original}")
         with closing(sqlite3.connect(self.original)) as raw:
             raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -115,14 +115,11 @@ class Recorder:
         finally:
             sa.event.remove(sa.Engine, "before_cursor_execute", counted)
         after = self.store.tables()
-        changed = {
-            table: {
-                "gone": len(set(before.get(table, ())) - set(rows)),
-                "new": len(set(rows) - set(before.get(table, ()))),
-            }
-            for table, rows in after.items()
-            if rows != before.get(table)
-        }
+        changed = {}
+        for table, rows in after.items():
+            old, new = set(before.get(table, ())), set(rows)
+            if old != new:
+                changed[table] = {"gone": len(old - new), "new": len(new - old)}
         audit = [repr(row) for row in after["schedd_audit"] if row not in before["schedd_audit"]]
         line = {"call": name, "answer": answer, "changed": changed, "audit": audit, "statements": count}
         self.lines.append(json.loads(same(json.dumps(line, default=repr, sort_keys=True), self.store.place)))
