@@ -137,6 +137,7 @@ pictures: setup
 
 man: setup
 	$(PY) share/make.py
+	$(PY) docs/make.py
 
 observability: setup
 	@command -v promtool prometheus >/dev/null || { echo "promtool and prometheus are missing. On Debian and Ubuntu: apt-get install prometheus" >&2; exit 1; }

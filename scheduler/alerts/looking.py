@@ -74,7 +74,7 @@ class Looker:
         part(("retry_rate",), lambda: self._retry_rate(tx))
         taken = list(samples)
         part(("backlog_age", "backlog_growth"), lambda: self._backlogs(tx, taken))
-        part(rules.STUCK, lambda: (rules.stuck(status(tx).stuck), True))
+        part(rules.PROBLEM_RULES, lambda: (rules.problems(status(tx).stuck), True))
         part(("long_run",), lambda: self._long_runs(tx))
         part(("silent_schedule",), lambda: self._silent(tx))
         return Look(seen, frozenset(complete)), taken

@@ -8,6 +8,7 @@ from typing import Any
 from scheduler.alerts.machine import Level, Observation, Rule
 from scheduler.config.alerts import AlertRules, BacklogAgeRule, BacklogGrowthRule, LongRunRule, RetryRateRule
 from scheduler.model.alerts import Key
+from scheduler.model.problem import Problem
 from scheduler.model.redact import redact
 from scheduler.model.texts import counted, span_text, storable
 from scheduler.ports import SECOND
@@ -20,7 +21,7 @@ from scheduler.store.read.alert_facts import (
     LongRun,
     RetryRate,
 )
-from scheduler.store.read.stuck import Stuck
+from scheduler.store.read.problems import BY_NAME, TABLE
 
 DEAD_LETTER_STEPS = (1, 10, 100, 1000)
 AGE_LOOKS, AGE_CLEAR_LOOKS = 2, 3  # of backlog_age: looks that confirm it, and that it is over
@@ -30,23 +31,8 @@ MAX_EXAMPLES = 5
 UNKNOWN = -1  # of a backlog: a pause holds a part of it
 Samples = Sequence[tuple[int, Mapping[str, int]]]
 
-# What `schedctl status` names as stuck, by the rule that it belongs to; "problem" has all else.
-STUCK_RULES: Mapping[str, str] = {
-    "unserved": "unserved",
-    "unserved_schedule": "unserved",
-    "lease": "lease_lost",
-    "short lease": "lease_lost",
-    "stalled": "stalled",
-    "overdue": "stalled",
-    "hung": "stalled",
-    "bodies": "stalled",
-    "schedule": "late_schedule",
-    "source": "unreachable",
-    "sink": "unreachable",
-    "old_messages": "old_messages",
-}
-PROBLEM = "problem"
-STUCK = (*dict.fromkeys(STUCK_RULES.values()), PROBLEM)
+# The rules of problems, of which :data:`scheduler.store.read.problems.TABLE` says which belongs to which.
+PROBLEM_RULES = tuple(dict.fromkeys(row.rule for row in TABLE))
 _TITLES = {
     "dead_letters": ("dead letters", "warning", "dead"),
     "dead_letters_expiring": ("dead letters are about to be removed", "warning", "dead"),
@@ -207,11 +193,11 @@ def _sample(samples: Samples, at: int) -> Mapping[str, int] | None:
     return next((numbers for taken, numbers in reversed(samples) if taken <= at), None)
 
 
-def stuck(found: Iterable[Stuck]) -> list[Observation]:
+def problems(found: Iterable[Problem]) -> list[Observation]:
     """One observation for each problem that ``schedctl status`` names."""
-    seen: dict[Key, list[Stuck]] = {}
+    seen: dict[Key, list[Problem]] = {}
     for one in found:
-        seen.setdefault(Key(STUCK_RULES.get(one.problem, PROBLEM), one.problem), []).append(one)
+        seen.setdefault(Key(BY_NAME[one.name].rule, one.name), []).append(one)
     return [
         Observation(
             key,

@@ -23,7 +23,19 @@ if TYPE_CHECKING:
 @click.option("--check", is_flag=True, help="End with status 1 if something is stuck, or no worker takes tasks.")
 @common
 @prints(
-    ("at", "states", "pools", "oldest_ready", "dead_letters", "workers", "stuck", "paused", "held_messages", "at_least")
+    (
+        "at",
+        "states",
+        "pools",
+        "oldest_ready",
+        "dead_letters",
+        "workers",
+        "stuck",
+        "idle",
+        "paused",
+        "held_messages",
+        "at_least",
+    )
 )
 @watchable
 def status_command(session: Session, /, check: bool) -> int:
@@ -35,17 +47,16 @@ def status_command(session: Session, /, check: bool) -> int:
     with database.read() as tx:
         now = tx.now
         found = status(tx)
-    idle = no_worker_reason(found.workers)
-    note_no_worker(idle)
+    note_no_worker(no_worker_reason(found.workers))
     if not print_object(session, status_view(found, now)):
         _print(found, now)
-    return exits.FAILED if check and (found.stuck or idle is not None) else exits.DONE
+    return exits.FAILED if check and (found.stuck or found.idle) else exits.DONE
 
 
 def _print(found: Status, now: int) -> None:
     from scheduler.model.texts import counted, listed, span_text
     from scheduler.store.inbox_held import held_texts
-    from scheduler.store.read.status import HELD_LONG
+    from scheduler.store.read.stuck_tasks import HELD_LONG
 
     if found.states:
         rows = [{"state": s, "tasks": f"{n}+" if s in found.capped else n} for s, n in found.states.items()]

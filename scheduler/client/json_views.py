@@ -15,6 +15,7 @@ from scheduler.model.trace import parse_traceparent
 from scheduler.ports import FOREVER
 
 if TYPE_CHECKING:
+    from scheduler.model.problem import Problem
     from scheduler.store.durable.checkpoints import CheckpointRecord
     from scheduler.store.durable.waits import WaitRecord
     from scheduler.store.placements import PlacementRecord
@@ -216,9 +217,8 @@ def status_view(found: Status, now: int) -> dict[str, Any]:
             "oldest_age": None if found.oldest_dead is None else seconds(max(0, now - found.oldest_dead)),
         },
         "workers": [worker_view(worker, now) for worker in found.workers],
-        "stuck": [
-            {"problem": s.problem, "text": s.text, "number": s.number, "tasks": list(s.tasks)} for s in found.stuck
-        ],
+        "stuck": [problem_view(one) for one in found.stuck],
+        "idle": None if found.idle is None else problem_view(found.idle),
         "paused": [
             {
                 "scope": p.scope,
@@ -234,6 +234,18 @@ def status_view(found: Status, now: int) -> dict[str, Any]:
             {"source": h.source, "messages": h.number, "subjects": h.subjects, "since": time(h.since)}
             for h in found.held
         ],
+    }
+
+
+def problem_view(problem: Problem) -> dict[str, Any]:
+    """One thing that is wrong."""
+    return {
+        "problem": problem.name,
+        "text": problem.text,
+        "number": problem.number,
+        "tasks": list(problem.tasks),
+        "since": time(problem.since),
+        "remedy": problem.remedy,
     }
 
 

@@ -16,6 +16,7 @@ from scheduler.store.db.tx import Tx
 from scheduler.store.read import figures
 from scheduler.store.read.alert_facts import expiring
 from scheduler.store.read.executors import executor_statuses
+from scheduler.store.read.problems import TABLE
 from scheduler.store.read.status import Status, status
 from scheduler.telemetry.metrics import Family, Metric, Sample
 
@@ -76,22 +77,7 @@ STORE_METRICS = (
     *(UNDECIDED_EDGES, DATABASE_BYTES, WAL_BYTES, SNAPSHOT_AGE, SCRAPE_SECONDS),
 )
 
-PROBLEMS = (
-    *(
-        "ahead",
-        "broken",
-        "held",
-        "hung",
-        "lease",
-        "old_messages",
-        "orphans",
-        "overdue",
-        "parent",
-        "schedule",
-        "short_lease",
-    ),
-    *("sink", "source", "stalled", "success", "unserved", "unserved_schedule", "writes"),
-)
+PROBLEMS = tuple(sorted(row.name.replace(" ", "_") for row in TABLE))
 """Values of the label ``problem``. Each has a value, 0 mostly, so that an alert ends when its problem does."""
 WORKER_LABELS = ("live", "draining", "lost", "gone")
 
@@ -130,7 +116,7 @@ def _of_status(found: Status) -> list[Family]:
     states = {state.value: found.states.get(state.value, 0) for state in TaskState}
     stuck = Counter(dict.fromkeys(PROBLEMS, 0))
     for one in found.stuck:
-        stuck[one.problem.replace(" ", "_")] += max(1, one.number)
+        stuck[one.name.replace(" ", "_")] += max(1, one.number)
     workers = Counter(worker.state for worker in found.workers)
     return [
         _counted(TASKS, states.items()),

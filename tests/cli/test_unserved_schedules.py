@@ -23,7 +23,7 @@ def since(ctl: Ctl, live: Bench) -> str:
 def warning(since: str) -> str:
     return (
         "1 schedule makes tasks that no worker runs, since no live worker serves kind 'CommandTask': "
-        f"gone (registered last at {since}); `schedctl cron pause` stops it"
+        f"gone (registered last at {since}); `schedctl cron pause gone` stops it"
     )
 
 

@@ -136,7 +136,7 @@ class Way:
     def stuck(self) -> dict[str, str]:
         step(self.jobs)
         with self.jobs.database.read() as tx:
-            return {one.problem: one.text for one in status(tx).stuck}
+            return {one.name: one.text for one in status(tx).stuck}
 
     def states(self) -> dict[str, InboxState]:
         with self.jobs.database.read() as tx:
@@ -281,7 +281,7 @@ def test_what_is_held_is_seen_and_released_by_hand(make: Make) -> None:
     assert way.stuck() == {}
     way.clock.advance(DAY + 1)
     with way.jobs.database.read() as tx:
-        assert "`schedctl inbox release orders` runs them" in {s.problem: s.text for s in status(tx).stuck}["held"]
+        assert "`schedctl inbox release orders` runs them" in {s.name: s.text for s in status(tx).stuck}["held"]
     assert len(way.jobs.release_held("orders", subject="s", by="ann", reason="2 is lost")) == 2
     assert way.run() == [3, 4]
     assert len(way.jobs.release_held("orders")) == 1

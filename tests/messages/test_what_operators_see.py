@@ -12,10 +12,10 @@ from scheduler.config.messages import Sink, Source
 from scheduler.messages.intake import Intake
 from scheduler.messages.outbox import Publisher
 from scheduler.messages.receiver import OLD_LASTS, TROUBLE_LASTS, Receiver
+from scheduler.model.problem import Problem
 from scheduler.model.trouble import Trouble
 from scheduler.ports import SECOND
 from scheduler.store.read.status import status
-from scheduler.store.read.stuck import Stuck
 from scheduler.telemetry.metrics import (
     MESSAGES_DEAD,
     MESSAGES_PUBLISHED,
@@ -72,7 +72,7 @@ class Rig:
         self.receiver._stopping.wait = lambda _seconds=None: True  # type: ignore[method-assign]
         self.receiver._run()
 
-    def stuck(self) -> list[Stuck]:
+    def stuck(self) -> list[Problem]:
         step(self.jobs)
         with self.jobs.database.read() as tx:
             return status(tx).stuck
@@ -131,7 +131,7 @@ def test_what_a_sink_has_taken_is_counted(make: Make) -> None:
     publisher._publish([one := outgoing(3)], {id(one): (failed := done())})
     assert isinstance(failed.exception(), TransportError)
     assert rig.values(TRANSPORT_UNREACHABLE) == {("source", "orders"): 0, ("sink", "shop"): 1}
-    ((problem, text, number, _),) = rig.stuck()
+    ((problem, text, number, *_),) = rig.stuck()
     assert (problem, number) == ("sink", 1)
     assert text.startswith("sink shop cannot be used since ")
     assert text.endswith(": the queue is away")
@@ -156,7 +156,7 @@ def test_a_source_that_cannot_be_reached_is_said_and_its_end_too(make: Make) -> 
     assert rig.stuck() == []
     rig.queue.down = True
     rig.turn()
-    ((problem, text, _, _),) = rig.stuck()
+    ((problem, text, *_),) = rig.stuck()
     assert problem == "source"
     assert text.startswith("source orders cannot be used since")
     assert text.endswith("the queue is away")
@@ -169,7 +169,7 @@ def test_a_source_that_cannot_be_reached_is_said_and_its_end_too(make: Make) -> 
 def test_a_source_whose_kind_no_worker_has_is_said(make: Make) -> None:
     rig = make(kind="Other")
     rig.turn()
-    ((problem, text, _, _),) = rig.stuck()
+    ((problem, text, *_),) = rig.stuck()
     assert (problem, "no worker has registered the kind 'Other'" in text) == ("source", True)
     assert rig.queue.receives == 0
 
@@ -189,10 +189,10 @@ def test_messages_that_the_transport_is_about_to_drop_are_said(make: Make) -> No
     assert rig.stuck() == []
     rig.send(2, age=3.5 * DAY)
     rig.turn()
-    ((problem, text, _, _),) = rig.stuck()
-    assert problem == "old_messages"
-    assert "messages of source orders come 3 d 12 h after they were sent" in text
-    assert "drops them after 4 d" in text
+    (one,) = rig.stuck()
+    assert one.name == "old_messages"
+    assert "messages of source orders come 3 d 12 h after they were sent" in one.text
+    assert "drops them after 4 d" in one.text
     rig.send(3)
     rig.turn()
     assert rig.stuck() == []

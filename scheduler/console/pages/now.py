@@ -12,15 +12,16 @@ from scheduler.console.render import Done, Page
 from scheduler.console.roles import Verb
 from scheduler.console.routes import Nav, action, page
 from scheduler.console.visit import BadInputError, Visit
+from scheduler.model.problem import Problem
 from scheduler.model.texts import counted, span_text
 from scheduler.model.times import SECOND
 from scheduler.store.db.tx import Tx
 from scheduler.store.read import dead_letters
 from scheduler.store.read.graph import dependencies
 from scheduler.store.read.lives import status_at
+from scheduler.store.read.problems import BY_NAME
 from scheduler.store.read.series import Minute, minutes
 from scheduler.store.read.status import PausedWork, Status, status
-from scheduler.store.read.stuck import Stuck
 from scheduler.store.read.tasks import get_tasks
 from scheduler.store.read.workers import no_worker_reason
 
@@ -28,7 +29,6 @@ CHART_MINUTES = 60
 CAUSES = 5  # of dead letters that are named
 OLD = 300 * SECOND  # a ready task this old is worth a sentence
 _COUNTED = 20_000  # tasks of each state; of so many dead letters the causes are not counted here
-_WORST_FIRST = ("writes", "broken", "unserved", "hung", "lease", "bodies", "overdue", "stalled", "schedule")
 
 
 class Button(NamedTuple):
@@ -40,8 +40,11 @@ class Button(NamedTuple):
     fields: Mapping[str, str] = {}
 
 
-class Trouble(NamedTuple):
-    """One thing that is wrong. ``level``: bad or warn. ``tasks``: some of the tasks. ``link``: (label, path)."""
+class Shown(NamedTuple):
+    """One thing that is wrong, as the page shows it.
+
+    ``level``: bad or warn. ``tasks``: some of the tasks. ``link``: (label, path).
+    """
 
     level: str
     text: str
@@ -124,19 +127,15 @@ def _past(visit: Visit) -> Page:
     return Page("past.html", data, context, live=False)
 
 
-def troubles(found: Status, at: int) -> list[Trouble]:
+def troubles(found: Status, at: int) -> list[Shown]:
     """What is wrong, the worst first."""
     made = []
-    idle = no_worker_reason(found.workers)
-    if idle is not None:
-        made.append(
-            Trouble(
-                "bad", f"{idle}: nothing runs", "idle", (), "Start schedd, or resume a worker.", ("Workers", "/workers")
-            )
-        )
-    for stuck in sorted(found.stuck, key=lambda one: _rank(one.problem)):
-        if idle is None or not stuck.text.endswith(idle):  # the same text for each kind
-            made.append(_trouble(stuck))
+    reason = no_worker_reason(found.workers)
+    if found.idle is not None and not any(one.text == reason for one in found.stuck):
+        made.append(_shown(found.idle))
+    for one in found.stuck:
+        if reason is None or one.name != "unserved" or not one.text.endswith(reason):  # the same text for each kind
+            made.append(_shown(one))
     made += [_paused(one) for one in found.paused]
     oldest = found.oldest
     if oldest is not None and at - oldest.since > OLD and not any(one.problem == "unserved" for one in made):
@@ -144,11 +143,11 @@ def troubles(found: Status, at: int) -> list[Trouble]:
             f"task {oldest.id} ({oldest.kind}, queue {oldest.queue}) has been ready for {span_text(at - oldest.since)}"
         )
         remedy = "More is due than the slots take: more slots, more workers, or less work."
-        made.append(Trouble("warn", text, "backlog", (oldest.id,), remedy, ("Ready tasks", "/tasks?q=state:scheduled")))
+        made.append(Shown("warn", text, "backlog", (oldest.id,), remedy, ("Ready tasks", "/tasks?q=state:scheduled")))
     return made
 
 
-def _with_root(tx: Tx, one: Trouble) -> Trouble:
+def _with_root(tx: Tx, one: Shown) -> Shown:
     """A trouble with the button that mends it, where one task is the root of it."""
     if one.problem != "parent" or not one.tasks:
         return one
@@ -158,25 +157,22 @@ def _with_root(tx: Tx, one: Trouble) -> Trouble:
     return one._replace(button=Button(f"Retry {ended[0]}", f"/tasks/{ended[0]}/retry", "retry"))
 
 
-def _rank(problem: str) -> int:
-    return _WORST_FIRST.index(problem) if problem in _WORST_FIRST else len(_WORST_FIRST)
-
-
-def _trouble(stuck: Stuck) -> Trouble:
-    level = "bad" if stuck.problem in ("writes", "broken", "unserved", "hung") else "warn"
-    remedy, link = _REMEDIES.get(stuck.problem, (None, None))
+def _shown(one: Problem) -> Shown:
+    row = BY_NAME[one.name]
     button = None
-    if stuck.problem == "success" and len(stuck.tasks) == 1:
-        button = Button("Cancel it", f"/tasks/{stuck.tasks[0]}/cancel", "cancel")
-    return Trouble(level, masked_text(stuck.text) or "", stuck.problem, stuck.tasks, remedy, link, button)
+    if one.name in ("success", "ring") and one.tasks:
+        button = Button(f"Cancel {one.tasks[0]}", f"/tasks/{one.tasks[0]}/cancel", "cancel")
+    return Shown(
+        "bad" if row.bad else "warn", masked_text(one.text) or "", one.name, one.tasks, one.remedy, row.page, button
+    )
 
 
-def _paused(one: PausedWork) -> Trouble:
+def _paused(one: PausedWork) -> Shown:
     pause = one.pause
     fields = {"all": "1"} if pause.scope == "all" else {pause.scope: pause.name}
     text = f"{pause.describe()} ({counted(one.due, 'task')} due behind it)"
     level = "bad" if pause.scope == "all" else "warn"
-    return Trouble(level, text, "paused", (), None, None, Button("Resume", "/resume", "pause", fields))
+    return Shown(level, text, "paused", (), None, None, Button("Resume", "/resume", "pause", fields))
 
 
 def chart(series: list[Minute]) -> list[Column]:
@@ -234,24 +230,3 @@ def _describe(scope: Mapping[str, Any]) -> str:
 
 def _fields(scope: Mapping[str, Any]) -> dict[str, str]:
     return {name: "1" if value is True else str(value) for name, value in scope.items()}
-
-
-_REMEDIES: dict[str, tuple[str | None, tuple[str, str] | None]] = {
-    "writes": ("The database takes no writes: see to it first.", None),
-    "broken": ("`schedctl doctor` tells what to do.", None),
-    "unserved": ("Start a worker that serves them, or look at what the workers serve.", ("Workers", "/workers")),
-    "held": ("Run them with `schedctl inbox release`, or have the missing messages sent.", None),
-    "lease": ("Nothing to do: the next live worker takes them back.", ("Workers", "/workers")),
-    "hung": ("Restart the worker, or cancel the task by force.", ("Workers", "/workers")),
-    "bodies": ("Restart the worker when its other tasks may be interrupted.", ("Workers", "/workers")),
-    "overdue": ("Cancel them, by force if their handlers do not look.", ("Running tasks", "/tasks?q=state:running")),
-    "stalled": ("Look at their logs; cancel them if they hang.", ("Running tasks", "/tasks?q=state:running")),
-    "parent": ("Retry the parent; the children go on by themselves.", ("Waiting tasks", "/tasks?q=state:waiting")),
-    "success": ("Cancel them.", ("Waiting tasks", "/tasks?q=state:waiting")),
-    "schedule": ("Is a daemon running? Trigger what must not wait.", ("Schedules", "/schedules")),
-    "source": ("`schedctl sources check` connects and says what is wrong.", None),
-    "sink": ("`schedctl sinks check` connects and says what is wrong; messages wait meanwhile.", None),
-    "old_messages": ("Run more workers, or have the transport keep messages for longer.", ("Workers", "/workers")),
-    "ahead": ("Pause and resume each schedule.", ("Schedules", "/schedules")),
-    "unserved_schedule": ("Start a worker that serves the kind.", ("Schedules", "/schedules")),
-}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from scheduler.errors import StoreUnavailableError
 from scheduler.model import inbox
 from scheduler.model import state as st
+from scheduler.model.problem import Problem
 from scheduler.model.recurrence import Recurrence
 from scheduler.model.redact import redact
 from scheduler.model.state import Otherwise
@@ -28,14 +29,17 @@ from scheduler.store.durable import deadlocks as standoffs
 from scheduler.store.durable import waits
 from scheduler.store.placements import executors
 from scheduler.store.predicates import HELD, held
-from scheduler.store.read.status import never, tasks_ahead, unserved
-from scheduler.store.read.stuck import hung, of_transports
+from scheduler.store.read.problems import BY_NAME, TABLE, Voice, problems
+from scheduler.store.read.snapshot import Snapshot
+from scheduler.store.read.stuck_tasks import never, tasks_ahead, unserved
+from scheduler.store.read.stuck_workers import hung, of_transports
 from scheduler.store.read.unserved import describe, unserved_schedules
 from scheduler.store.read.workers import read_fleet, workers
 from scheduler.store.schedules import is_ahead
 from scheduler.store.tasks.stalls import remedy, stalled
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
+SURROUNDINGS = ("leases", "attempts", "writes")  # checks of what is around the tables: surroundings.py
 _MAX_IDS = 1000  # ids named for one kind of problem
 _WAIT = list(Otherwise).index(Otherwise.WAIT)
 _PARENT = "coalesce(p.state, o.state)"
@@ -58,60 +62,78 @@ class Finding(NamedTuple):
 
 def check(tx: Tx) -> list[Finding]:
     """Check that the rows agree with one another. Answers even if rows are broken, and names them."""
-    return answers(
-        tx,
-        {
-            "rows": lambda: _broken(tx),
-            "unmet counts": lambda: _finding(
-                "unmet counts",
-                "equal the open edges",
-                "with a wrong count of open edges",
-                wrong_counts(tx),
-            ),
-            "edges": lambda: _finding(
-                "edges",
-                "none waits on a decided edge",
-                "waiting on an edge that is decided",
-                decided(tx),
-            ),
-            "parents": lambda: _finding(
-                "parents",
-                "every edge has its parent",
-                "waiting on a parent that never was",
-                orphans(tx),
-            ),
-            "waits": lambda: _finding(
-                "waits",
-                "none sleeps past what it awaits",
-                "still waiting for what has happened",
-                missed(tx),
-            ),
-            "awaits": lambda: _standoffs(tx),
-            "claims": lambda: _claims(tx),
-            "placements": lambda: _finding(
-                "placements",
-                "daemons place for each executor that holds tasks",
-                "held for an executor that no daemon places for",
-                abandoned(tx),
-            ),
-            "retries": lambda: _retries(tx),
-            "ready tasks": lambda: _ready(tx),
-            "heartbeats": lambda: _stalls(tx),
-            "due times": lambda: _ahead(tx),
-            "handlers": lambda: _hung(tx),
-            "keys": lambda: _keys(tx),
-            "replaced": lambda: _finding(
-                "replaced",
-                "nothing waits to be put in place",
-                "replaced, and still what it was",
-                stale(tx),
-            ),
-            "pauses": lambda: _pauses(tx),
-            "schedules": lambda: _schedules(tx),
-            "schedules' tasks": lambda: _runs(tx),
-            "messages": lambda: _messages(tx),
-        },
-    )
+    checks: dict[str, Callable[[], Finding | list[Finding]]] = {
+        "rows": lambda: _broken(tx),
+        "unmet counts": lambda: _finding(
+            "unmet counts",
+            "equal the open edges",
+            "with a wrong count of open edges",
+            wrong_counts(tx),
+        ),
+        "edges": lambda: _finding(
+            "edges",
+            "none waits on a decided edge",
+            "waiting on an edge that is decided",
+            decided(tx),
+        ),
+        "parents": lambda: _finding(
+            "parents",
+            "every edge has its parent",
+            "waiting on a parent that never was",
+            orphans(tx),
+        ),
+        "waits": lambda: _finding(
+            "waits",
+            "none sleeps past what it awaits",
+            "still waiting for what has happened",
+            missed(tx),
+        ),
+        "awaits": lambda: _standoffs(tx),
+        "claims": lambda: _claims(tx),
+        "placements": lambda: _finding(
+            "placements",
+            "daemons place for each executor that holds tasks",
+            "held for an executor that no daemon places for",
+            abandoned(tx),
+        ),
+        "retries": lambda: _retries(tx),
+        "ready tasks": lambda: _ready(tx),
+        "heartbeats": lambda: _stalls(tx),
+        "due times": lambda: _ahead(tx),
+        "handlers": lambda: _hung(tx),
+        "keys": lambda: _keys(tx),
+        "replaced": lambda: _finding(
+            "replaced",
+            "nothing waits to be put in place",
+            "replaced, and still what it was",
+            stale(tx),
+        ),
+        "pauses": lambda: _pauses(tx),
+        "schedules": lambda: _schedules(tx),
+        "schedules' tasks": lambda: _runs(tx),
+        "messages": lambda: _messages(tx),
+    }
+    full = {*checks, *SURROUNDINGS}
+    checks["problems"] = lambda: _others(tx, full)
+    return answers(tx, checks)
+
+
+def _others(tx: Tx, full: Collection[str]) -> list[Finding]:
+    """The checks of the table of problems that no check here makes in full."""
+    said: dict[str, list[Problem]] = {
+        row.check: [] for row in TABLE if row.check not in full and Voice.DOCTOR in row.voices
+    }
+    for one in problems(Snapshot(tx)):
+        said.get(BY_NAME[one.name].check, []).append(one)
+    return [_as_status_says(name, several) for name, several in said.items()]
+
+
+def _as_status_says(check: str, several: list[Problem]) -> Finding:
+    if not several:
+        return Finding(check, OK, "nothing to report")
+    level = PROBLEM if any(BY_NAME[one.name].bad for one in several) else NOTE
+    text = "; ".join(f"{one.text}: {one.remedy}" for one in several)
+    return Finding(check, level, text, tuple(i for one in several for i in one.tasks))
 
 
 def answers(tx: Tx, checks: dict[str, Callable[[], Finding | list[Finding]]]) -> list[Finding]:
@@ -269,7 +291,7 @@ def _stalls(tx: Tx) -> Finding:
 
 
 def _hung(tx: Tx) -> Finding:
-    found = hung(workers(tx))
+    found = hung(Snapshot(tx))
     if not found:
         return _without_timeout(tx)
     return Finding("handlers", PROBLEM, "; ".join(s.text for s in found), tuple(i for s in found for i in s.tasks))
@@ -353,7 +375,7 @@ def not_checked(database: Database, error: StoreUnavailableError) -> Finding:
 
 def _messages(tx: Tx) -> Finding:
     """What the daemons say of sources and sinks; messages that are held, not settled, or dead."""
-    wrong = [one.text for one in of_transports(workers(tx), tx.now)]
+    wrong = [one.text for one in of_transports(Snapshot(tx))]
     notes = inbox_held.held_texts(inbox_held.held(tx), tx.now)
     rows = tx.run(
         "SELECT i.source, i.task_id FROM schedd_inbox i LEFT JOIN schedd_tasks t ON t.id = i.task_id "

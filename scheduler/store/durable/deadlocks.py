@@ -21,6 +21,10 @@ _FOREVER = (
     "SELECT w.task_id AS task, w.item AS awaits FROM schedd_waits w JOIN schedd_tasks t ON t.id = w.task_id "
     f"WHERE w.item > 0 AND w.met = 0 AND {_SUSPENDED}"
 )
+_STANDING = (
+    f"{_FOREVER} AND EXISTS (SELECT 1 FROM schedd_tasks a WHERE a.id = w.item "
+    f"AND a.state IN ({st.WAITING}, {st.SUSPENDED}))"
+)
 
 
 def through(tx: Tx, task_id: int) -> list[int]:
@@ -33,20 +37,32 @@ def through(tx: Tx, task_id: int) -> list[int]:
     return [task_id, *min(cycles, key=len)[:-1]] if cycles else []
 
 
-def found(tx: Tx) -> list[list[int]]:
-    """Rings of tasks that wait for one another without end: one of each such knot."""
+def found(tx: Tx, most: int = _MAX_TASKS) -> list[list[int]]:
+    """Rings of tasks that wait for one another, or of one for itself, without end: one of each such knot.
+
+    ``most``: waits that are looked at, of those whose awaited task does not move by itself either.
+    """
+    starts = tx.run(f"{_STANDING} ORDER BY w.task_id LIMIT {most}").scalars().all()
+    if not starts:
+        return []
     import networkx as nx
 
-    starts = tx.run(f"{_FOREVER} ORDER BY w.task_id LIMIT {_MAX_TASKS}").scalars().all()
     graph = _reached(tx, set(starts))
-    knots = [knot for knot in nx.strongly_connected_components(graph) if len(knot) > 1]
+    knots = [knot for knot in nx.strongly_connected_components(graph) if len(knot) > 1 or graph.has_edge(*[*knot] * 2)]
     return sorted([a for a, _ in nx.find_cycle(graph.subgraph(knot), min(knot))] for knot in knots)
 
 
 def describe(cycle: list[int]) -> str:
     """The cycle as a sentence."""
     names = " -> ".join(str(i) for i in [*cycle, cycle[0]])
-    return f"these tasks wait for one another, and none goes on until one is cancelled: {names}"
+    if len(cycle) == 1:
+        return f"this task waits for itself, and never goes on: {names}; {remedy(cycle)}"
+    return f"these tasks wait for one another, and none goes on until one is cancelled: {names}; {remedy(cycle)}"
+
+
+def remedy(cycle: list[int]) -> str:
+    """What ends the cycle: the task that awaits, since one that only depends on it is cancelled with it."""
+    return f"`schedctl cancel {cycle[0]}` ends that"
 
 
 def _reached(tx: Tx, starts: Collection[int]) -> nx.DiGraph[int]:

@@ -9,7 +9,7 @@ from scheduler.model.outgoing import sink_kind
 from scheduler.model.trouble import Side
 from scheduler.store import inbox, outbox, pauses
 from scheduler.store.db.tx import Tx
-from scheduler.store.read.stuck import transport_troubles
+from scheduler.store.read.stuck_workers import transport_troubles
 from scheduler.store.read.workers import workers
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -57,15 +58,17 @@ def unserved_schedules(tx: Tx, fleet: Fleet) -> list[Unserved]:
 
 def describe(found: Iterable[Unserved]) -> list[tuple[str, int]]:
     """A sentence for each reason, and how many schedules it is about."""
-    groups: dict[str, list[str]] = {}
-    for one in found:  # when tells what its program left behind from what is missing since it was started
-        name = f"{one.name} (registered last at {rfc3339(one.seen_at, exact=False)})"
-        groups.setdefault(one.reason, []).append(name)
-    return [
-        (
-            f"{counted(len(names), 'schedule')} {'makes' if len(names) == 1 else 'make'} tasks that no worker runs, "
-            f"since {reason}: {listed(names)}; `schedctl cron pause` stops {'it' if len(names) == 1 else 'each'}",
-            len(names),
-        )
-        for reason, names in groups.items()
-    ]
+    groups: dict[str, list[Unserved]] = {}
+    for one in found:
+        groups.setdefault(one.reason, []).append(one)
+    return [(_sentence(reason, several), len(several)) for reason, several in groups.items()]
+
+
+def _sentence(reason: str, several: list[Unserved]) -> str:
+    # When it was registered tells what its program left behind from what is missing since it was started.
+    names = listed([f"{one.name} (registered last at {rfc3339(one.seen_at, exact=False)})" for one in several])
+    make, which, each = ("makes", several[0].name, "it") if len(several) == 1 else ("make", "NAME", "each")
+    return (
+        f"{counted(len(several), 'schedule')} {make} tasks that no worker runs, since {reason}: {names}; "
+        f"`schedctl cron pause {shlex.quote(which)}` stops {each}"
+    )

@@ -72,7 +72,7 @@ def record(jobs: Scheduler) -> WorkerRecord:
 def stuck(jobs: Scheduler) -> list[tuple[str, tuple[int, ...]]]:
     with jobs.database.read() as tx:
         found = status(tx)
-    return [(one.text, one.tasks) for one in found.stuck if one.problem == "orphans"]
+    return [(one.text, one.tasks) for one in found.stuck if one.name == "orphans"]
 
 
 def body_of(room: Room, jobs: Scheduler, body: Callable[[Context], None]) -> int:

@@ -117,7 +117,7 @@ def texts(jobs: Scheduler, task_id: int) -> tuple[str | None, list[str], list[st
     task_now = jobs.get_task(task_id)
     with jobs.database.read() as tx:
         now = jobs.database.now()
-        stuck = [s.text for s in status(tx.at(now)).stuck if s.problem == "hung" and task_id in s.tasks]
+        stuck = [s.text for s in status(tx.at(now)).stuck if s.name == "hung" and task_id in s.tasks]
         found = [f.text for f in checks.check(tx.at(now)) if f.check == "handlers" and f.level != checks.OK]
         claim = max((a.claim for a in jobs.get_attempts(task_id)), default=0) if task_now.state.terminal else 1
         return why(tx.at(now), task_id), stuck, found, read_history.stack_of(tx, task_id, claim)

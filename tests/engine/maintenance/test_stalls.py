@@ -80,7 +80,7 @@ def reports(jobs: Scheduler, task_id: int) -> tuple[str | None, list[str], list[
     """What show, status and doctor say."""
     with jobs.database.read() as tx:
         now = jobs.database.now()
-        stuck = [s.text for s in status(tx.at(now)).stuck if s.problem == "stalled" and task_id in s.tasks]
+        stuck = [s.text for s in status(tx.at(now)).stuck if s.name == "stalled" and task_id in s.tasks]
         found = [f.text for f in checks.check(tx.at(now)) if f.level == checks.NOTE and task_id in f.tasks]
         return why(tx.at(now), task_id), stuck, found
 

@@ -44,9 +44,9 @@ def test_two_that_await_each_other(stage: Stage, kind: Any) -> None:
     assert found(stage) == ("ok", ())
     stage.drain()
     text = "these tasks wait for one another, and none goes on until one is cancelled"
-    assert why_of(stage, a) == f"suspended, awaits task {b}; {text}: {a} -> {b} -> {a}"
-    assert why_of(stage, b) == f"suspended, awaits task {a}; {text}: {b} -> {a} -> {b}"
-    assert found(stage) == (f"{text}: {a} -> {b} -> {a}", (a, b))
+    assert why_of(stage, a) == f"suspended, awaits task {b}; {text}: {a} -> {b} -> {a}; `schedctl cancel {a}` ends that"
+    assert why_of(stage, b) == f"suspended, awaits task {a}; {text}: {b} -> {a} -> {b}; `schedctl cancel {b}` ends that"
+    assert found(stage) == (f"{text}: {a} -> {b} -> {a}; `schedctl cancel {a}` ends that", (a, b))
     stage.jobs.cancel_task(b)
     assert found(stage) == ("ok", ())
     stage.drain()
@@ -78,6 +78,6 @@ def test_one_that_awaits_what_depends_on_it(stage: Stage, kind: Any) -> None:
     waits = stage.start(outside, kind)
     stage.drain()
     a, b, c = made
-    assert why_of(stage, a).endswith(f": {a} -> {c} -> {b} -> {a}")
+    assert why_of(stage, a).endswith(f": {a} -> {c} -> {b} -> {a}; `schedctl cancel {a}` ends that")
     assert why_of(stage, waits) == f"suspended, awaits task {a}"
     assert found(stage)[1] == (a, b, c)

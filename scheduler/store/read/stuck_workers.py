@@ -1,32 +1,18 @@
-"""What will not move by itself, as sentences; and that of it which workers say in their rows."""
+"""Problems that workers tell of in their own rows: lost leases, hung handlers, sources and sinks out of reach."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+from scheduler.model.problem import Problem
 from scheduler.model.redact import redact
 from scheduler.model.texts import counted, listed, rfc3339, span_text
 from scheduler.model.trouble import Side, Trouble
+from scheduler.store.read.snapshot import Snapshot
 from scheduler.store.read.workers import LOST, WorkerRecord, far_text, hung_text, orphans_text
 
 
-class Stuck(NamedTuple):
-    """Something that will not move by itself: a short name, a sentence, how many and some of them."""
-
-    problem: str
-    text: str
-    number: int
-    tasks: tuple[int, ...] = ()
-
-
-def of_workers(found: list[WorkerRecord]) -> list[Stuck]:
-    """Workers that lost their leases or are too far away, orphaned attempts, handlers that hang."""
-    return [*_lost(found), *_far(found), *_bodies(found), *hung(found)]
-
-
-def of_transports(found: list[WorkerRecord], now: int) -> list[Stuck]:
+def of_transports(seen: Snapshot) -> list[Problem]:
     """Sources and sinks that cannot be used, and sources whose messages come too late."""
-    return [_transport(several, now) for _, several in sorted(_reports(found).items())]
+    return [_transport(several, seen.tx.now) for _, several in sorted(_reports(seen.workers).items())]
 
 
 def transport_troubles(found: list[WorkerRecord], now: int) -> dict[tuple[Side, str], list[str]]:
@@ -45,31 +31,40 @@ def _reports(found: list[WorkerRecord]) -> dict[tuple[Side, str, bool], list[tup
     return reports
 
 
-def _transport(reports: list[tuple[WorkerRecord, Trouble]], now: int) -> Stuck:
+def _transport(reports: list[tuple[WorkerRecord, Trouble]], now: int) -> Problem:
     """One source or sink, which several workers may have. The earliest of them speaks."""
     first = min((one for _, one in reports), key=lambda one: one.since)
     name = f"{first.side} {first.name}"
     if first.old:
         text = f"messages of {name} come {span_text(now - first.since)} after they were sent"
-        return Stuck("old_messages", f"{text}; the transport drops them after {span_text(first.keeps)}", len(reports))
+        return Problem(
+            "old_messages",
+            f"{text}; the transport drops them after {span_text(first.keeps)}",
+            len(reports),
+            (),
+            first.since,
+        )
     where, since = listed([worker.label for worker, _ in reports]), rfc3339(first.since, exact=False)
     text = f"{name} cannot be used since {since} on worker {where}: {redact(first.text)}"
-    return Stuck(first.side, text, len(reports))
+    return Problem(first.side, text, len(reports), (), first.since)
 
 
-def _far(found: list[WorkerRecord]) -> list[Stuck]:
-    return [Stuck("short lease", text, 0) for text in map(far_text, found) if text is not None]
+def far(seen: Snapshot) -> list[Problem]:
+    """Workers too far from the database for their leases."""
+    return [Problem("short lease", text, 0) for text in map(far_text, seen.workers) if text is not None]
 
 
-def _lost(found: list[WorkerRecord]) -> list[Stuck]:
+def lost(seen: Snapshot) -> list[Problem]:
+    """Workers that lost their leases or whose processes are gone, until another one takes back what they hold."""
     return [
-        Stuck(
+        Problem(
             "lease",
             f"worker {w.label} {_end_of(w)} and still holds {counted(w.holds, 'task')}; "
             "the next live worker takes them back",
             w.holds,
+            since=w.lease_until if w.state == LOST else None,
         )
-        for w in found
+        for w in seen.workers
         if w.lost
     ]
 
@@ -80,15 +75,25 @@ def _end_of(worker: WorkerRecord) -> str:
     return "is gone, its process has ended,"
 
 
-def _bodies(found: list[WorkerRecord]) -> list[Stuck]:
+def orphans(seen: Snapshot) -> list[Problem]:
     """Handlers that lost their claims and run on: a thread cannot be ended, and until it ends it keeps its slot."""
-    return [Stuck("orphans", text, w.orphans, w.orphaned_tasks) for w in found if (text := orphans_text(w)) is not None]
+    return [
+        Problem("orphans", text, w.orphans, w.orphaned_tasks)
+        for w in seen.workers
+        if (text := orphans_text(w)) is not None
+    ]
 
 
-def hung(found: list[WorkerRecord]) -> list[Stuck]:
+def hung(seen: Snapshot) -> list[Problem]:
     """Handlers that hang, and what can be done."""
     return [
-        Stuck("hung", hung_text(w, hang), 1 + len(hang.behind), tuple(i for i in (hang.task, *dict(hang.behind)) if i))
-        for w in found
+        Problem(
+            "hung",
+            hung_text(w, hang),
+            1 + len(hang.behind),
+            tuple(i for i in (hang.task, *dict(hang.behind)) if i),
+            hang.since,
+        )
+        for w in seen.workers
         for hang in w.hung
     ]

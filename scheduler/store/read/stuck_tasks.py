@@ -1,0 +1,230 @@
+"""Tasks and schedules that will not move by themselves, as the table of problems finds them."""
+
+from __future__ import annotations
+
+from scheduler.model import state as st
+from scheduler.model.lanes import QUARANTINE_LANE, executor_of, kind_of
+from scheduler.model.problem import Problem
+from scheduler.model.state import Otherwise
+from scheduler.model.texts import counted, listed, span_text
+from scheduler.model.times import SECOND
+from scheduler.ports import FOREVER
+from scheduler.store.db.tx import Tx
+from scheduler.store.db.writable import no_writes
+from scheduler.store.durable import deadlocks
+from scheduler.store.inbox_held import held, held_texts
+from scheduler.store.predicates import CLAIMABLE, HELD
+from scheduler.store.read.explain import CLOCK_AHEAD
+from scheduler.store.read.snapshot import MAX_COUNT, Snapshot, due_ids
+from scheduler.store.read.unserved import describe, unserved_schedules
+from scheduler.store.schedules import is_ahead
+from scheduler.store.tasks import stalls
+from scheduler.store.tasks.claim import LaneHead
+
+EXAMPLES = 5  # tasks that a problem names
+HELD_LONG = 86_400 * SECOND  # a message that waits longer for those before it than most gaps may last
+SCHEDULE_LATE = 60 * SECOND  # a schedule this late is stuck
+_LANES, _FIRST = 20, 500  # lanes of one kind, and tasks of each, among which those are looked for that are too new
+_MAX_AWAITING = 2000  # suspended tasks among which rings are looked for
+_WAIT = list(Otherwise).index(Otherwise.WAIT)
+
+
+def unserved(tx: Tx) -> list[Problem]:
+    """Ready tasks that no live worker would claim, by reason and kind."""
+    return unserved_of(Snapshot(tx))
+
+
+def unserved_of(seen: Snapshot) -> list[Problem]:
+    """The same, of what has been read already."""
+    tx, due, fleet = seen.tx, seen.due, seen.fleet
+    groups: dict[tuple[str, str, int, bool, str], list[LaneHead]] = {}
+    for head in due:
+        suspect, executor = head.lane.startswith(QUARANTINE_LANE), executor_of(head.lane) or ""
+        groups.setdefault((head.queue, kind_of(head.lane), head.priority, suspect, executor), []).append(head)
+    rows: dict[str, tuple[int, list[int]]] = {}
+    for (queue, kind, priority, suspect, executor), heads in sorted(groups.items()):
+        reason = fleet.unserved(queue, kind, priority=None if suspect else priority, executor=executor or None)
+        if reason is None and executor:
+            continue
+        if reason is None:
+            version, ids = _too_new(tx, heads, fleet.newest(queue, kind))
+            reason = fleet.unserved(queue, kind, version)
+        elif rows.get(reason, (0, []))[0] < MAX_COUNT:  # more are not counted
+            ids = [i for head in heads for i in due_ids(tx, head)]
+        else:
+            ids = []
+        if reason is not None:
+            count, examples = rows.get(reason, (0, []))
+            rows[reason] = (count + len(ids), (examples + ids)[:EXAMPLES])
+    return [
+        Problem("unserved", f"{_about(count)} ready, but {reason}", count, tuple(ids))
+        for reason, (count, ids) in rows.items()
+    ]
+
+
+def _too_new(tx: Tx, heads: list[LaneHead], newest: int) -> tuple[int, list[int]]:
+    """Among the first of these lanes: the highest schema_version over ``newest`` (0: there is none), and its tasks."""
+    found: list[tuple[int, int]] = []
+    for head in heads[:_LANES]:
+        rows = tx.run(
+            "SELECT schema_version, id FROM (SELECT id, schema_version FROM schedd_tasks WHERE state >= 1 "
+            "AND state <= 3 AND queue = :queue AND lane = :lane AND priority = :priority AND run_at <= :now "
+            f"ORDER BY run_at, id LIMIT {_FIRST}) t WHERE schema_version > :newest",
+            **head._asdict(),
+            now=tx.now,
+            newest=newest,
+        )
+        found += [(row[0], row[1]) for row in rows]
+    return max(found, default=(0, 0))[0], sorted(task_id for _, task_id in found)
+
+
+def _about(count: int) -> str:
+    return (
+        f"{MAX_COUNT} tasks or more are"
+        if count >= MAX_COUNT
+        else f"{counted(count, 'task')} {'is' if count == 1 else 'are'}"
+    )
+
+
+def overdue(seen: Snapshot) -> list[Problem]:
+    """Running past their timeouts."""
+    tx = seen.tx
+    rows = tx.run(
+        f"SELECT id, started_at, timeout FROM schedd_tasks WHERE {HELD} AND worker IS NOT NULL "
+        "AND timeout IS NOT NULL AND started_at + timeout < :now ORDER BY started_at",
+        now=tx.now,
+    ).fetchall()
+    if not rows:
+        return []
+    longest = max(tx.now - row.started_at - row.timeout for row in rows)
+    text = f"{_about(len(rows))} running past the timeout, by up to {span_text(longest)}"
+    return [Problem("overdue", text, len(rows), tuple(row.id for row in rows[:EXAMPLES]))]
+
+
+def stalled(seen: Snapshot) -> list[Problem]:
+    """Running, by workers that are well, without a sign of life for longer than their kind allows."""
+    well = {w.id for w in seen.workers if not w.lost}
+    quiet = [one for one in stalls.stalled(seen.tx) if one.worker in well]
+    if not quiet:
+        return []
+    ids = tuple(one.id for one in quiet[:EXAMPLES])
+    text = f"{_about(len(quiet))} running without a heartbeat, for up to {span_text(quiet[0].quiet)}"
+    return [Problem("stalled", f"{text}: {stalls.remedy('ID')}", len(quiet), ids)]
+
+
+def never(tx: Tx) -> list[Problem]:
+    """Waiting tasks with an edge that only a retry of its ended parent can satisfy (otherwise=wait), or nothing can."""
+    state = "coalesce(p.state, o.state)"
+    bit = f"CASE {state} WHEN 6 THEN 1 WHEN 7 THEN 2 WHEN 8 THEN 2 WHEN 9 THEN 4 WHEN 10 THEN 8 END"
+    rows = tx.run(
+        "SELECT DISTINCT e.child, e.parent, p.state FROM "
+        f"(SELECT id FROM schedd_tasks WHERE state = {st.WAITING} ORDER BY id LIMIT {MAX_COUNT}) w "
+        "JOIN schedd_edges e ON e.child = w.id LEFT JOIN schedd_tasks p ON p.id = e.parent "
+        f"LEFT JOIN schedd_outcomes o ON o.task_id = e.parent WHERE e.otherwise = {_WAIT} "
+        f"AND {state} >= 6 AND (e.ok & {bit}) = 0 ORDER BY e.child, e.parent"
+    ).fetchall()
+    hopeless = {row.child for row in rows if row.state == st.SUCCESS}  # a success is not retried
+    found = []
+    for problem, wanted, template in (
+        ("success", True, "{} can never run, waiting for the failure of what has succeeded ({}): to be cancelled"),
+        ("parent", False, "{} stuck until a parent is retried: {}"),
+    ):
+        edges = [r for r in rows if (r.child in hopeless) is wanted and (r.state == st.SUCCESS) is wanted]
+        children = list(dict.fromkeys(row.child for row in edges))
+        if children:
+            parents = listed([str(i) for i in dict.fromkeys(row.parent for row in edges)])
+            text = template.format(counted(len(children), "waiting task"), parents)
+            found.append(Problem(problem, text, len(children), tuple(children[:EXAMPLES])))
+    return found
+
+
+def after_ended_parents(seen: Snapshot) -> list[Problem]:
+    """Waiting tasks that only a retry of an ended parent lets go on, or nothing does."""
+    return never(seen.tx)
+
+
+def rings(seen: Snapshot) -> list[Problem]:
+    """Tasks that await one another, or themselves."""
+    return [
+        Problem("ring", deadlocks.describe(ring), len(ring), tuple(ring[:EXAMPLES]), remedy=deadlocks.remedy(ring))
+        for ring in deadlocks.found(seen.tx, _MAX_AWAITING)
+    ]
+
+
+def held_messages(seen: Snapshot) -> list[Problem]:
+    """Messages that have waited so long for others that no daemon can be letting them go."""
+    long = [one for one in held(seen.tx) if seen.tx.now - one.since > HELD_LONG]
+    texts = held_texts(long, seen.tx.now)
+    return [Problem("held", text, one.number, since=one.since) for one, text in zip(long, texts, strict=True)]
+
+
+def idle(seen: Snapshot) -> list[Problem]:
+    """No worker takes tasks."""
+    reason = seen.fleet.no_worker
+    return [] if reason is None else [Problem("idle", f"{reason}: nothing runs", 0)]
+
+
+def writes(seen: Snapshot) -> list[Problem]:
+    """The database takes no writes."""
+    reason = no_writes(seen.tx.connection)
+    return [] if reason is None else [Problem("writes", reason, 0)]
+
+
+def ahead(seen: Snapshot) -> list[Problem]:
+    """What a clock left behind that was ahead of now: schedules, and of the newest tasks those that go on then only."""
+    tx = seen.tx
+    late = {"late": tx.now + SCHEDULE_LATE}
+    rows = tx.run(
+        "SELECT s.name, s.recurrence, s.anchor, s.next_at, t.state, t.finished_at FROM schedd_schedules s "
+        "LEFT JOIN schedd_tasks t ON t.id = s.last_task WHERE s.paused = 0 AND s.next_at > :late ORDER BY s.name",
+        **late,
+    ).fetchall()
+    names = [row.name for row in rows if row.next_at < FOREVER and is_ahead(row, tx.now + SCHEDULE_LATE)]
+    found = []
+    if names:
+        remedy = "a clock was ahead: `schedctl cron pause` and `resume` each"
+        text = f"{counted(len(names), 'schedule')} far from the next slot: {listed(names)}; {remedy}"
+        found.append(Problem("ahead", text, len(names)))
+    return found + tasks_ahead(tx, newest=MAX_COUNT)
+
+
+def tasks_ahead(tx: Tx, newest: int | None = None) -> list[Problem]:
+    """Tasks that a clock ahead of now has made or retried, and that are due by that clock only.
+
+    ``newest``: how many tasks are read, those with the highest ids; None: all.
+    """
+    source = "schedd_tasks"
+    if newest is not None:
+        source = (
+            f"(SELECT id, state, run_at, created_at, claimed_at FROM schedd_tasks ORDER BY id DESC LIMIT {newest}) n"
+        )
+    rows = tx.run(
+        f"SELECT id FROM {source} WHERE {CLAIMABLE} AND run_at > :late "
+        f"AND run_at < {FOREVER} AND (created_at > :late OR claimed_at > :late) ORDER BY id",
+        late=tx.now + CLOCK_AHEAD,
+    ).fetchall()
+    if not rows:
+        return []
+    ids = tuple(row.id for row in rows)
+    text = f"{counted(len(ids), 'task')} due far ahead, as a clock was: `schedctl cancel` and `retry` run each now"
+    return [Problem("ahead", text, len(ids), ids[:EXAMPLES])]
+
+
+def late_schedules(seen: Snapshot) -> list[Problem]:
+    """Schedules whose fire time has passed."""
+    tx = seen.tx
+    rows = tx.run(
+        "SELECT name, next_at FROM schedd_schedules WHERE paused = 0 AND next_at < :late ORDER BY next_at, name",
+        late=tx.now - SCHEDULE_LATE,
+    ).fetchall()
+    if not rows:
+        return []
+    names = listed([row.name for row in rows])
+    text = f"{counted(len(rows), 'schedule')} overdue, by up to {span_text(tx.now - rows[0].next_at)}: {names}"
+    return [Problem("schedule", text, len(rows), since=rows[0].next_at)]
+
+
+def schedules_without_worker(seen: Snapshot) -> list[Problem]:
+    """Schedules that make tasks which no worker runs."""
+    found = unserved_schedules(seen.tx, seen.fleet) if seen.fleet.claiming else []  # else another line says it
+    return [Problem("unserved_schedule", text, number) for text, number in describe(found)]

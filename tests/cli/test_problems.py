@@ -1,0 +1,319 @@
+"""Each problem of the table, planted in a real store: every voice that the table gives it names it, with a remedy."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import pytest
+
+from scheduler import Context, Task, Unique
+from scheduler.alerts.evaluator import Evaluator
+from scheduler.alerts.looking import Retained
+from scheduler.cli.root import root
+from scheduler.config.alerts import AlertRules, Alerts, AlertSink, PresentRule
+from scheduler.model.alerts import Phase
+from scheduler.ports import SECOND
+from scheduler.store import alerts as alert_rows
+from scheduler.store import inbox
+from scheduler.store.db import writable
+from scheduler.store.inbox_order import Ordering
+from scheduler.store.read.problems import BY_NAME, TABLE, Voice
+from support.bench import Bench, Step, notify_and_step
+from support.consoles import ask, console_on
+from support.databases import Database
+
+from .conftest import Ctl
+
+HOUR = 3600 * SECOND
+
+
+class Planted(NamedTuple):
+    """``words``: each voice says them; ``tasks``: those whose ``why`` is asked, and ``why`` a word of it.
+
+    ``mends``: does what the remedy says, where that is a command that ends the problem at once.
+    """
+
+    words: str
+    tasks: tuple[int, ...] = ()
+    why: str = ""
+    mends: tuple[str, ...] = ()
+
+
+def held(live: Bench, name: str = "held") -> int:
+    """A task that a live worker has claimed."""
+    made = int(live.step(name).schedule())
+    notify_and_step(live.jobs)
+    return made
+
+
+def plant_idle(live: Bench) -> Planted:
+    made = int(live.step("x").schedule())
+    return Planted("no worker is live", (made,), "no worker is live")
+
+
+def plant_unserved(live: Bench) -> Planted:
+    live.drain()
+    made = int(live.step("mail").queue("mail").schedule())
+    live.execute("UPDATE schedd_workers SET queues = '[\"default\"]'")
+    return Planted("no live worker serves queue 'mail'", (made,), "no live worker serves queue 'mail'")
+
+
+class Again(Task, unique=Unique(by=("n",))):
+    """Makes itself, once more under the same key, and awaits it."""
+
+    n: int
+
+    def run(self, ctx: Context) -> Any:
+        return ctx.map(Again, [{"n": self.n}])
+
+
+def plant_ring(live: Bench) -> Planted:
+    live.jobs.register(Again)
+    made = int(live.jobs.task(Again(1)).schedule())
+    live.drain()
+    assert live.state(made) == "suspended"
+    return Planted("waits for itself", (made,), "waits for itself", ("cancel", str(made)))
+
+
+def plant_hung(live: Bench) -> Planted:
+    made = held(live)
+    pools = f'{{"medium":[8,0],"processes":2,"hung":[[{made},1,"Step",1,0,1000000,false,[]]]}}'
+    live.execute("UPDATE schedd_workers SET pools = :pools", pools=pools)
+    live.execute(f"UPDATE schedd_tasks SET state = 5, started_at = 1000000, timeout = NULL WHERE id = {made}")
+    return Planted("hangs on worker", (made,), "its handler hangs", ("cancel", "--force", str(made)))
+
+
+def plant_lease(live: Bench) -> Planted:
+    made = held(live)
+    live.execute("UPDATE schedd_workers SET lease_until = 1000000")
+    return Planted("lost its lease", (made,), "lost its lease")
+
+
+def plant_short_lease(live: Bench) -> Planted:
+    live.drain()
+    live.execute("UPDATE schedd_workers SET pools = :pools", pools='{"medium":[8,0],"lease_needed":45.0}')
+    return Planted("set [worker] lease to 45 s")
+
+
+def plant_orphans(live: Bench) -> Planted:
+    live.drain()
+    live.execute('UPDATE schedd_workers SET pools = \'{"medium":[8,0],"orphans":[[1,0,2,[5,7],true]]}\'')
+    return Planted("attempts that lost their claims")
+
+
+def plant_overdue(live: Bench) -> Planted:
+    made = held(live)
+    live.execute(f"UPDATE schedd_tasks SET state = 5, timeout = 1000000, started_at = 1000000 WHERE id = {made}")
+    return Planted("running past the timeout", (made,), "overdue", ("cancel", "--force", str(made)))
+
+
+def plant_stalled(live: Bench) -> Planted:
+    made = held(live)
+    live.execute("UPDATE schedd_kinds SET options = :options WHERE name = 'Step'", options='{"stall_after":1000000}')
+    times = "timeout = NULL, started_at = :at, last_heartbeat_at = :at"
+    live.execute(f"UPDATE schedd_tasks SET state = 5, {times} WHERE id = {made}", at=live.clock.now() - HOUR)
+    return Planted("running without a heartbeat", (made,), "without a heartbeat", ("cancel", "--force", str(made)))
+
+
+def plant_schedule(live: Bench) -> Planted:
+    live.step("x").key("nightly").cron("0 5 * * *").schedule()
+    live.drain()
+    live.execute("UPDATE schedd_schedules SET next_at = :at", at=live.clock.now() - HOUR)
+    return Planted("nightly", mends=("cron", "trigger", "nightly"))
+
+
+def plant_parent(live: Bench) -> Planted:
+    dead = live.ended("dead")
+    child = int(live.step("child", dead, otherwise="wait").schedule())
+    return Planted("stuck until a parent is retried", (child,), "until it is retried", ("retry", str(dead)))
+
+
+def plant_success(live: Bench) -> Planted:
+    done = live.ended("success")
+    child = int(live.step("child", done, when="failure", otherwise="wait").schedule())
+    return Planted("can never run", (child,), "cancel this one", ("cancel", str(child)))
+
+
+def plant_source(live: Bench) -> Planted:
+    live.drain()
+    live.execute(
+        "UPDATE schedd_workers SET pools = :pools",
+        pools='{"medium":[8,0],"troubles":[["source","orders",1000000,"refused"]]}',
+    )
+    return Planted("source orders cannot be used since 1970-01-01T00:00:01Z")
+
+
+def plant_sink(live: Bench) -> Planted:
+    live.drain()
+    live.execute(
+        "UPDATE schedd_workers SET pools = :pools",
+        pools='{"medium":[8,0],"troubles":[["sink","shop",1000000,"refused"]]}',
+    )
+    return Planted("sink shop cannot be used since 1970-01-01T00:00:01Z")
+
+
+def plant_old_messages(live: Bench) -> Planted:
+    live.drain()
+    live.execute(
+        "UPDATE schedd_workers SET pools = :pools",
+        pools=f'{{"medium":[8,0],"troubles":[["source","orders",{live.clock.now() - HOUR},"",true,86400000000]]}}',
+    )
+    return Planted("messages of source orders come")
+
+
+def plant_held(live: Bench) -> Planted:
+    live.drain()
+    kind = live.jobs.submitter.registry.get("Step")
+    assert kind is not None
+    third = inbox.Arrival("k", "m", kind.spec(Step("third")), subject="s", sequence=3)
+    rules = inbox.Rules(30 * HOUR, ordering=Ordering("wait"))
+    live.jobs.database.change(lambda tx: inbox.store(tx, "orders", [third], rules))
+    live.execute("UPDATE schedd_inbox SET first_at = 1000000")
+    return Planted("held for", mends=("inbox", "release", "orders"))
+
+
+def plant_ahead(live: Bench) -> Planted:
+    made = int(live.step("later").schedule())
+    live.execute(
+        f"UPDATE schedd_tasks SET run_at = :at, created_at = :at WHERE id = {made}", at=live.clock.now() + HOUR
+    )
+    live.drain()
+    return Planted("due far ahead", (made,), "a clock was ahead")
+
+
+def plant_unserved_schedule(live: Bench) -> Planted:
+    live.step("x").queue("mail").key("nightly").cron("0 5 * * *").schedule()
+    live.drain()
+    live.execute("UPDATE schedd_workers SET queues = '[\"default\"]'")
+    return Planted("no live worker serves queue 'mail'", mends=("cron", "pause", "nightly"))
+
+
+def plant_broken(live: Bench) -> Planted:
+    made = int(live.step("x").schedule())
+    live.drain()
+    live.execute(f"UPDATE schedd_tasks SET state = 99 WHERE id = {made}")
+    return Planted("state 99 is unknown", (made,), "state 99 is unknown")
+
+
+def plant_writes(live: Bench) -> Planted:
+    live.drain()
+    made = int(live.step("x").schedule())
+    postgresql = live.database.dialect == "postgresql"
+    return Planted("takes no writes" if postgresql else "is full", (made,), "takes no writes" if postgresql else "full")
+
+
+PLANTS: dict[str, Callable[[Bench], Planted]] = {
+    name.removeprefix("plant_"): function for name, function in globals().items() if name.startswith("plant_")
+}
+PLANTS["short lease"] = PLANTS.pop("short_lease")
+
+
+def test_each_problem_of_the_table_is_planted_here() -> None:
+    assert sorted(PLANTS) == sorted(BY_NAME)
+    assert len(BY_NAME) == len(TABLE)
+
+
+def test_the_reference_is_made_of_the_table() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    made = runpy.run_path(str(docs / "make.py"))["problems"]()
+    assert (docs / "reference" / "problems.md").read_text() == made, "run `python docs/make.py`"
+
+
+@pytest.fixture
+def planted(name: str, live: Bench, monkeypatch: pytest.MonkeyPatch) -> Planted:
+    made = PLANTS[name](live)
+    if name == "writes":
+        monkeypatch.setattr(writable, "_FULL", 1 << 62)
+        monkeypatch.setattr(writable, "_SERVER", "SELECT false AS standby, true AS read_only")
+    return made
+
+
+def of_status(ctl: Ctl, name: str) -> dict[str, Any]:
+    """What ``status --check`` says of it, which must be one thing."""
+    view = json.loads(ctl("-o", "json", "status", "--check").stdout)
+    (one,) = [one for one in [view["idle"], *view["stuck"]] if one and one["problem"] == name]
+    return dict(one)
+
+
+def remedies(texts: Iterable[str]) -> list[str]:
+    """The commands of schedctl in these texts."""
+    return [command for text in texts for command in re.findall(r"`schedctl ([^`]+)`", text)]
+
+
+def check_command(line: str) -> None:
+    """There is such a command, with these options and so many arguments."""
+    words = [re.sub(r"^(ID|NAME)$", "1", word) for word in line.split()]
+    command: click.Command = root
+    context = click.Context(root, info_name="schedctl")
+    while isinstance(command, click.Group):
+        name = words.pop(0)
+        found = command.get_command(context, name)
+        assert found is not None, f"there is no command {line!r}"
+        command = found
+    command.make_context(command.name, words, parent=context, resilient_parsing=False)
+
+
+@pytest.mark.case(102)
+@pytest.mark.parametrize("name", sorted(PLANTS))
+class TestVoices:
+    def test_status_and_why(self, name: str, ctl: Ctl, live: Bench, planted: Planted) -> None:
+        result = ctl("status", "--check")
+        assert result.exit_code == 1
+        assert planted.words in result.output
+        one = of_status(ctl, name)
+        assert planted.words in one["text"]
+        assert one["remedy"]
+        for line in remedies([one["text"], one["remedy"]]):
+            check_command(line)
+        if Voice.WHY in BY_NAME[name].voices:
+            assert planted.tasks, "a problem of tasks"
+            for task in planted.tasks:
+                assert planted.why in ctl("why", task).output
+        else:
+            assert not one["tasks"] or name == "orphans"
+
+    def test_doctor(self, name: str, ctl: Ctl, live: Bench, planted: Planted) -> None:
+        if Voice.DOCTOR not in BY_NAME[name].voices:
+            return
+        found = json.loads(ctl("-o", "json", "doctor").stdout)
+        said = [one for one in found if one["check"] == BY_NAME[name].check and one["level"] != "ok"]
+        assert said, f"doctor has no finding {BY_NAME[name].check}"
+        assert planted.words in said[0]["text"] or any(str(task) in said[0]["text"] for task in planted.tasks)
+
+    def test_alert(self, name: str, live: Bench, planted: Planted) -> None:
+        row = BY_NAME[name]
+        if Voice.ALERT not in row.voices:
+            return
+        assert getattr(AlertRules(), row.rule).after <= 60
+        at_once = AlertRules(**{row.rule: PresentRule(after=0)})
+        sinks = {"ops": AlertSink(type="command", command=("x",))}
+        alerts = Alerts(sinks=sinks, rules=at_once)
+        Evaluator(live.jobs.database, alerts, Retained(30 * HOUR, 90 * HOUR), "one").look()
+        with live.jobs.database.read() as tx:
+            firing = [one for one in alert_rows.alerts(tx).values() if one.phase is Phase.FIRING]
+        assert any(one.key.rule == row.rule and planted.words in one.text for one in firing), firing
+
+    def test_page(self, name: str, database: Database, live: Bench, planted: Planted) -> None:
+        with console_on(database) as gate:
+            (one,) = [one for one in ask(gate, "GET", "/.json").json["wrong"] if one["problem"] == name]
+            shown = ask(gate, "GET", "/").text
+        assert planted.words in one["text"]
+        assert one["remedy"]
+        assert 'class="allwell"' not in shown
+        for line in remedies([one["text"], one["remedy"]]):
+            check_command(line)
+
+    def test_the_remedy_works(self, name: str, ctl: Ctl, live: Bench, planted: Planted) -> None:
+        if not planted.mends:
+            return
+        one = of_status(ctl, name)
+        said = " ".join(remedies([one["text"], one["remedy"]]))
+        assert planted.mends[0] in said, f"{said!r} has no {planted.mends}"
+        result = ctl(*planted.mends)
+        assert result.exit_code == 0, result.output
