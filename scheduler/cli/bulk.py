@@ -60,7 +60,7 @@ def plan_(
     Without --status they choose what the verb is for: retry chooses what failed or died.
     """
     from scheduler.cli.payload import read_params
-    from scheduler.client.published import patched_payload
+    from scheduler.client.payloads import patched_payload
     from scheduler.model.bulk import MAX_TASKS, BulkOptions
     from scheduler.store.admin import stored_bulks
 
@@ -107,7 +107,7 @@ def run_(session: Session, /, name: str, canary: bool) -> int:
     """
     import time
 
-    from scheduler.client.published import patched_payload
+    from scheduler.client.payloads import patched_payload
     from scheduler.store import bulks
     from scheduler.store.admin import stored_bulks
 

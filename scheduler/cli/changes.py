@@ -12,7 +12,7 @@ from scheduler.cli.options import INSTANT, SPAN, Number
 
 if TYPE_CHECKING:
     from scheduler.store.db.tx import Tx
-    from scheduler.store.tasks.patch import NewPayload, Patch
+    from scheduler.store.tasks.patch import Make, NewPayload, Patch, StoredPayload
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -110,23 +110,16 @@ def read_headers(text: str) -> str:
     return encode_headers(read_json("--headers", text))
 
 
-def payload_maker(tx: Tx, params: Sequence[str], payload: str | None) -> Callable[[int, str, str], NewPayload]:
+def payload_maker(tx: Tx, params: Sequence[str], payload: str | None) -> Make:
     """Makes a task's new payload: the given one, or the stored one with changed fields, checked against its kind's
     published schema. What it returns raises UnregisteredKindError, PayloadError, UsageError."""
-    from scheduler.cli.payload import read_params, validate
-    from scheduler.client.published import encode_payload, lane_of
-    from scheduler.errors import UnregisteredKindError
-    from scheduler.store.read.kinds import get_kind
-    from scheduler.store.tasks.patch import NewPayload
+    from scheduler.cli.payload import naming_option, read_params
+    from scheduler.client.payloads import of_published, published_kind
 
-    def make(_task_id: int, kind: str, present: str) -> NewPayload:
-        record = get_kind(tx, kind)
-        if record is None:
-            raise UnregisteredKindError(f"no worker has registered a kind {kind!r}: its payload cannot be checked")
-        value = read_json("--payload", payload if payload is not None else present)
-        if params:
-            value = (value if isinstance(value, dict) else {}) | read_params(params)
-        validate(record, value)
-        return NewPayload(encode_payload(kind, value), lane_of(kind, value, record), record.schema_version)
+    def make(present: StoredPayload) -> NewPayload:
+        record = published_kind(tx, present.kind)
+        value = None if payload is None else read_json("--payload", payload)
+        with naming_option():
+            return of_published(record, present, value, read_params(params) if params else None)
 
     return make

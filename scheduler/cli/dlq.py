@@ -164,6 +164,7 @@ def replay(
     from scheduler.cli.changes import payload_maker
     from scheduler.store.admin.replay import replay as run_again
     from scheduler.store.read.tasks import get_task, get_tasks
+    from scheduler.store.tasks.patch import StoredPayload
 
     wanted = list(dict.fromkeys(ids))
     if len(wanted) > 1 and (key is not None or params or payload is not None):
@@ -177,7 +178,9 @@ def replay(
         new = None
         if params or payload is not None:
             task = get_task(tx, wanted[0])
-            new = payload_maker(tx, params, payload)(task.id, task.kind, task.payload or "null")
+            new = payload_maker(tx, params, payload)(
+                StoredPayload(task.id, task.kind, task.payload or "null", task.schema_version)
+            )
         made = [run_again(tx, i, key=key, payload=new, copy=copy) for i in wanted]
         views = [task_view(task) for task in get_tasks(tx, [again.id for again in made])]
         return views, {task_id: other for again in made for task_id, other in again.left.items()}

@@ -155,7 +155,7 @@ def change_chosen(
     for why in done.refused.values():
         note(why)
     _note_more(done)
-    return exits.DONE
+    return exits.CONFLICT if done.conflicts else exits.DONE
 
 
 def _planned(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -40,11 +41,19 @@ def _json(name: str, text: str) -> Any:
 
 def validate(kind: KindRecord, payload: dict[str, Any]) -> None:
     """Check a payload against the kind's schema. Raises PayloadError that names the field."""
-    from scheduler.client.published import MisfitError
     from scheduler.client.published import validate as check
 
-    try:
+    with naming_option():
         check(kind, payload)
+
+
+@contextmanager
+def naming_option() -> Iterator[None]:
+    """Says of a field that got a text and wants another type how ``-P`` gives that."""
+    from scheduler.client.published import MisfitError
+
+    try:
+        yield
     except MisfitError as error:
         if error.text is None:
             raise

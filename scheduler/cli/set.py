@@ -59,14 +59,11 @@ def set_task(
 
 
 def _set_tasks(session: Session, wanted: list[int], changes: ChangesGiven) -> None:
-    from scheduler.errors import InvalidTransitionError
     from scheduler.store.read.tasks import get_tasks
     from scheduler.store.tasks.patch import patch
 
     def work(tx: Tx) -> list[dict[str, Any]]:
-        done = patch(tx, wanted, changes.patch(tx))
-        for reason in done.refused.values():
-            raise InvalidTransitionError(reason)
+        patch(tx, wanted, changes.patch(tx)).check()
         tasks = get_tasks(tx, wanted)
         hidden = Masks(tx, {task.kind for task in tasks})
         return [hidden.view(task, task_view(task)) for task in tasks]

@@ -13,7 +13,7 @@ from typing import Any, Unpack
 import msgspec
 
 from scheduler.client.filters import Filters
-from scheduler.client.published import patched_payload
+from scheduler.client.payloads import patched_payload
 from scheduler.errors import ConfigError, InvalidTransitionError, SchedulerError, StoreUnavailableError
 from scheduler.model.bulk import BulkOptions, BulkState, ItemResult, Verb
 from scheduler.model.state import TaskState

@@ -12,12 +12,12 @@ import msgspec
 from scheduler.client.audit import AuditEntry, audit_entry
 from scheduler.client.builder import check_text
 from scheduler.client.info import TaskInfo, task_info
+from scheduler.client.payloads import of_registered
 from scheduler.client.threads import CallThreads, in_thread
-from scheduler.errors import ConfigError, PayloadError
+from scheduler.errors import ConfigError
 from scheduler.model.actor import acting_as, in_bulk
-from scheduler.model.registry import MAX_KEY, Kind, encode_json
+from scheduler.model.registry import MAX_KEY
 from scheduler.model.spec import TaskId
-from scheduler.model.task import Task
 from scheduler.model.texts import storable
 from scheduler.model.times import span_us, to_datetime
 from scheduler.store.admin import purge
@@ -28,7 +28,7 @@ from scheduler.store.read import dead_letters as store
 from scheduler.store.read.dead_letters import BATCH, Filter
 from scheduler.store.read.tasks import get_task
 from scheduler.store.tasks.keys import Other
-from scheduler.store.tasks.patch import NewPayload
+from scheduler.store.tasks.patch import NewPayload, StoredPayload
 
 if TYPE_CHECKING:
     from scheduler.client.tasks import TaskOperations
@@ -272,13 +272,9 @@ class DeadLetters:
         """The payload as it is stored, checked by the registered kind."""
         registry = self._owner.registry
         with self._owner.database.read() as tx:
-            kind: Kind = registry.named(get_task(tx, task_id).kind)
-        value = given
-        if not isinstance(given, Task):
-            value = kind.decode(encode_json(given, f"payload of {kind.name}"))
-        elif registry.of_instance(given) is not kind:
-            raise PayloadError(f"task {task_id} is of kind {kind.name}; {type(given).__name__} is another one")
-        return NewPayload(kind.encode(value), kind.lane(value), kind.options.schema_version)
+            task = get_task(tx, task_id)
+        present = StoredPayload(task_id, task.kind, task.payload or "null", task.schema_version)
+        return of_registered(registry, registry.named(task.kind), present, given)
 
     groups_async = in_thread(groups)
     get_async = in_thread(get)

@@ -20,9 +20,7 @@ from scheduler.model.spec import TaskSpec
 from scheduler.model.task import Priority, TaskOptions
 from scheduler.model.texts import storable
 from scheduler.store.db.database import Database
-from scheduler.store.db.tx import Tx
 from scheduler.store.read.kinds import KindRecord, get_kind, kind_names
-from scheduler.store.tasks.patch import NewPayload
 
 
 class PublishedKind:
@@ -78,36 +76,6 @@ def read_kind(database: Database, name: str) -> PublishedKind:
         known = kind_names(tx)
     there = f"known are {', '.join(known)}" if known else "none is known: start a worker first"
     raise UnregisteredKindError(f"no worker has registered a kind {name!r}; {there}")
-
-
-def decoded_fields(task_id: int, text: str) -> dict[str, Any]:
-    """A stored payload that has fields. Raises PayloadError for another one."""
-    try:
-        found = msgspec.json.decode(text)
-    except (msgspec.MsgspecError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise PayloadError(f"the payload of task {task_id} has no fields: give another one, whole")
-    return found
-
-
-def new_payload(record: KindRecord, value: Any) -> NewPayload:
-    """A payload of a kind that only workers have. Raises PayloadError."""
-    text = encode_payload(record.name, value)
-    payload = msgspec.json.decode(text)  # as the worker reads it
-    validate(record, payload)
-    return NewPayload(text, lane_of(record.name, payload, record), record.schema_version)
-
-
-def patched_payload(tx: Tx, task_id: int, kind: str, present: str, fields: Mapping[str, Any]) -> NewPayload:
-    """A stored payload with other fields, as the kind that workers have published wants it.
-
-    Raises UnregisteredKindError, PayloadError.
-    """
-    record = get_kind(tx, kind)
-    if record is None:
-        raise UnregisteredKindError(f"no worker has registered a kind {kind!r}: its payload cannot be checked")
-    return new_payload(record, {**decoded_fields(task_id, present), **fields})
 
 
 def encode_payload(kind: str, payload: Any) -> str:
@@ -178,13 +146,15 @@ class MisfitError(PayloadError):
         self.text = text
 
 
-def as_read(kind: KindRecord, payload: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+def as_read(
+    kind: KindRecord, payload: dict[str, Any], names: Sequence[str], what: str = "concurrency key"
+) -> dict[str, Any]:
     """The fields as the handler's program decodes them, with defaults. Raises PayloadError."""
     fields, found = _fields(kind), {}
     for name in names:
         field = fields.get(name, {})
         if name not in payload and "default" not in field:
-            raise PayloadError(f"the concurrency key of {kind.name} needs {name}, whose default only its program knows")
+            raise PayloadError(f"the {what} of {kind.name} needs {name}, whose default only its program knows")
         try:
             found[name] = msgspec.convert(payload.get(name, field.get("default")), _type_of(field))
         except msgspec.ValidationError as error:

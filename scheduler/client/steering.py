@@ -16,21 +16,22 @@ from scheduler.client.checks import check_id
 from scheduler.client.dead_letters import check_filters, warn_left
 from scheduler.client.filters import Filters as Filters
 from scheduler.client.live_settings import LiveSettings
-from scheduler.client.published import decoded_fields, new_payload, read_kind
+from scheduler.client.payloads import of_published, of_registered
+from scheduler.client.published import read_kind
 from scheduler.client.tasks import TaskOperations, parse_states, warn_conflicts
 from scheduler.client.workers import Workers
 from scheduler.errors import ConfigError, PayloadError
 from scheduler.model.names import check_name
-from scheduler.model.registry import MAX_KEY, encode_json
+from scheduler.model.registry import MAX_KEY
 from scheduler.model.retry import RetryPolicy
 from scheduler.model.spec import TaskId
-from scheduler.model.task import Priority, Task
+from scheduler.model.task import Priority
 from scheduler.model.times import instant_us, span_us
 from scheduler.store.admin.bulk import Bulk, cancel_many, patch_many, retry_many
 from scheduler.store.admin.copy import copy
 from scheduler.store.admin.stored_bulks import uncancel
 from scheduler.store.read.choose import TaskFilter
-from scheduler.store.tasks.patch import NewPayload, Patch, patch_one
+from scheduler.store.tasks.patch import Make, NewPayload, Patch, StoredPayload, patch_one
 from scheduler.store.tasks.rerun import rerun
 
 
@@ -302,7 +303,7 @@ class SteeringOperations(TaskOperations):
             payload=self._payloads(given),
         )
 
-    def _payloads(self, given: Changes) -> Callable[[int, str, str], NewPayload] | UnsetType:
+    def _payloads(self, given: Changes) -> Make | UnsetType:
         """What makes the new payload of a task: checked by its registered kind."""
         if "payload" not in given and "fields" not in given:
             return UNSET
@@ -310,18 +311,13 @@ class SteeringOperations(TaskOperations):
         if fields is not None and not isinstance(fields, Mapping):
             raise PayloadError(f"fields must be a mapping, not {fields!r:.80}")
 
-        def make(task_id: int, name: str, present: str) -> NewPayload:
-            value = given.get("payload")
-            if fields is not None:
-                value = {**decoded_fields(task_id, present), **fields}
-            kind = self.registry.get(name)
+        def make(present: StoredPayload) -> NewPayload:
+            kind = self.registry.get(present.kind)
             if kind is None:
-                return new_payload(read_kind(self.database, name).record, value)
-            if not isinstance(value, Task):
-                value = kind.decode(encode_json(value, f"payload of {name}"))
-            elif self.registry.of_instance(value) is not kind:
-                raise PayloadError(f"task {task_id} is of kind {name}; {type(value).__name__} is another one")
-            return NewPayload(kind.encode(value), kind.lane(value), kind.options.schema_version)
+                return of_published(
+                    read_kind(self.database, present.kind).record, present, given.get("payload"), fields
+                )
+            return of_registered(self.registry, kind, present, given.get("payload"), fields)
 
         return make
 

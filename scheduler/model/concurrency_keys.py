@@ -7,6 +7,7 @@ a float is 1.0.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from string import Formatter
 
 import msgspec
@@ -64,8 +65,13 @@ def is_verbatim(template: str, struct: type[msgspec.Struct]) -> bool:
 
 def why_private(template: str, struct: type[msgspec.Struct]) -> str | None:
     """Why only the program can make this key; None if a payload's JSON and its schema suffice."""
+    return why_fields_are_private(fields_of(template), struct)
+
+
+def why_fields_are_private(names: Iterable[str], struct: type[msgspec.Struct]) -> str | None:
+    """Why only the program can make a key of these fields; None if a payload's JSON and its schema suffice."""
     fields = _fields(struct)
-    for name in fields_of(template):
+    for name in names:
         field = fields.get(name)
         if field is None or field.name != field.encode_name:
             return f"field {name!r} has another name in the payload"

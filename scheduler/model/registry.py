@@ -12,7 +12,7 @@ import msgspec
 import msgspec.inspect
 
 from scheduler.errors import ConfigError, PayloadError, UnregisteredKindError
-from scheduler.model.concurrency_keys import check_template, fields_of, is_verbatim, why_private
+from scheduler.model.concurrency_keys import check_template, fields_of, is_verbatim, why_fields_are_private, why_private
 from scheduler.model.fingerprint import describe
 from scheduler.model.finite import find_not_finite
 from scheduler.model.handlers import NAMES
@@ -23,7 +23,7 @@ from scheduler.model.secrets import lost_mark, marked_fields
 from scheduler.model.spec import TaskSpec, plain
 from scheduler.model.task import Task, TaskFunction, TaskOptions
 from scheduler.model.texts import storable
-from scheduler.model.unique import check_fields, key_of
+from scheduler.model.unique import DerivedKey, check_fields, key_of
 
 MAX_PAYLOAD = 128 * 1024
 MAX_KEY = 255
@@ -112,17 +112,41 @@ class Kind:
             self._make_key(made, value)
         return made
 
-    def _make_key(self, spec: TaskSpec, value: Any) -> None:
-        unique, debounce = self.options.unique, self.options.debounce
-        option = unique or debounce
+    def key(self, value: Any, text: str) -> str:
+        """The key that the fields of a payload make. ``text``: the payload as it is stored. Raises PayloadError."""
+        option = self.options.unique or self.options.debounce
         assert option is not None
         custom = self.build is not None or self._serialize is not None
-        read = value if custom else self._decoder.decode(spec.payload)
+        read = value if custom else self._decoder.decode(text)
         fields = {name: getattr(read, name) for name in self.struct.__struct_fields__}
         try:
-            spec.key = key_of(msgspec.to_builtins(fields, enc_hook=plain), option.by)
+            return key_of(msgspec.to_builtins(fields, enc_hook=plain), option.by)
         except TypeError as error:
             raise PayloadError(f"{option!r} of {self.name} cannot make a key: {error}") from None
+
+    def derived_key(self, value: Any, text: str, before: str, version: int, task_id: int) -> DerivedKey | None:
+        """The key of a payload that takes the place of the payload ``before``; None for a kind without such keys.
+
+        Raises PayloadError.
+        """
+        if not self.makes_keys:
+            return None
+        try:
+            present = self.decode(before, version, task_id)
+            was = self.key(present, self.encode(present))
+        except PayloadError:
+            was = None  # what cannot be read makes no key
+        unique = self.options.unique
+        return DerivedKey(
+            self.key(value, text),
+            was,
+            None if unique is None else unique.mask,
+            0 if unique is None else unique.retention_us,
+        )
+
+    def _make_key(self, spec: TaskSpec, value: Any) -> None:
+        unique, debounce = self.options.unique, self.options.debounce
+        spec.key = self.key(value, spec.payload)
         if unique is not None:
             spec.key_retention, spec.unique_states = unique.retention_us, unique.mask
         elif debounce is not None:
@@ -141,7 +165,7 @@ class Kind:
         """Decode a stored payload; older schema versions go through ``upgrade``. Raises PayloadError."""
         try:
             if version is not None and version != self.options.schema_version:
-                text = self._upgraded(text, version)
+                text = self.upgraded(text, version)
             if self.build is not None:
                 return self._built(self.build, task_id, text)
             return self._decoder.decode(text)
@@ -156,11 +180,12 @@ class Kind:
         except Exception as error:
             raise PayloadError(f"payload of {self.name}: its build() cannot read it: {describe(error).text}") from None
 
-    def _upgraded(self, text: str, version: int) -> str:
+    def upgraded(self, text: str, version: int) -> str:
+        """A stored payload of this schema version as one of the present version. Raises PayloadError."""
         mine = self.options.schema_version
         if version > mine:
             raise PayloadError(f"payload of {self.name} has schema_version {version}, this program knows {mine}")
-        if self._upgrade is None:
+        if self._upgrade is None or version == mine:
             return text
         return encode_json(self._upgrade(msgspec.json.decode(text), version), f"upgraded payload of {self.name}")
 
@@ -196,6 +221,31 @@ class Kind:
         if self._serialize is not None or self.build is not None:
             return "the payload is read or written in a way of its own"
         return why_private(rule, self.struct)
+
+    def published_keys(self) -> dict[str, Any]:
+        """How workers publish the keys that the fields of a payload make.
+
+        ``key_fields``: the names in the payload that count; None: only the program can read them. ``key_why``: why only
+        the program can make the key; None: the payload's JSON and its schema suffice.
+        """
+        option = self.options.unique or self.options.debounce
+        if option is None:
+            return {"makes_keys": False}
+        names, unique = option.by or self.struct.__struct_fields__, self.options.unique
+        made: dict[str, Any] = {"makes_keys": True, "key_fields": None}
+        made["key_why"] = "the payload is read or written in a way of its own"
+        if self._serialize is None and self.build is None:
+            renamed = dict(zip(self.struct.__struct_fields__, self.struct.__struct_encode_fields__, strict=True))
+            made["key_fields"] = [renamed[name] for name in names]
+            made["key_why"] = why_fields_are_private(names, self.struct)
+        made["unique_states"] = None if unique is None else unique.mask
+        made["unique_for"] = 0 if unique is None else unique.retention_us
+        return made
+
+    @property
+    def upgrades(self) -> bool:
+        """Whether it turns older payloads into present ones."""
+        return self._upgrade is not None
 
     def schema(self) -> dict[str, Any]:
         """JSON schema of the payload; empty (anything) for a type with its own ``serialize`` or ``build``."""

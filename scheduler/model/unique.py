@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -13,6 +14,7 @@ from scheduler.errors import ConfigError
 from scheduler.model.state import LIVE, TaskState
 from scheduler.model.times import span_us
 
+_PREFIX = "unique:"
 _MAX_TEXT = 200  # of a key that shows its fields; a longer one is a hash
 _NAMES = tuple(state.value for state in TaskState if state in LIVE and state is not TaskState.CLAIMED)
 
@@ -68,13 +70,35 @@ class Debounce:
         return f"Debounce({self.wait_us / 1_000_000:g}, {self.longest_us / 1_000_000:g}, by={self.by!r})"
 
 
+class DerivedKey(NamedTuple):
+    """The key that a new payload makes. ``before``: the key that the payload before it made; None: unknown.
+
+    ``states``: in which states a holder of ``text`` keeps another task out, as bits; None: in all. ``retention``: for
+    how long a success keeps the key.
+    """
+
+    text: str
+    before: str | None
+    states: int | None
+    retention: int | None
+
+    def replaces(self, key: str | None) -> bool:
+        """Whether a task with this key takes the new one: a key that a person or a sender gave stays."""
+        return self.before != self.text and key != self.text and (key is None or is_derived(key))
+
+
+def is_derived(key: str) -> bool:
+    """Whether a key was made of the fields of a payload."""
+    return key.startswith(_PREFIX) and re.search(r"~copy-\d+$", key) is None
+
+
 def key_of(fields: Mapping[str, Any], by: tuple[str, ...] | None) -> str:
     """The key of a task with these fields: ``{"order_id":42}``, or a hash of that if it is long."""
     chosen = {name: fields[name] for name in (sorted(fields) if by is None else by)}
     text = msgspec.json.encode(chosen, order="sorted").decode()
     if len(text) <= _MAX_TEXT and "\\u0000" not in text:
-        return f"unique:{text}"
-    return f"unique:{hashlib.sha256(text.encode()).hexdigest()}"
+        return f"{_PREFIX}{text}"
+    return f"{_PREFIX}{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def check_fields(kind: str, option: Unique | Debounce, known: tuple[str, ...]) -> None:

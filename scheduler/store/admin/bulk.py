@@ -179,6 +179,8 @@ def patch_many(
             )
         done.changed += one.changed
         done.refused |= one.refused
+        for task_id, error in one.conflicts.items():
+            done.conflicts[task_id], done.refused[task_id] = error.existing_id, f"task {task_id}: {error}"
         done.count([row for row in rows if row.id in one.changed])
         if each(done) is False:
             done.more = True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec import UNSET
 
 from scheduler.errors import UnknownTaskError
@@ -12,36 +14,39 @@ from scheduler.store.admin.replay import COPIED, READ, edges_of, payload_of
 from scheduler.store.db.tx import Tx
 from scheduler.store.tasks import keys
 from scheduler.store.tasks.enqueue import enqueue
-from scheduler.store.tasks.patch import NewPayload, Patch
+from scheduler.store.tasks.patch import NewPayload, Patch, StoredPayload, new_key
 
 
 def copy(tx: Tx, task_id: int, change: Patch, *, key: str | None = None, dependencies: bool = True) -> TaskId:
     """Store a new task with the options, envelope and payload of this one, and over them what ``change`` says.
 
-    It is due now unless ``change`` says when, has no key but ``key``, and an idempotency key of its own. With
-    ``dependencies`` it waits for what this one waits or waited for. Raises UnknownTaskError, PayloadError;
-    DuplicateKeyError if another task holds ``key`` or has completed under it since this one ended.
+    It is due now unless ``change`` says when, and has an idempotency key of its own. It has no key but ``key``, or the
+    one that another payload makes. With ``dependencies`` it waits for what this one waits or waited for. Raises
+    UnknownTaskError, PayloadError; DuplicateKeyError if another task holds its key or has completed under it since this
+    one ended.
     """
     row = tx.run(f"SELECT {READ} FROM schedd_tasks t WHERE t.id = :id", id=task_id).first()
     if row is None:
         raise UnknownTaskError(task_id)
     payload = NewPayload(payload_of(tx, row), base_lane(row.lane), row.schema_version)
     if change.payload is not UNSET:
-        payload = change.payload(task_id, row.kind, payload.text)
+        payload = change.payload(StoredPayload(task_id, row.kind, payload.text, row.schema_version))
+    given: dict[str, Any] = {name: row._mapping[name] for name in COPIED}
+    if key is None:
+        key, given["key_retention"] = new_key(payload, row.key), None
+        if key is not None and payload.key is not None:
+            given |= {"key_retention": payload.key.retention, "unique_states": payload.key.states}
     if key is not None:
         ended = keys.EndedTask(row.id, row.kind, key, row.finished_at)
         refused = keys.others(tx, [ended])
         if refused:
             raise refused[row.id].error
-    given = {name: row._mapping[name] for name in COPIED}
     for name in ("priority", "queue", "headers", "timeout", "run_at", "delay"):
         value = getattr(change, name)
         if value is not UNSET:
             given[name] = value
     if change.retry is not UNSET:
         given["retry"], given["max_attempts"] = change.retry
-    if key is None:
-        given["key_retention"] = None
     spec = TaskSpec(
         **given,
         payload=payload.text,

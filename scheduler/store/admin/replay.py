@@ -21,7 +21,7 @@ from scheduler.store.read.dead_letters import Filter, not_dead
 from scheduler.store.tasks import envelopes, keys
 from scheduler.store.tasks.control import reopen
 from scheduler.store.tasks.enqueue import enqueue
-from scheduler.store.tasks.patch import NewPayload, set_payload
+from scheduler.store.tasks.patch import NewPayload, new_key, set_payload
 
 _WHENS, _OTHERWISES = tuple(When), tuple(Otherwise)
 # Columns that a copy takes over unchanged.
@@ -116,6 +116,7 @@ def _locked(tx: Tx, task_id: int) -> sa.Row[Any]:
 def _again(tx: Tx, row: sa.Row[Any], key: str | None, payload: NewPayload | None) -> dict[int, keys.Other]:
     if key is not None or payload is not None:
         envelopes.keep(tx, row.id)
+    key = new_key(payload, row.key) if key is None else key
     tx.run(
         "UPDATE schedd_tasks SET replay_count = replay_count + 1, key = coalesce(:key, key), "
         "original_id = coalesce(original_id, id) WHERE id = :id",
@@ -137,6 +138,9 @@ def _detail(row: sa.Row[Any], key: str | None, payload: NewPayload | None) -> di
 
 def _copy(tx: Tx, row: sa.Row[Any], key: str | None, payload: NewPayload | None) -> TaskId:
     detail = _detail(row, key, payload)
+    states = None
+    if key is None and payload is not None and payload.key is not None:
+        key, states = new_key(payload, row.key), payload.key.states
     if payload is None:
         payload = NewPayload(payload_of(tx, row), base_lane(row.lane), row.schema_version)
     if key is not None:
@@ -149,6 +153,7 @@ def _copy(tx: Tx, row: sa.Row[Any], key: str | None, payload: NewPayload | None)
         dead_letter=bool(row.dead_letter),
         correlation=row.correlation or str(row.id),
         key=key,
+        unique_states=states,
         conflict="reject",
         edges=edges_of(tx, row.id),
     )

@@ -33,11 +33,11 @@ from scheduler.store.read.audit import last
 from scheduler.store.read.choose import TaskFilter
 from scheduler.store.read.tasks import ends
 from scheduler.store.tasks import control
-from scheduler.store.tasks.patch import NewPayload, stored_payloads
+from scheduler.store.tasks.patch import NewPayload, StoredPayload, stored_payloads
 from scheduler.store.tasks.rerun import rerun
 
-# Makes a payload with other fields: of a transaction, an id, a kind, the present payload and the fields.
-Patched = Callable[[Tx, int, str, str, dict[str, Any]], NewPayload]
+# Makes a payload with other fields: of a transaction, the present payload and the fields.
+Patched = Callable[[Tx, StoredPayload, dict[str, Any]], NewPayload]
 CANARY_EVERY_S = 0.5  # between two looks whether the task that goes first has ended
 _UNBEGUN = (TaskState.WAITING, TaskState.SCHEDULED)
 
@@ -83,7 +83,7 @@ def _check_fields(tx: Tx, made: BulkPlan, fields: dict[str, Any], patched: Patch
 def _patched(tx: Tx, row: sa.Row[Any], fields: dict[str, Any], patched: Patched | None) -> NewPayload:
     if patched is None:
         raise ConfigError("this bulk changes payloads, which this process does not check")
-    return patched(tx, row.id, row.kind, stored_payloads(tx, [row.id])[0][1], fields)
+    return patched(tx, stored_payloads(tx, [row.id])[0], fields)
 
 
 def store(database: Database, made: BulkPlan, options: BulkOptions, chosen: dict[str, Any]) -> BulkRecord:

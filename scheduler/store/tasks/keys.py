@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from scheduler.errors import DuplicateKeyError
 from scheduler.model import state as st
 from scheduler.model.state import TaskState
+from scheduler.model.unique import DerivedKey
 from scheduler.store.db.dialect import Dialect, bind_rows
 from scheduler.store.db.tx import Tx
 
@@ -50,6 +51,34 @@ def keeps_out(holder: Holder, states: int | None) -> bool:
 def give_up(tx: Tx, task_id: int) -> None:
     """Take the key from a task, though it lives: it does not keep others out in its state."""
     tx.run("UPDATE schedd_tasks SET held_key = NULL WHERE id = :id", id=task_id)
+
+
+def change(tx: Tx, task_id: int, kind: str, key: DerivedKey) -> None:
+    """Give a task the key that its new payload makes; while it lives, it holds that key.
+
+    Raises DuplicateKeyError if another task holds it; then nothing is changed.
+    """
+    for last in (False, False, True):
+        holder = holder_of(tx, kind, key.text)
+        if holder is not None and holder.id != task_id:
+            if keeps_out(holder, key.states):
+                raise DuplicateKeyError(kind, key.text, holder.id, completed=holder.state is TaskState.SUCCESS)
+            give_up(tx, holder.id)
+        free_expired(tx, kind, key.text)
+        try:
+            with tx.connection.begin_nested():
+                tx.run(
+                    "UPDATE schedd_tasks SET key = :key, key_retention = :retention, key_until = NULL, "
+                    f"held_key = CASE WHEN state < {st.FIRST_TERMINAL} THEN CAST(:key AS text) END WHERE id = :id",
+                    key=key.text,
+                    retention=key.retention,
+                    id=task_id,
+                )
+            return
+        except sa.exc.IntegrityError:
+            if last:
+                raise
+            # Another transaction took it meanwhile: read again.
 
 
 def holders(tx: Tx, keys: set[tuple[str, str]]) -> dict[tuple[str, str], TaskState]:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from scheduler.errors import InvalidTransitionError, PayloadError, UnknownTaskError
+from scheduler.errors import DuplicateKeyError, InvalidTransitionError, PayloadError, UnknownTaskError
 from scheduler.model import state as st
 from scheduler.model.lanes import LANE_SEPARATOR, PLACED_LANE, QUARANTINE_LANE
 from scheduler.model.state import TaskState
 from scheduler.model.task import Priority
 from scheduler.model.texts import rfc3339
+from scheduler.model.unique import DerivedKey
 from scheduler.ports import SECOND
 from scheduler.store import audit
 from scheduler.store.db.tx import Tx
-from scheduler.store.tasks import envelopes
+from scheduler.store.tasks import envelopes, keys
 from scheduler.store.tasks.attempts import write_values
 from scheduler.store.tasks.row import INLINE
 
@@ -28,24 +30,38 @@ _READ = (
 )
 _WITH_STEPS = "SELECT DISTINCT task_id FROM schedd_checkpoints WHERE {among}"
 _PAYLOADS = (
-    "SELECT t.id, coalesce(t.payload, v.value) FROM schedd_tasks t "
-    "LEFT JOIN schedd_task_values v ON v.task_id = t.id AND v.name = 'payload' WHERE {among}"
+    "SELECT t.id, t.kind, coalesce(t.payload, v.value), t.schema_version FROM schedd_tasks t "
+    "LEFT JOIN schedd_task_values v ON v.task_id = t.id AND v.name = 'payload' WHERE {among} ORDER BY t.id"
 )
 
 
 class NewPayload(NamedTuple):
-    """A new payload: JSON text, its lane and its schema version."""
+    """A new payload: JSON text, and all that derives from it: lane, schema version, the key of a kind that makes keys
+    of its fields."""
 
     text: str
     lane: str
     schema_version: int
+    key: DerivedKey | None = None
+
+
+class StoredPayload(NamedTuple):
+    """The payload of a stored task, as JSON text."""
+
+    id: int
+    kind: str
+    text: str
+    schema_version: int
+
+
+Make = Callable[[StoredPayload], NewPayload]
 
 
 class Patch(msgspec.Struct, frozen=True, kw_only=True):
     """What to change; UNSET stays. Times and spans are microseconds.
 
     ``run_at``: due at that time; ``delay``: due that long after the transaction's now. ``retry``: the policy as JSON
-    and its attempts. ``payload``: called with the id, the kind and the present payload of each task.
+    and its attempts. ``payload``: called with the present payload of each task.
     """
 
     run_at: int | UnsetType = UNSET
@@ -55,7 +71,7 @@ class Patch(msgspec.Struct, frozen=True, kw_only=True):
     headers: str | UnsetType | None = UNSET
     retry: tuple[str | None, int | None] | UnsetType = UNSET
     timeout: int | UnsetType | None = UNSET
-    payload: Callable[[int, str, str], NewPayload] | UnsetType = UNSET
+    payload: Make | UnsetType = UNSET
 
     @property
     def empty(self) -> bool:
@@ -64,10 +80,20 @@ class Patch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Patched(NamedTuple):
-    """``changed``: id -> the values before and after, for people; ``refused``: id -> why it stays as it is."""
+    """``changed``: id -> the values before and after, for people; ``refused``: id -> why it stays as it is;
+    ``conflicts``: id -> who has the key that its new payload makes, so that it stays as it is."""
 
     changed: dict[int, dict[str, Any]]
     refused: dict[int, str]
+    conflicts: Mapping[int, DuplicateKeyError] = MappingProxyType({})
+
+    def check(self) -> Patched:
+        """The same, for callers that want all or none. Raises InvalidTransitionError, DuplicateKeyError."""
+        for error in self.conflicts.values():
+            raise error
+        for reason in self.refused.values():
+            raise InvalidTransitionError(reason)
+        return self
 
 
 def patch(tx: Tx, ids: Sequence[int], change: Patch) -> Patched:
@@ -94,20 +120,21 @@ def patch(tx: Tx, ids: Sequence[int], change: Patch) -> Patched:
     if not free:
         return Patched({}, refused)
     values = _columns(change, tx.now)
+    conflicts: dict[int, DuplicateKeyError] = {}
     if change.payload is not UNSET:
-        _set_payloads(tx, {i: str(rows[i][2]) for i in free}, change.payload)
-    if values:
+        conflicts = _set_payloads(tx, free, change.payload)
+        free = [i for i in free if i not in conflicts]
+    if values and free:
         _set(tx, free, values)
     changed = {i: _difference(rows[i], values, change) for i in free}
     audit.record(tx, "patch", tasks={i: moved for i, moved in changed.items() if moved["after"]})
-    return Patched(changed, refused)
+    return Patched(changed, refused, conflicts)
 
 
 def patch_one(tx: Tx, task_id: int, change: Patch) -> None:
-    """:func:`patch` for one task. Raises InvalidTransitionError, too, if it cannot be changed (any more)."""
-    done = patch(tx, [task_id], change)
-    if done.refused:
-        raise InvalidTransitionError(done.refused[task_id])
+    """:func:`patch` for one task. Raises InvalidTransitionError, too, if it cannot be changed (any more), and
+    DuplicateKeyError if another task has the key that its new payload makes."""
+    patch(tx, [task_id], change).check()
 
 
 def _why_not(task_id: int, code: int) -> str:
@@ -140,24 +167,43 @@ def _set(tx: Tx, ids: Sequence[int], values: Mapping[str, Any]) -> None:
     tx.rows(sql, **values, ids=tx.dialect.bind_ids(ids), now=tx.now)
 
 
-def _set_payloads(tx: Tx, kinds: Mapping[int, str], make: Callable[[int, str, str], NewPayload]) -> None:
-    for task_id, text in stored_payloads(tx, list(kinds)):
-        made = make(task_id, kinds[task_id], text)
-        envelopes.keep(tx, task_id)
-        set_payload(tx, task_id, made)
+def _set_payloads(tx: Tx, ids: Sequence[int], make: Make) -> dict[int, DuplicateKeyError]:
+    """Returns the tasks that keep their payloads, since the keys of the new ones are held."""
+    conflicts: dict[int, DuplicateKeyError] = {}
+    for present in stored_payloads(tx, ids):
+        made = make(present)
+        envelopes.keep(tx, present.id)
+        try:
+            set_payload(tx, present.id, made)
+        except DuplicateKeyError as error:
+            conflicts[present.id] = error
+    return conflicts
 
 
-def stored_payloads(tx: Tx, ids: Sequence[int]) -> list[tuple[int, str]]:
-    """The payloads of these tasks as JSON text, each with its id. Raises PayloadError if one is missing."""
+def stored_payloads(tx: Tx, ids: Sequence[int]) -> list[StoredPayload]:
+    """The payloads of these tasks by their ids. Raises PayloadError if one is missing."""
     rows = tx.rows(_PAYLOADS.format(among=tx.dialect.among("t.id")), ids=tx.dialect.bind_ids(ids))
-    for task_id, text in rows:
+    for task_id, _, text, _ in rows:
         if text is None:
             raise PayloadError(f"the payload of task {task_id} is missing from the database")
-    return [(task_id, text) for task_id, text in rows]
+    return [StoredPayload(*row) for row in rows]
+
+
+def new_key(payload: NewPayload | None, key: str | None) -> str | None:
+    """The key that a task with this one gets with a new payload; None: it keeps what it has."""
+    derived = None if payload is None else payload.key
+    return derived.text if derived is not None and derived.replaces(key) else None
 
 
 def set_payload(tx: Tx, task_id: int, payload: NewPayload) -> None:
-    """Give a task that no worker holds another payload."""
+    """Give a task that no worker holds another payload, and what derives from it.
+
+    Raises DuplicateKeyError if another task has the key that the payload makes; then nothing is changed.
+    """
+    if payload.key is not None:
+        row = tx.run("SELECT kind, key FROM schedd_tasks WHERE id = :id", id=task_id).one()
+        if new_key(payload, row.key) is not None:
+            keys.change(tx, task_id, row.kind, payload.key)
     inline = len(payload.text) <= INLINE
     tx.run(
         "UPDATE schedd_tasks SET payload = :text, schema_version = :version, lane = "
