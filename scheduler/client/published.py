@@ -69,6 +69,8 @@ class PublishedKind:
 
 def read_kind(database: Database, name: str) -> PublishedKind:
     """The kind of this name, as workers have published it. Raises UnregisteredKindError."""
+    if name != storable(name):
+        raise UnregisteredKindError(f"no worker has registered a kind {name!r:.80}")
     with database.read() as tx:
         record = get_kind(tx, name)
         if record is not None:

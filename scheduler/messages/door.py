@@ -16,6 +16,7 @@ from scheduler.errors import ConfigError, DuplicateKeyError, PayloadError, Sched
 from scheduler.http_server import HttpServer, TooLarge, bears, body_of, headers_of, respond
 from scheduler.messages.group_commit import Busy, PushedIntake
 from scheduler.messages.intake import Intake
+from scheduler.model.json_text import MAX_DEPTH, too_deep
 from scheduler.model.webhooks import key_of, verify
 from scheduler.transports.ports import Answer, Auth, PushSource, Request, Unreadable
 
@@ -139,6 +140,8 @@ class Door:
 
     def _submit(self, body: bytes) -> Answer:
         """Store a task; 201 only after the commit, 200 if another one holds its key."""
+        if too_deep(body):
+            return _error(400, f"it is nested deeper than {MAX_DEPTH} levels")
         try:
             wanted = msgspec.json.decode(body, type=NewTask)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:

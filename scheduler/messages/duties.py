@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from scheduler.backoff import LogOnce
 from scheduler.errors import SchedulerError, StoreUnavailableError
 from scheduler.messages.intake import Intake
+from scheduler.messages.texts import stored_form
 from scheduler.model.fingerprint import describe
 from scheduler.model.texts import storable
 from scheduler.model.trouble import Trouble
@@ -86,7 +87,7 @@ class SourceDuties:
     def look_at_ages(self, deliveries: Sequence[Delivery]) -> None:
         """Tell if messages come so late that the transport is about to drop those behind them."""
         keeps = self._limits.retention
-        sent = [one.sent_at for one in deliveries if one.sent_at is not None]
+        sent = [at for one in deliveries if (at := stored_form(one).sent_at) is not None]
         if keeps is None or (deliveries and not sent):
             return
         oldest, now = min(sent, default=None), self._database.now()
@@ -116,6 +117,9 @@ class SourceDuties:
 
     def is_well(self) -> None:
         """Messages have been taken, or there were none."""
+        if self._intake.failing is not None:
+            self.failed(self._intake.failing)
+            return
         if self._failing:
             return
         self.error = None

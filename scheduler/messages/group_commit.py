@@ -102,6 +102,10 @@ class PushedIntake(SourceDuties):
             self.came(flat)
             taken = self._intake.take(flat)
         except Exception as error:
+            if not isinstance(error, SchedulerError) and len(batch) > 1:  # one of them is to blame: the others go on
+                for one in batch:
+                    self._take([one])
+                return
             if not isinstance(error, Busy):
                 self.failed(error)
             for _, done in batch:

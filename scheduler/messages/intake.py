@@ -11,11 +11,14 @@ from scheduler.client.submitter import TaskSubmitter
 from scheduler.config.messages import Source
 from scheduler.errors import SchedulerError, StoreUnavailableError
 from scheduler.messages.reading import Letter, Reader
+from scheduler.messages.texts import UNKNOWN, as_reason, digest, stored_form
+from scheduler.model.fingerprint import describe
 from scheduler.model.inbox import INBOX, InboxState
 from scheduler.model.lanes import LANE_SEPARATOR
 from scheduler.model.registry import encode_json
 from scheduler.model.spec import TaskSpec
 from scheduler.model.state import TaskState
+from scheduler.model.texts import storable
 from scheduler.ports import FAILPOINTS, SECOND
 from scheduler.store import inbox
 from scheduler.store.db.tx import Tx
@@ -63,6 +66,7 @@ class Intake:
         self.reader = Reader(name, section, caller)
         self.queues: set[str] = set() if section.task_queue is None else {section.task_queue}
         self.database = caller.database
+        self.failing: str | None = None  # why a message of the last batch could neither be stored nor noted
         self._knows_kind = False
         self._limits = limits
         self._caller = caller
@@ -80,6 +84,10 @@ class Intake:
         """
         if not deliveries:
             return []
+        self.failing = None
+        return self._take(deliveries)
+
+    def _take(self, deliveries: Sequence[Delivery]) -> list[Taken]:
         FAILPOINTS.hit("inbox.received")
         letters = [self.reader.read(delivery) for delivery in deliveries]
         try:
@@ -88,18 +96,28 @@ class Intake:
             raise
         except Exception as error:  # one of them cannot be stored: find out which
             if len(deliveries) > 1:
-                return [one for delivery in deliveries for one in self.take([delivery])]
-            log.exception("source %s: message %s cannot be stored", self.name, deliveries[0].message_id)
-            verdict_text = (
-                str(error) if isinstance(error, SchedulerError) else f"it cannot be stored: {type(error).__name__}"
-            )
-            taken = self._store([(deliveries[0], letters[0]._replace(spec=None, error=verdict_text))])
+                return [one for delivery in deliveries for one in self._take([delivery])]
+            taken = [self._bury(deliveries[0], letters[0], error)]
         FAILPOINTS.hit("inbox.stored")
         self.notify()
         for one, letter in zip(taken, letters, strict=True):
             self._log(one, letter)
             if letter.spec is None and (one.entry is None or not one.entry.again):
                 self.traffic.count(MESSAGES_DEAD, self.name)
+        return taken
+
+    def _bury(self, delivery: Delivery, letter: Letter, error: Exception) -> Taken:
+        """Note that a message cannot be stored; if not even that can be, it comes again, and no other suffers."""
+        log.error("source %s: message %s cannot be stored", self.name, as_reason(delivery.message_id), exc_info=error)
+        text = str(error) if isinstance(error, SchedulerError) else f"it cannot be stored: {type(error).__name__}"
+        try:
+            (taken,) = self._store([(delivery, letter._replace(spec=None, error=as_reason(text)))])
+        except StoreUnavailableError:
+            raise
+        except Exception as other:
+            log.error("source %s: nor can a note of it", self.name, exc_info=other)
+            self.failing = as_reason(f"a message cannot be stored, nor a note of it: {describe(other).text}")
+            return Taken(delivery, letter.key, self.retry(delivery.receipt, self.section.retry, self.failing), None)
         return taken
 
     def unknown_kind(self) -> str | None:
@@ -130,16 +148,20 @@ class Intake:
         ]
 
     def _arrival(self, delivery: Delivery, letter: Letter) -> inbox.Arrival:
-        spec, error = letter.spec, letter.error
+        spec, error, key = letter.spec, letter.error, letter.key
+        kept = stored_form(delivery)
         if spec is None and not self._to_dlq:
-            spec = _unreadable(self.name, delivery, error or "")
+            spec = _unreadable(self.name, kept, error or "")
+            if key.startswith(UNKNOWN):  # senders may choose ids: another message of this id is kept, too
+                key = f"{key[:128]} {digest(delivery.body)[:32]}"
         message = letter.message
+        by_end = self._at_end and letter.spec is not None and delivery.receipt == storable(delivery.receipt)
         return inbox.Arrival(
-            letter.key,
-            delivery.message_id,
+            key,
+            kept.message_id,
             spec,
             error,
-            delivery.receipt if self._at_end and letter.spec is not None else None,
+            delivery.receipt if by_end else None,
             None if message is None else message.subject,
             None if message is None or letter.spec is None else message.sequence,
         )
@@ -188,7 +210,7 @@ class Intake:
         verdict_text = "held until its task ends" if verdict is None else type(verdict).__name__.lower()
         fields: dict[str, Any] = {
             "source": self.name,
-            "message_id": one.delivery.message_id,
+            "message_id": as_reason(one.delivery.message_id),
             "idempotency_key": one.key,
             "deliveries": one.delivery.attempts,
             "verdict": verdict_text,
@@ -204,7 +226,7 @@ class Intake:
         if log.isEnabledFor(level):
             shown = {name: value for name, value in fields.items() if value is not None}
             why = "" if letter.error is None else f": {letter.error}"
-            log.log(level, "message %s: %s%s", one.delivery.message_id, verdict_text, why, extra=shown)
+            log.log(level, "message %s: %s%s", fields["message_id"], verdict_text, why, extra=shown)
 
 
 def _unreadable(source: str, delivery: Delivery, error: str) -> TaskSpec:
@@ -213,7 +235,7 @@ def _unreadable(source: str, delivery: Delivery, error: str) -> TaskSpec:
     payload = {
         "source": source,
         "message_id": delivery.message_id,
-        "reason": error[:2000],
+        "reason": error,
         "body": base64.b64encode(body).decode(),
         "complete": len(body) == len(delivery.body),
         "headers": dict(delivery.headers),

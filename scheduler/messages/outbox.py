@@ -18,9 +18,11 @@ from scheduler.engine.execution.context import AsyncContext
 from scheduler.errors import ConfigError, PermanentError, Retry
 from scheduler.messages.ending import Serving
 from scheduler.messages.packing import pack, too_large
+from scheduler.model.fingerprint import describe
 from scheduler.model.outgoing import OUTBOX, sink_kind
 from scheduler.model.retry import RetryPolicy
 from scheduler.model.task import Task
+from scheduler.model.texts import storable
 from scheduler.model.trouble import Trouble
 from scheduler.ports import FAILPOINTS
 from scheduler.store import outbox
@@ -102,21 +104,35 @@ class Publisher(Serving):
             FAILPOINTS.hit("outbox.publishing")
             answers = self.sink.publish(batch)
             FAILPOINTS.hit("outbox.published")
-            self._traffic.is_well("sink", self._name)
-            for one, answer in zip(batch, answers, strict=True):
-                self._traffic.count(
-                    MESSAGES_PUBLISHED if isinstance(answer, Published) else MESSAGES_REFUSED, self._name
-                )
-                _resolve(waiting[id(one)], answer)
         except Exception as error:
+            if len(batch) > 1 and not isinstance(error, TransportError):  # one is to blame: the others go out
+                for one in batch:
+                    self._publish([one], waiting)
+                return
             self._traffic.count(MESSAGES_REFUSED, self._name, number=len(batch))
-            if isinstance(error, TransportError):
-                lasts = TROUBLE_LASTS + 2 * self._settings.max_wait  # until the next try has failed
-                self._traffic.tell(Trouble("sink", self._name, self._now(), str(error)), lasts)
+            self.failed(str(error) if isinstance(error, TransportError) else describe(error).text)
             for one in batch:
                 done = waiting[id(one)]
                 if not done.done():
                     done.set_exception(error)
+            return
+        self._look_at(answers)
+        for one, answer in zip(batch, answers, strict=True):
+            self._traffic.count(MESSAGES_PUBLISHED if isinstance(answer, Published) else MESSAGES_REFUSED, self._name)
+            _resolve(waiting[id(one)], answer)
+
+    def _look_at(self, answers: Sequence[Published | Refused]) -> None:
+        """A sink that takes none of a batch, and would have all of it again, is in trouble; one bad message is not."""
+        again = [one for one in answers if isinstance(one, Refused) and not one.final]
+        if again and len(again) == len(answers):
+            self.failed(again[0].reason)
+        else:
+            self._traffic.is_well("sink", self._name)
+
+    def failed(self, text: str) -> None:
+        """Tell where people look, until a message goes out or no try has failed for a while."""
+        lasts = TROUBLE_LASTS + 2 * self._settings.max_wait  # until the next try has failed
+        self._traffic.tell(Trouble("sink", self._name, self._now(), storable(text)), lasts)
 
 
 def _resolve(done: Future[Published | Refused], answer: Published | Refused) -> None:
@@ -176,6 +192,9 @@ def make_kind(outlet: Outlet, database: Database) -> Any:
                 answer = Refused(self.key, str(error), after=error.after)
             except TimeoutError:
                 answer = Refused(self.key, f"no answer within {settings.timeout:g} s")
+                outlet.publisher.failed(answer.reason)
+            except Exception as error:  # of a transport's library; tried again like any other refusal
+                answer = Refused(self.key, describe(error).text)
             if isinstance(answer, Published):
                 return {"message_id": answer.message_id, "duplicate": answer.duplicate}
             if answer.final:

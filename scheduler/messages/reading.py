@@ -13,11 +13,12 @@ from scheduler.client.builder import encode_headers
 from scheduler.client.published import PublishedKind, encode_payload, read_kind
 from scheduler.client.submitter import TaskSubmitter
 from scheduler.config.messages import Source
-from scheduler.errors import PayloadError, SchedulerError, UnregisteredKindError
+from scheduler.errors import PayloadError, SchedulerError, StoreUnavailableError, UnregisteredKindError
+from scheduler.messages.texts import as_reason, checked_key, digest, key_of_unknown
 from scheduler.model.fingerprint import describe
 from scheduler.model.registry import Kind, encode_json
 from scheduler.model.spec import TaskSpec
-from scheduler.transports.envelope import EnvelopeError, Message, decode, from_fields
+from scheduler.transports.envelope import MAX_TEXT, EnvelopeError, Message, decode, from_fields, json_of
 from scheduler.transports.ports import Delivery
 
 log = logging.getLogger("scheduler.messages")
@@ -27,6 +28,7 @@ _IN_HEADERS = (
     *("schema_version", "sequence"),
 )
 _NUMBERS = ("schema_version", "sequence")
+MAX_DIGITS = 19  # of a number in a text
 KINDS_LAST = 2.0  # seconds until it is looked again at what workers have published
 NEWEST = 0  # the schema version of a payload that says none
 
@@ -54,7 +56,7 @@ class Reader:
 
     def read(self, delivery: Delivery) -> Letter:
         """Never raises for a message; raises StoreUnavailableError."""
-        key, message = f"!{delivery.message_id or _digest(delivery.body)}", None
+        key, message = key_of_unknown(delivery), None
         try:
             message = self._message(delivery)
             found = message.idempotency_key or self._key(delivery, message)
@@ -64,15 +66,13 @@ class Reader:
                 )
             key = found
             return Letter(key, message, self._spec(message, key))
-        except (EnvelopeError, PayloadError) as error:
-            return Letter(key, message, None, str(error))
-        except SchedulerError as error:
-            if isinstance(error, UnregisteredKindError):
-                return Letter(key, message, None, str(error))
+        except StoreUnavailableError:
             raise
+        except SchedulerError as error:
+            return Letter(key, message, None, as_reason(str(error)))
         except Exception as error:  # of a type's own upgrade() or serialize()
-            log.exception("source %s: message %s cannot be read", self._name, delivery.message_id)
-            return Letter(key, message, None, f"it cannot be read: {describe(error).text}")
+            log.exception("source %s: message %s cannot be read", self._name, as_reason(delivery.message_id))
+            return Letter(key, message, None, as_reason(f"it cannot be read: {describe(error).text}"))
 
     def _message(self, delivery: Delivery) -> Message:
         if delivery.unreadable is not None:
@@ -84,14 +84,10 @@ class Reader:
         fields: dict[str, Any] = {name: delivery.headers[name] for name in _IN_HEADERS if name in delivery.headers}
         for name in _NUMBERS:
             if name in fields:
-                if not str(fields[name]).isdecimal():
+                if not str(fields[name]).isdecimal() or len(str(fields[name])) > MAX_DIGITS:
                     raise EnvelopeError(f"{name}: expected a whole number")
                 fields[name] = int(fields[name])
-        try:
-            payload = msgspec.json.decode(delivery.body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise EnvelopeError(f"the message is no JSON: {error}") from None
-        made = from_fields({**fields, "payload_inline": payload})
+        made = from_fields({**fields, "payload_inline": json_of(delivery.body)})
         return made if "schema_version" in fields else msgspec.structs.replace(made, schema_version=NEWEST)
 
     def _key(self, delivery: Delivery, message: Message) -> str | None:
@@ -99,7 +95,8 @@ class Reader:
         if way is None:
             return None
         if way == "id":
-            return delivery.message_id[:255] or None
+            own = delivery.message_id
+            return None if not own else checked_key(own if len(own) <= MAX_TEXT else digest(own.encode()), way)
         where, _, name = way.partition(".")
         if where == "header":
             found: Any = delivery.headers.get(name)
@@ -109,9 +106,7 @@ class Reader:
                 found = found.get(part) if isinstance(found, Mapping) else None
         if isinstance(found, bool) or not isinstance(found, str | int) or not str(found):
             raise EnvelopeError(f"it has no {way}, which key_from says is its idempotency key")
-        if len(str(found)) > 255:
-            raise EnvelopeError(f"its {way}, the idempotency key, has more than 255 characters")
-        return str(found)
+        return checked_key(str(found), way)
 
     def _spec(self, message: Message, key: str) -> TaskSpec:
         name = self._section.kind_of(message.message_type)
@@ -155,12 +150,6 @@ class Reader:
                 raise
             return kind
         return published if kind is None or version <= published.record.schema_version else kind
-
-
-def _digest(body: bytes) -> str:
-    import hashlib
-
-    return hashlib.sha256(body).hexdigest()
 
 
 def _registered(kind: Kind, payload: Any, message: Message) -> TaskSpec:

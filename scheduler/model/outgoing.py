@@ -9,14 +9,16 @@ import msgspec
 
 from scheduler.errors import ConfigError, PayloadError
 from scheduler.model.names import check_name
-from scheduler.model.registry import MAX_PAYLOAD
+from scheduler.model.registry import MAX_KEY, MAX_PAYLOAD
 from scheduler.model.spec import TaskSpec
-from scheduler.model.texts import rfc3339
+from scheduler.model.texts import rfc3339, storable
 
 OUTBOX = "schedd.outbox"
 """The queue of messages that go out."""
 
 PREFIX = "sinks."
+MAX_REF = 2000  # characters of a payload's URI
+_TEXTS = ("message_type", "correlation_id", "causation_id", "subject")
 ROOM = 4096  # bytes of a task's payload that are kept for the envelope around a result
 
 
@@ -46,6 +48,13 @@ def outgoing_spec(
     """
     kind = sink_kind(sink)
     given = {name: value for name, value in message.items() if value is not None}
+    for name, text, longest in (
+        *(("key", key, MAX_KEY), ("group", group, MAX_KEY)),
+        *((name, given.get(name), MAX_KEY) for name in _TEXTS),
+        ("payload_ref", given.get("payload_ref"), MAX_REF),
+    ):
+        if text is not None:
+            _check(name, text, longest)
     fields = {"schema_version": 1, "created_at": rfc3339(now), **given, "idempotency_key": key}
     payload = {"key": key, "message": fields, "group": group, "result_of": result_of}
     try:
@@ -70,6 +79,13 @@ def outgoing_spec(
         subject=given.get("subject") if group is None else group,
         key=key if keyed else None,
     )
+
+
+def _check(name: str, text: object, longest: int) -> None:
+    if not isinstance(text, str) or not 1 <= len(text) <= longest:
+        raise PayloadError(f"{name} of a message is a text of 1 to {longest:,} characters, not {text!r:.80}")
+    if text != storable(text):
+        raise PayloadError(f"{name} of a message has a NUL or half a surrogate pair in it: {text!r:.80}")
 
 
 def success_spec(

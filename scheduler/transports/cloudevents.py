@@ -14,9 +14,10 @@ import msgspec
 
 from scheduler.config.sources import Duration
 from scheduler.errors import ConfigError
+from scheduler.model.json_text import elements, too_deep
 from scheduler.model.secrets import Secret
 from scheduler.model.webhooks import key_of, signature
-from scheduler.transports.envelope import EnvelopeError, Message, encode, from_fields
+from scheduler.transports.envelope import TOO_DEEP, EnvelopeError, Message, encode, from_fields
 from scheduler.transports.ports import (
     Answer,
     Auth,
@@ -37,6 +38,7 @@ from scheduler.transports.ports import (
 
 EVENT, BATCH = "application/cloudevents+json", "application/cloudevents-batch+json"
 MAX_EVENTS = 1000  # of one batch
+MAX_DIGITS = 19  # of a number that is written as a text
 MAX_SHOWN = 200  # characters of an answer that an error shows
 _OWN = ("specversion", "id", "source", "type", "subject", "time", "datacontenttype", "dataschema")
 _DATA = ("data", "data_base64")
@@ -80,14 +82,29 @@ class CloudEventsSource:
             if "ce-specversion" not in request.headers:
                 raise Unreadable(f"expected {EVENT}, {BATCH}, or the headers ce-…", 415)
             return [self._delivery(_binary(request, content), 0)]
-        try:
-            found = msgspec.json.decode(request.body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise Unreadable(f"no JSON: {error}") from None
-        events = found if content == BATCH else [found]
-        if not isinstance(events, list) or len(events) > MAX_EVENTS:
+        if content == EVENT:
+            if too_deep(request.body):
+                return [_spoilt(request.body, 0, TOO_DEEP)]
+            return [self._delivery(_json(request.body), 0)]
+        if too_deep(request.body):  # one of them is: it costs no other
+            texts = list(elements(request.body))
+        else:
+            found = _json(request.body)
+            if not isinstance(found, list) or not all(isinstance(one, Mapping) for one in found):
+                raise Unreadable("expected a list of events")
+            texts = [msgspec.json.encode(one) for one in found]
+        if not 0 <= len(texts) <= MAX_EVENTS:
             raise Unreadable(f"expected a list of at most {MAX_EVENTS:,} events")
-        return [self._delivery(event, number) for number, event in enumerate(events)]
+        return [self._of_batch(text, number) for number, text in enumerate(texts)]
+
+    def _of_batch(self, text: bytes, number: int) -> Delivery:
+        """One event of a batch, which spoils itself alone."""
+        if too_deep(text):
+            return _spoilt(text, number, TOO_DEEP)
+        try:
+            return self._delivery(_json(text), number)
+        except Unreadable as error:
+            return _spoilt(text, number, str(error))
 
     def _delivery(self, event: Any, number: int) -> Delivery:
         if not isinstance(event, Mapping):
@@ -97,7 +114,7 @@ class CloudEventsSource:
                 raise Unreadable(f"event {number} has no {name}")
         if event.get("specversion") != "1.0":
             raise Unreadable(f"event {number}: expected specversion 1.0")
-        return Delivery(message_id=event["id"][:255], body=_envelope(event), receipt=str(number))
+        return Delivery(message_id=event["id"], body=_envelope(event), receipt=str(number))
 
     def answer(self, verdicts: Sequence[Verdict]) -> Answer:
         """204, or why not."""
@@ -120,6 +137,19 @@ class CloudEventsSource:
         """Nothing is open."""
 
 
+def _json(body: bytes) -> Any:
+    """Raises Unreadable."""
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Unreadable(f"no JSON: {error}") from None
+
+
+def _spoilt(body: bytes, number: int, why: str) -> Delivery:
+    """An event that is dead as soon as it has come."""
+    return Delivery(message_id="", body=body, receipt=str(number), unreadable=why)
+
+
 def _binary(request: Request, content: str) -> dict[str, Any]:
     event: dict[str, Any] = {
         name.removeprefix("ce-"): value for name, value in request.headers.items() if name.startswith("ce-")
@@ -127,6 +157,8 @@ def _binary(request: Request, content: str) -> dict[str, Any]:
     if not request.body:
         return event
     if content in ("", "application/json") or content.endswith("+json"):
+        if too_deep(request.body):
+            raise Unreadable(TOO_DEEP)
         try:
             event["data"] = msgspec.json.decode(request.body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -153,7 +185,7 @@ def _envelope(event: Mapping[str, Any]) -> bytes:
             fields[name] = event[name]
     for name, field in _EXTENSIONS.items():
         value = event.get(name)
-        if field in _NUMBERS and isinstance(value, str) and value.isdecimal():
+        if field in _NUMBERS and isinstance(value, str) and value.isdecimal() and len(value) < MAX_DIGITS:
             value = int(value)
         fields[field] = value
     try:

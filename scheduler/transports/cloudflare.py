@@ -33,6 +33,7 @@ from scheduler.transports.ports import (
     Settled,
     TransportError,
     Verdict,
+    instant_of_ms,
     require,
 )
 
@@ -355,10 +356,9 @@ def _delivery(message: Mapping[str, Any]) -> Delivery:
     own = message.get("metadata") or {}
     content = str(own.get("CF-Content-Type") or "json")
     body, why = read_body(content, message.get("body") or "", coded=content != "text")
-    stamp = message.get("timestamp_ms")
     return Delivery(
         message_id=message["id"], body=body, receipt=message["lease_id"], attempts=message.get("attempts"),
-        sent_at=round(stamp * 1000) if isinstance(stamp, int | float) else None, content_type=content,
+        sent_at=instant_of_ms(message.get("timestamp_ms")), content_type=content,
         headers={name.lower(): value for name, value in own.items() if isinstance(value, str)}, unreadable=why,
     )  # fmt: skip
 

@@ -21,6 +21,7 @@ from scheduler.transports.ports import (
     Retry,
     Unreadable,
     Verdict,
+    instant_of_ms,
 )
 
 
@@ -92,8 +93,8 @@ class CloudflarePushSource:
 def _delivery(queue: str, one: Posted) -> Delivery:
     body, why = read_body(one.content_type, one.body, coded=one.content_type == "bytes")
     return Delivery(
-        message_id=one.id[:255], body=body, receipt=one.id, attempts=one.attempts,
-        sent_at=None if one.timestamp_ms is None else round(one.timestamp_ms * 1000),
+        message_id=one.id, body=body, receipt=one.id, attempts=one.attempts,
+        sent_at=instant_of_ms(one.timestamp_ms),
         headers={"cf-queue": queue, "cf-content-type": one.content_type}, content_type=one.content_type,
         unreadable=why,
     )  # fmt: skip

@@ -9,12 +9,15 @@ from typing import Any
 import msgspec
 
 from scheduler.errors import SchedulerError
+from scheduler.model.json_text import MAX_DEPTH, too_deep
+from scheduler.model.texts import storable
 
 MAX_SIZE = 1_048_576  # bytes of an envelope that is read, unless the source says less
 MAX_TEXT = 255  # characters of an id, a type or a subject, as those of a task
 MAX_REF = 2000  # characters of a payload's URI
 MAX_HEADERS = 16_384  # bytes of unknown fields and headers that are kept
 NEWEST_SCHEMA = 2**31 - 1
+TOO_DEEP = f"the message is no JSON that is taken: it is nested deeper than {MAX_DEPTH} levels"
 
 
 class EnvelopeError(SchedulerError):
@@ -59,13 +62,22 @@ def decode(body: bytes, max_size: int = MAX_SIZE) -> Message:
     """Read an envelope. Raises EnvelopeError: too large, no JSON object, or a field that is not valid."""
     if len(body) > max_size:
         raise EnvelopeError(f"the message has {len(body):,} bytes, more than {max_size:,}")
-    try:
-        fields = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise EnvelopeError(f"the message is no JSON: {error}") from None
+    fields = json_of(body)
     if not isinstance(fields, dict):
         raise EnvelopeError(f"the message is no JSON object, but {type(fields).__name__}")
     return from_fields(fields)
+
+
+def json_of(body: bytes) -> Any:
+    """The value of a JSON text. Raises EnvelopeError."""
+    try:
+        if not too_deep(body):
+            return msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise EnvelopeError(f"the message is no JSON: {error}") from None
+    except RecursionError:
+        pass
+    raise EnvelopeError(TOO_DEEP)
 
 
 def from_fields(fields: Mapping[str, Any]) -> Message:
@@ -98,8 +110,10 @@ def _headers(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str) or not value or "\x00" in value:
+    if not isinstance(value, str) or not value:
         raise EnvelopeError(f"{name}: expected a text, not empty")
+    if value != storable(value):
+        raise EnvelopeError(f"{name}: it has a NUL or half a surrogate pair in it, which cannot be stored")
     most = MAX_REF if name == "payload_ref" else MAX_TEXT
     if len(value) > most:
         raise EnvelopeError(f"{name}: {len(value):,} characters, more than {most:,}")
@@ -119,4 +133,7 @@ def _time(value: Any) -> datetime:
         raise EnvelopeError("created_at: expected a time such as 2026-01-31T12:00:00Z") from None
     if made.tzinfo is None:
         raise EnvelopeError("created_at: the time has no zone; end it with Z or +01:00")
-    return made.astimezone(UTC)
+    try:
+        return made.astimezone(UTC)
+    except OverflowError:
+        raise EnvelopeError("created_at: not within the years 1 to 9999 in UTC") from None

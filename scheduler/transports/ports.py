@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 import msgspec
 
 from scheduler.errors import ConfigError, SchedulerError
+from scheduler.model.times import LAST
 
 
 class TransportError(SchedulerError):
@@ -340,6 +341,13 @@ def require(module: str, extra: str, what: str) -> None:
 
     if find_spec(module) is None:
         raise ConfigError(f"{what} needs {module}: pip install 'schedd[{extra}]'")
+
+
+def instant_of_ms(stamp: object) -> int | None:
+    """Milliseconds since 1970, as a message says them, in microseconds; None if that is no time there can be."""
+    if not isinstance(stamp, int | float) or isinstance(stamp, bool) or not 0 <= stamp <= LAST // 1000:
+        return None
+    return round(stamp * 1000)
 
 
 def dedupe_id(key: str) -> str:

@@ -29,6 +29,9 @@ from scheduler.model.webhooks import key_of, signature, verify
 from scheduler.store import inbox, pauses
 from scheduler.testing import drain
 from scheduler.transports.cloudevents import BATCH, EVENT
+from scheduler.transports.cloudflare_push import CloudflarePushSource
+from scheduler.transports.cloudflare_push import SourceSettings as PushSettings
+from scheduler.transports.ports import Request
 from support.databases import Database
 from support.fleet import until
 
@@ -279,6 +282,49 @@ def test_while_no_message_comes_its_thread_waits_for_the_next_without_an_end(ope
         line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
         if frame.f_code.co_name == "_run" and "self._waiting.get()" in line:
             break
+
+
+@pytest.mark.case(92)
+@pytest.mark.parametrize("dlq", [None, "none"])
+def test_a_text_of_one_event_costs_that_event_alone(opened: Callable[..., Opened], dlq: str | None) -> None:
+    """In its batch, and among requests that are stored together."""
+    door = opened(**({} if dlq is None else {"dlq": dlq}))
+    deep = b'{"specversion": "1.0", "id": "d", "source": "/s", "type": "t", "data": ' + b"[" * 10_000 + b"]" * 10_000
+    wrong = [
+        msgspec.json.encode(event(100, id="a\x00b")),
+        msgspec.json.encode(event(101, subject="a\x00b")),
+        msgspec.json.encode(event(102, type="\x00")),
+        msgspec.json.encode(event(103, id="x" * 100_000)),
+        msgspec.json.encode(event(104, sequence="9" * 5000)),
+        msgspec.json.encode(event(105, specversion="0")),
+        deep + b"}",
+    ]
+    good = [msgspec.json.encode(event(number)) for number in range(len(wrong) + 1)]
+    batch = b"[" + b",".join(one for pair in zip(good, [*wrong, b""], strict=True) for one in pair if one) + b"]"
+    answer = door.post(batch, BATCH)
+    failed = [1, 3, 5, 9, 11, 13]  # the long id is a key like another
+    if dlq is None:
+        assert answer.status_code == 422
+        assert [one["event"] for one in answer.json()["events"]] == failed
+    else:
+        assert answer.status_code == 204
+    drain(door.jobs)
+    assert sorted(row[0] for row in door.ran) == [*range(8), 103]
+    with ThreadPoolExecutor(16) as pool:
+        bodies = [wrong[0], wrong[1], wrong[6]] * 5 + [msgspec.json.encode(event(number)) for number in range(200, 220)]
+        found = list(pool.map(lambda body: door.post(body).status_code, bodies))
+    assert found == [204 if dlq else 422] * 15 + [204] * 20
+
+
+@pytest.mark.case(92)
+def test_a_number_of_a_posted_batch_costs_no_other(database: Database) -> None:
+    made = CloudflarePushSource("q", PushSettings(token="t"))
+    batch = {"queue": "q", "messages": [{"id": f"{n}", "body": "{}", "timestamp_ms": at} for n, at in enumerate(TIMES)]}
+    deliveries = made.accept(Request(headers={}, body=msgspec.json.encode(batch)))
+    assert [one.sent_at for one in deliveries] == [None, None, 1_700_000_000_000_000, None]
+
+
+TIMES = (1e308, -1e308, 1_700_000_000_000, None)
 
 
 @pytest.mark.case(91)

@@ -15,6 +15,7 @@ from scheduler.messages.intake import UNREADABLE, Intake
 from scheduler.messages.receiver import Receiver
 from scheduler.messages.unreadable import UnreadableMessage
 from scheduler.model.inbox import InboxState
+from scheduler.model.json_text import elements, too_deep
 from scheduler.ports import FAILPOINTS, SECOND
 from scheduler.store import inbox, pauses
 from scheduler.testing import FakeClock, drain
@@ -490,3 +491,108 @@ def test_messages_to_which_the_transport_gives_no_id_are_different_ones(make: Ma
     assert [(row.state, row.error is None) for row in rig.rows()] == [(InboxState.DEAD, False)] * 2
     assert len({row.task_id for row in rig.rows()}) == 2
     assert rig.run() == []
+
+
+# one text harms its message alone
+
+DEEP = b'{"idempotency_key": "deep", "payload_inline": {"order": 1, "note": ' + b"[" * 10_000 + b"]" * 10_000 + b"}}"
+HUGE = msgspec.json.encode({"idempotency_key": "huge", "payload_inline": {"order": 1, "note": "x" * 6_000_000}})
+
+
+@pytest.mark.case(92)
+@pytest.mark.parametrize("dlq", [None, "none"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"idempotency_key": "a\x00b"},
+        {"idempotency_key": "k", "subject": "a\x00b"},
+        {"idempotency_key": "k", "message_type": "a\x00b", "payload_inline": {"order": 1}},
+        {"idempotency_key": "k", "correlation_id": "x" * 300},
+        {"idempotency_key": "k", "sequence": 10**30},
+        {"idempotency_key": "k", "created_at": "0001-01-01T00:00:00+23:59"},
+        {"idempotency_key": "k", "more": "x" * 20_000},
+        b'{"idempotency_key": "\\ud800"}',
+        DEEP,
+        HUGE,
+    ],
+    ids=["key", "subject", "type", "long", "number", "time", "headers", "surrogate", "deep", "huge"],
+)
+def test_a_text_of_one_message_costs_that_message_alone(make: Make, body: Any, dlq: str | None) -> None:
+    rig = make(**({} if dlq is None else {"dlq": dlq}))
+    rig.send(1)
+    rig.queue.send(body)
+    rig.send(2)
+    rig.turn()
+    rig.send(3)
+    rig.turn()
+    assert rig.receiver.error is None
+    assert rig.queue.messages == []
+    assert sorted(rig.run()) == [1, 2, 3]
+    (dead,) = [row for row in rig.rows() if row.state is InboxState.DEAD]
+    assert dead.error
+    assert len(rig.queue.dead) == (dlq is None)
+
+
+@pytest.mark.case(92)
+@pytest.mark.parametrize("dlq", [None, "none"])
+@pytest.mark.parametrize("way", ["id", "header.x-key", "payload.key"])
+@pytest.mark.parametrize("text", ["a\x00b", "a\ud800b", "x" * 300, ""])
+def test_a_text_where_the_key_is_costs_that_message_alone(make: Make, way: str, text: str, dlq: str | None) -> None:
+    rig = make(body="payload", key_from=way, kind="Keyed", **({} if dlq is None else {"dlq": dlq}))
+    rig.jobs.register(Keyed)
+    for number, key in enumerate(("one", text, "two")):
+        inside = "\x00" if "\ud800" in key else key  # JSON cannot have it
+        rig.queue.send({"order": number, "key": inside}, **{"x-key": key, "\x00": "\x00"})
+        if way == "id":
+            rig.queue.messages[-1].message_id = key
+    rig.turn()
+    assert rig.receiver.error is None
+    assert rig.queue.messages == []
+    ran = sorted(rig.run())
+    assert ran == ([0, 1, 2] if way == "id" and len(text) == 300 else [0, 2])
+    dead = [row for row in rig.rows() if row.state is InboxState.DEAD]
+    assert len(dead) == 3 - len(ran)
+
+
+class Keyed(Task):
+    order: int
+    key: str
+
+    def run(self, ctx: Context) -> None:
+        ctx.state.append((self.order, ctx.idempotency_key, ctx.subject))
+
+
+@pytest.mark.case(92)
+def test_a_message_that_cannot_even_be_noted_comes_again_and_is_said(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make()
+    rig.send(1, 2, 3)
+    store = inbox.store
+
+    def refuse(tx: Any, source: str, arrivals: Any, rules: Any) -> Any:
+        if any(a.key == "order-2" for a in arrivals):
+            raise ValueError("the database does not take it")
+        return store(tx, source, arrivals, rules)
+
+    monkeypatch.setattr(inbox, "store", refuse)
+    rig.turn()
+    rig.receiver.is_well()
+    assert sorted(rig.run()) == [1, 3]
+    assert "nor a note of it: ValueError" in str(rig.receiver.error)
+    monkeypatch.undo()
+    rig.turn(31)
+    rig.receiver.is_well()
+    assert rig.run() == [2]
+    assert rig.receiver.error is None
+
+
+@pytest.mark.case(92, pure=True)
+def test_the_elements_of_a_list_are_found_however_deep_they_are() -> None:
+    deep = b"[" * 9000 + b"]" * 9000
+    text = b' [ {"a": "x,]\\"["} , ' + deep + b', 7, "", {} ] '
+    assert list(elements(text)) == [b'{"a": "x,]\\"["}', deep, b"7", b'""', b"{}"]
+    assert [list(elements(one)) for one in (b"[]", b"{}", b"", b"[1", b"[[]]")] == [[], [], [], [], [b"[]"]]
+    assert [too_deep(one) for one in (deep, b'["' + b"[" * 9000 + b'"]', b"[" + b"[]," * 9000 + b"[]]")] == [
+        True, False, False,
+    ]  # fmt: skip

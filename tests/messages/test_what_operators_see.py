@@ -140,6 +140,43 @@ def test_what_a_sink_has_taken_is_counted(make: Make) -> None:
     assert (rig.stuck(), rig.values(MESSAGES_REFUSED)) == ([], {("shop",): 2})
 
 
+@pytest.mark.case(92)
+def test_a_sink_that_takes_nothing_is_said_though_it_answers(make: Make) -> None:
+    rig, sink = make(), MemorySink()
+    publisher = Publisher("shop", sink, Sink(type="memory"), rig.jobs.database.now, rig.jobs.traffic)
+    sink.refuse["1"] = Refused("1", "503 from\x00there")
+    publisher._publish([one := outgoing(1)], {id(one): done()})
+    ((problem, text, _, _),) = rig.stuck()
+    assert (problem, text.endswith("503 from\ufffdthere")) == ("sink", True)
+    publisher._publish([one := outgoing(2)], {id(one): done()})
+    assert rig.stuck() == []
+    sink.refuse["3"] = Refused("3", "it is malformed", final=True)
+    publisher._publish([one := outgoing(3)], {id(one): done()})
+    assert rig.stuck() == [], "that is the message's own trouble"
+
+
+@pytest.mark.case(92)
+def test_a_message_that_its_transport_cannot_take_harms_none_of_its_batch(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig, sink = make(), MemorySink()
+    publisher = Publisher("shop", sink, Sink(type="memory"), rig.jobs.database.now, rig.jobs.traffic)
+    publish = sink.publish
+
+    def fail(batch: Any) -> Any:
+        if any(one.key == "2" for one in batch):
+            raise ValueError("no header can have that")
+        return publish(batch)
+
+    monkeypatch.setattr(sink, "publish", fail)
+    batch = [outgoing(number) for number in (1, 2, 3)]
+    waiting = {id(one): done() for one in batch}
+    publisher._publish(batch, waiting)
+    assert [one.key for one in sink.published] == ["1", "3"]
+    found = [waiting[id(one)].exception(0) for one in batch]
+    assert [type(one) for one in found] == [type(None), ValueError, type(None)]
+
+
 def outgoing(number: int) -> Outgoing:
     return Outgoing(key=str(number), body=b"{}", message=Message())
 
