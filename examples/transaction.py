@@ -34,6 +34,7 @@ def main() -> None:
             sign_up(engine, jobs, "alice")
         except IntegrityError:
             print("the name is taken, so nothing was stored:", len(jobs.list_tasks(kind="Welcome")), "task")
+    engine.dispose()
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from enum import IntEnum
@@ -254,10 +253,11 @@ else:
             try:
                 cls = super().__new__(mcls, name, bases, namespace, **kwargs)
             except TypeError as error:
-                unknown = re.match(r"'(\w+)' is an invalid keyword argument", str(error))
+                said = str(error)  # which each Python words in its own way
+                unknown = next((k for k in kwargs if f"'{k}'" in said and "keyword argument" in said), None)
                 if unknown is None:
                     raise
-                raise ConfigError(f"task type {name}: {_unknown(unknown[1])}") from None
+                raise ConfigError(f"task type {name}: {_unknown(unknown)}") from None
             inherited = dict(getattr(cls, "__task_args__", {}))
             inherited.pop("kind", None)
             cls.__task_args__ = inherited | options

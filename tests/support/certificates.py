@@ -21,7 +21,20 @@ class Certificates:
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "the tests")])
         authority = x509.BasicConstraints(ca=True, path_length=0)
+        self._id = x509.SubjectKeyIdentifier.from_public_key(self._key.public_key())
+        uses = x509.KeyUsage(
+            digital_signature=False,
+            content_commitment=False,
+            key_encipherment=False,
+            data_encipherment=False,
+            key_agreement=False,
+            key_cert_sign=True,
+            crl_sign=True,
+            encipher_only=False,
+            decipher_only=False,
+        )
         made = self._builder(self._name, self._key.public_key()).add_extension(authority, critical=True)
+        made = made.add_extension(self._id, critical=False).add_extension(uses, critical=True)
         self.ca = place / "ca.pem"
         self.ca.write_bytes(made.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
 
@@ -42,7 +55,8 @@ class Certificates:
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         builder = self._builder(subject, key.public_key())
         builder = builder.add_extension(x509.SubjectAlternativeName([known]), critical=False)
-        made = builder.sign(self._key, hashes.SHA256())
+        issuer = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(self._id)
+        made = builder.add_extension(issuer, critical=False).sign(self._key, hashes.SHA256())
         file = self._place / f"{name}.pem"
         private = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()

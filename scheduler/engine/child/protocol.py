@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -19,6 +20,8 @@ _NUMBER = struct.Struct("<Q")
 _LISTS = {*range(0x90, 0xA0), 0xDC, 0xDD}  # first bytes of msgpack lists; no Latin text begins with them
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list)
+MAX_DEPTH = 900  # of lists and maps in each other; the decoder's own bound depends on the Python
+_NESTING = bytes({*range(0x80, 0xA0), *range(0xDC, 0xE0)})  # first bytes of lists and maps
 
 
 def frame(*message: Any) -> bytes:
@@ -60,13 +63,37 @@ class FrameDecoder:
             if end - at - 4 < length:
                 break
             try:
-                found.append(self._decode(memoryview(rest)[at + 4 : at + 4 + length]))
+                message = self._decode(memoryview(rest)[at + 4 : at + 4 + length])
             except (msgspec.MsgspecError, ValueError, RecursionError):  # ValueError: no UTF-8
                 self.broken = True
                 break
+            if length > MAX_DEPTH and _too_deep(rest[at + 4 : at + 4 + length], message):
+                self.broken = True
+                break
+            found.append(message)
             at += 4 + length
         del rest[:at]
         return found
+
+
+def _too_deep(data: bytearray, message: Any) -> bool:
+    """Whether a message is nested deeper than MAX_DEPTH."""
+    if len(data) - len(data.translate(None, _NESTING)) <= MAX_DEPTH:
+        return False  # mostly
+    level = [message]
+    for _ in range(MAX_DEPTH + 1):
+        level = [inner for one in level for inner in _inside(one)]
+        if not level:
+            return False
+    return True
+
+
+def _inside(one: Any) -> Iterable[Any]:
+    if isinstance(one, dict):
+        return one.values()
+    if isinstance(one, msgspec.Struct):
+        return (getattr(one, name) for name in one.__struct_fields__)
+    return one if isinstance(one, list | tuple) else ()
 
 
 def numbered_message(number: int, *message: Any) -> bytes:

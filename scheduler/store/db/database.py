@@ -7,7 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -63,6 +63,7 @@ class Database:
         self._wires: PgConnections | None = None
         self._engine: sa.Engine | None = None
         self._singles: AutocommitPool | None = None
+        self._closer: weakref.finalize[..., Any] | None = None  # if the program drops this, or ends
         self._gate = WriteGate(None)
         self._opening = threading.Lock()
         self._places = Places()
@@ -79,6 +80,8 @@ class Database:
         if self._engine is not None:
             self._engine.dispose(close=False)
             leave_to_parent(self._engine)
+        if self._closer is not None:
+            self._closer.detach()
         leave_to_parent(self._singles, self._gate)
         self._engine, self._gate, self._opening = None, WriteGate(None), threading.Lock()
         self._inherited = False
@@ -247,8 +250,10 @@ class Database:
                     raise
                 self._gate = self._make_gate()
                 sa.event.listen(engine, "handle_error", _tell_transaction)
-                self._singles = AutocommitPool(engine, self._wires, partial(self.calibrate, if_due=True))
+                self._singles = AutocommitPool(engine, self._wires, partial(_weakly(self.calibrate), if_due=True))
                 self._engine = engine
+                if self._wires is None:
+                    self._closer = weakref.finalize(self, _close_idle, os.getpid(), engine, self._singles)
             return self._engine
 
     def _begin(self) -> None:
@@ -448,6 +453,8 @@ class Database:
                     self._singles.close()
                 self._engine.dispose()
                 self._engine = None
+                if self._closer is not None:
+                    self._closer.detach()
                 self._gate = WriteGate(None)  # its lock files are closed once no writer holds it
 
     def settle(self) -> None:
@@ -461,11 +468,19 @@ def _weakly(method: Callable[..., None]) -> Callable[..., None]:
     """The method, for an engine that its database holds: a dropped one is to go at once, with its descriptors."""
     weak = weakref.WeakMethod(method)
 
-    def call(*given: Any) -> None:
+    def call(*given: Any, **named: Any) -> None:
         if (found := weak()) is not None:
-            found(*given)
+            found(*given, **named)
 
     return call
+
+
+def _close_idle(process: int, engine: sa.Engine, singles: AutocommitPool) -> None:
+    """Close the connections that nobody uses. Since Python 3.13 an open one of SQLite is complained about."""
+    if os.getpid() == process:  # else they are the parent's
+        with suppress(Exception):  # a program that ends is told of nothing
+            singles.close()
+            engine.dispose()
 
 
 def _limits(idle: float) -> str:

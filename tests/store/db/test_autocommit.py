@@ -7,6 +7,8 @@ import gc
 import os
 import signal
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -671,6 +673,28 @@ def test_a_dropped_scheduler_leaves_no_descriptor(database: Database) -> None:
     for _ in range(5):
         drop()
     assert open_ones() <= before  # fewer: what earlier tests left may be closed meanwhile
+
+
+@on_sqlite
+def test_a_dropped_scheduler_has_closed_its_connections(database: Database) -> None:
+    """Since Python 3.13 an open one is complained about when it is collected."""
+    made = Scheduler(database.url)
+    made.register(work)
+    made.task(work).schedule()
+    closed: list[int] = []
+    sa.event.listen(made.database.open(), "close", lambda raw, record: closed.append(id(raw)))
+    del made
+    gc.collect()
+    assert closed
+
+
+@on_sqlite
+def test_a_program_that_ends_complains_of_no_connection(database: Database) -> None:
+    program = f"from scheduler import Scheduler; jobs = Scheduler({database.url!r}); print(jobs.list_tasks())"
+    ended = subprocess.run(
+        [sys.executable, "-W", "error::ResourceWarning", "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert (ended.stdout, ended.stderr) == ("[]\n", "")
 
 
 @on_postgres
