@@ -35,7 +35,7 @@ def reference_of(thing: object, what: str = "") -> str:
                 f"{called} cannot be run in a child process: it is defined in a program without a file; "
                 "define it in a module"
             )
-    elif not _findable(module):
+    elif not is_findable(module):
         raise ConfigError(
             f"{called} cannot be run in a child process: no module {module!r} is found on sys.path; "
             "define it in a module that can be imported by its name"
@@ -51,13 +51,13 @@ def reference_of(thing: object, what: str = "") -> str:
     return f"{module}:{name}"
 
 
-def _findable(module: str) -> bool:
+def is_findable(module: str) -> bool:
     """Whether an import by name would find the module; that it is loaded here is no proof."""
     parent = module.rpartition(".")[0]
     path = None
     if parent:
         path = getattr(sys.modules.get(parent), "__path__", None)
-        if path is None or not _findable(parent):
+        if path is None or not is_findable(parent):
             return False
     for finder in sys.meta_path:
         try:

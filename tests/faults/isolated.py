@@ -12,8 +12,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -425,9 +428,61 @@ class Compute(Task):
             return ctx.cpu(refuse, 3)
         if self.what == "die":
             return ctx.cpu(die)
-        if self.what == "lambda":
-            return ctx.cpu(lambda: 1)
+        if self.what in CALLS:
+            return ctx.cpu(*CALLS[self.what](ctx))
         return ctx.cpu(hang)
+
+
+def closing_over(value: Any) -> Callable[[], Any]:
+    def inner() -> Any:
+        return value() if callable(value) else value, os.getpid()
+
+    return inner
+
+
+class LocalError(Exception):
+    """Told apart from the others by where it is defined."""
+
+
+def raising() -> Callable[[], Any]:
+    class OfOneCall(LocalError):
+        pass
+
+    def inner() -> None:
+        raise OfOneCall("said there", 7)
+
+    return inner
+
+
+def returning(value: Any) -> Any:
+    return value()
+
+
+async def coroutine() -> None: ...
+
+
+CALLS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
+    "lambda": lambda ctx: (lambda n: (n * n, os.getpid()), 7),
+    "closure": lambda ctx: (closing_over(49),),
+    "closure of a closure": lambda ctx: (closing_over(lambda: 49),),
+    "partial": lambda ctx: (partial(lambda a, b: (a * b, os.getpid()), 7), 7),
+    "argument": lambda ctx: (returning, lambda: (49, os.getpid())),
+    "method": lambda ctx: (Squares(7).square,),
+    "raises its own": lambda ctx: (raising(),),
+    "lock": lambda ctx: (closing_over(threading.Lock()),),
+    "locked argument": lambda ctx: (square, threading.Lock()),
+    "ctx": lambda ctx: (lambda: ctx.heartbeat(),),
+    "returns a lock": lambda ctx: (lambda: threading.Lock(),),
+    "coroutine": lambda ctx: (coroutine,),
+}
+
+
+class Squares:
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def square(self) -> tuple[int, int]:
+        return self.n**2, os.getpid()
 
 
 class AsyncCompute(Task):
@@ -436,6 +491,8 @@ class AsyncCompute(Task):
     async def run(self, ctx: AsyncContext) -> Any:
         if self.what == "many":
             return await asyncio.gather(*[ctx.cpu(square, n) for n in range(10)])
+        if self.what in CALLS:
+            return await ctx.cpu(*CALLS[self.what](ctx))
         return await (ctx.cpu(square, 7) if self.what == "square" else ctx.cpu(hang))
 
 

@@ -34,6 +34,16 @@ def test_a_function_runs_in_another_process(jobs: Scheduler, kind: Any) -> None:
     assert pid != os.getpid()
 
 
+@pytest.mark.case(63)
+@pytest.mark.parametrize("kind", [kinds.Compute, kinds.AsyncCompute])
+@pytest.mark.parametrize("what", ["lambda", "closure", "closure of a closure", "partial", "argument", "method"])
+@one_database
+def test_a_function_that_no_import_finds_runs_there_too(jobs: Scheduler, kind: Any, what: str) -> None:
+    value, pid = result(jobs, run(jobs, kind(what)))
+    assert value == 49
+    assert pid != os.getpid()
+
+
 @one_database
 def test_functions_beside_each_other(jobs: Scheduler) -> None:
     returned = result(jobs, run(jobs, kinds.AsyncCompute("many")))
@@ -52,7 +62,17 @@ def test_in_a_child_a_function_runs_where_it_is(jobs: Scheduler) -> None:
     [
         ("refuse", "LookupError: not 3"),
         ("die", "ProcessDied: its process was killed by SIGKILL"),
-        ("lambda", "is a lambda, where nothing can import it"),
+        ("raises its own", "OfOneCall: ('said there', 7)"),
+        ("lock", "closing_over.<locals>.inner (line "),
+        (
+            "lock",
+            "cannot be sent to another process: its variable 'value', a lock: cannot pickle '_thread.lock' object",
+        ),
+        ("locked argument", "square cannot be sent to another process: its argument 1, a lock: "),
+        ("ctx", "its variable 'ctx', a "),
+        ("ctx", "ctx stays in its process: pass what the function needs of it as arguments"),
+        ("returns a lock", "returned, a lock, cannot be sent to another process: "),
+        ("coroutine", "coroutine is a coroutine function, and a child calls plain functions"),
     ],
 )
 @one_database

@@ -39,15 +39,26 @@ def twice(n):
 def compute(ctx, n: int):
     return ctx.cpu(twice, n)
 
+@task
+def compute_inline(ctx, n: int):
+    try:
+        ctx.cpu(lambda: odd(n))
+    except Odd as error:  # the same class there and here
+        return error.args[0]
+
+def odd(n):
+    raise Odd(twice(n))
+
 def main():
     jobs = Scheduler(f"sqlite:///{sys.argv[1]}", processes=1)
-    for one in (Own, double, compute):
+    for one in (Own, double, compute, compute_inline):
         jobs.register(one)
     with jobs:
         n, pid, name = jobs.result(jobs.task(Own(3)).schedule(), timeout=60)
         assert (n, name) == (3, "__mp_main__") and pid != os.getpid(), (n, pid, name)
         assert jobs.result(jobs.task(double, 4).schedule(), timeout=60) == 8
         assert jobs.result(jobs.task(compute, 5).schedule(), timeout=60) == 10
+        assert jobs.result(jobs.task(compute_inline, 6).schedule(), timeout=60) == 12
     print("fine")
 
 """

@@ -12,7 +12,6 @@ import faulthandler
 import importlib
 import logging
 import os
-import pickle
 import resource
 import signal
 import socket
@@ -29,8 +28,9 @@ from scheduler.engine.attempt.attempt import Attempt
 from scheduler.engine.attempt.capture import TASK_LOGGER, current_attempt
 from scheduler.engine.attempt.outcomes import internal_failure, outcome_of_external_end
 from scheduler.engine.child import cgroups
-from scheduler.engine.child.imports import import_main, resolve, set_main
+from scheduler.engine.child.imports import resolve, set_main
 from scheduler.engine.child.output import Output, Records, write_past_python
+from scheduler.engine.child.pickling import called, packed_error, packed_result
 from scheduler.engine.child.protocol import message_of, number_of
 from scheduler.engine.child.rlimits import limited, memory
 from scheduler.engine.child.runtime import Interrupter, Link, RemoteAttempt, RemoteRuntime
@@ -279,22 +279,19 @@ class ChildProcess:
             finally:
                 self.interrupter.disarm()
 
-    def _call_function(self, number: int, function: str, arguments: bytes) -> None:
+    def _call_function(self, number: int, reference: str, data: bytes) -> None:
         """Run a function of ``ctx.cpu`` for an attempt in the engine's process."""
         self.link.put("start", number, 0)
         try:
-            called = resolve(function)
-            if b"__main__" in arguments:
-                import_main()
-            args = pickle.loads(arguments)
+            function, args = called(reference, data)
             self.interrupter.arm()
             try:
-                result = called(*args)
+                result = function(*args)
             finally:
                 self.interrupter.disarm()
-            fine, value = True, pickle.dumps(result)
+            fine, value = True, packed_result(function, result)
         except BaseException as error:
-            fine, value = False, pickled_error(error)
+            fine, value = False, packed_error(error)
         if self.forked:
             os._exit(0)
         self._finish_job("computed", fine, value)
@@ -418,16 +415,6 @@ def _children() -> tuple[set[int], set[int]]:
                 has_ended = file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
                 (ended if has_ended else living).add(pid)
     return living, ended
-
-
-def pickled_error(error: BaseException) -> bytes:
-    """The pickled error; one that cannot be pickled becomes a RuntimeError with its text."""
-    try:
-        data = pickle.dumps(error)
-        pickle.loads(data)
-    except Exception:
-        return pickle.dumps(RuntimeError(describe(error).text))
-    return data
 
 
 def run(work: socket.socket, talk: socket.socket, cgroup: str | None = None) -> NoReturn:

@@ -222,6 +222,9 @@ class _ContextBase(Generic[App_co]):
         texts = self._by_id(rows)
         return {parent: None if text is None else msgspec.json.decode(text) for parent, text in texts.items()}
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("ctx stays in its process: pass what the function needs of it as arguments")
+
     @property
     def _durable(self) -> Durable:
         return durable_of(self._attempt, self._runtime)
@@ -322,9 +325,10 @@ class Context(_ContextBase[App_co]):
     def cpu(self, function: Callable[..., R], /, *args: Any) -> R:
         """Run ``function(*args)`` in a child process; returns its value or raises its error.
 
-        The function has to be importable, arguments and result picklable. A cancel or the timeout ends it there; it is
-        raised here once the function has ended. In a task with ``isolation="process"`` it runs in that task's own
-        process. Raises ConfigError, ProcessDied.
+        A lambda or a closure goes there by value, with the variables that it uses; these, the arguments and the result
+        must be picklable. A cancel or the timeout ends it there; it is raised here once the function has ended. In a
+        task with ``isolation="process"`` it runs in that task's own process. Raises ProcessDied, and TypeError for what
+        cannot be sent.
         """
         self._check()
         answer: CpuFuture[R] = self._runtime.cpu(self._attempt, function, args)

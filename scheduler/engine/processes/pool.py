@@ -10,7 +10,6 @@ one does, in turn; and high tasks get one child more when lower ones have taken 
 from __future__ import annotations
 
 import logging
-import pickle
 import threading
 import time
 from collections import deque
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from scheduler.engine.attempt.attempt import Attempt
 from scheduler.engine.attempt.runtime import CpuFuture
+from scheduler.engine.child.pickling import packed_call
 from scheduler.engine.processes.child_handle import Job
 from scheduler.engine.processes.children import ChildRegistry
 from scheduler.engine.processes.host import ChildHost, resolve
@@ -29,7 +29,6 @@ from scheduler.engine.processes.queue import JobQueue
 from scheduler.engine.processes.timeouts import ChildTimeouts
 from scheduler.errors import ProcessDied
 from scheduler.forking import after_fork
-from scheduler.model.reference import reference_of
 
 if TYPE_CHECKING:
     from scheduler.model.registry import Kind
@@ -85,14 +84,9 @@ class ProcessPool:
     def submit_function(self, attempt: Attempt, function: Callable[..., Any], args: tuple[Any, ...]) -> CpuFuture[Any]:
         """Run ``function(*args)`` in a child. The future's ``cancel_remote`` ends it there.
 
-        Raises ConfigError for a function that cannot be imported, TypeError or PicklingError for such arguments.
+        Raises TypeError for what cannot be sent to another process.
         """
-        name = reference_of(function)
-        try:
-            data = pickle.dumps(args)
-        except Exception as error:
-            raise TypeError(f"ctx.cpu: the arguments of {name} cannot be sent to another process: {error}") from error
-        job = Job(attempt.pool, ("cpu", name, data), attempt)
+        job = Job(attempt.pool, ("cpu", *packed_call(function, args)), attempt)
         job.future = future = CpuFuture[Any]()
         future.cancel_remote = partial(self.orders.post, Cancel(job))
         self.wake()  # first: without a thread the future would never be set
