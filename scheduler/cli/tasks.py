@@ -228,8 +228,8 @@ def _show_at(session: Session, ids: tuple[int, ...], at: int) -> None:
 @watchable
 def why_command(session: Session, /, ids: tuple[int, ...]) -> None:
     """Why tasks do not run, or how they ended."""
-    from scheduler.store.read.explain import why
     from scheduler.store.read.tasks import get_task
+    from scheduler.store.read.why_chain import whole_why
 
     database = session.existing()
     rows = []
@@ -237,7 +237,7 @@ def why_command(session: Session, /, ids: tuple[int, ...]) -> None:
         now = tx.now
         for task_id in ids:
             task = get_task(tx, task_id)
-            state, reason = task.at(now).state.value, why(tx, task_id)
+            state, reason = task.at(now).state.value, whole_why(tx, task_id)
             row = {"id": task_id, "kind": task.kind, "state": state, "why": reason or "it is running"}
             rows.append(Masks(tx, [task.kind]).view(task, row))
     print_rows(session, rows, whole=True)
@@ -249,10 +249,10 @@ def view_of(session: Session, task_id: int, *, reveal: bool = False) -> dict[str
     from scheduler.store.durable import checkpoints, waits
     from scheduler.store.placements import placements_of
     from scheduler.store.read.audit import of_task
-    from scheduler.store.read.explain import why
     from scheduler.store.read.graph import dependencies, dependents
     from scheduler.store.read.history import attempt_log, attempts, stack_of
     from scheduler.store.read.tasks import get_task
+    from scheduler.store.read.why_chain import whole_why
     from scheduler.store.read.workers import workers
 
     database = session.existing()
@@ -269,7 +269,7 @@ def view_of(session: Session, task_id: int, *, reveal: bool = False) -> dict[str
         view = {
             **task_view(task.at(now)),
             "worker": labels.get(task.worker or 0),
-            "why": why(tx, task_id),
+            "why": whole_why(tx, task_id),
             "depends_on": [edge_view(e, e.parent) for e in dependencies(tx, task_id)],
             "dependents": [edge_view(e, e.child) for e in dependents(tx, task_id)],
             "attempts": [attempt_view(a) for a in attempts(tx, task_id)],

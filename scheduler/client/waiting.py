@@ -13,8 +13,8 @@ from scheduler.errors import StoreUnavailableError, UnknownTaskError
 from scheduler.model.times import SECOND, span_us
 from scheduler.store.db.database import Database
 from scheduler.store.read import tasks as read_tasks
-from scheduler.store.read.explain import why
 from scheduler.store.read.tasks import TaskRecord
+from scheduler.store.read.why_chain import whole_why
 
 _POLL_PAUSES = (0.005, 0.25)  # seconds between looks: first, most
 
@@ -93,7 +93,7 @@ class Wait:
         if not self.seconds:
             return ""
         with suppress(UnknownTaskError, StoreUnavailableError), self._database.read() as tx:
-            reason = why(tx, task_id)
+            reason = whole_why(tx, task_id)
             path = self._database.path
             where = "" if path is None else f"; the database is {path.absolute()}"
             return f"; task {task_id}: {reason or 'it is running'}{where}"

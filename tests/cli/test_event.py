@@ -83,7 +83,7 @@ def test_show_lists_children(ctl: Ctl, live: Bench) -> None:
     shown = ctl.json("show", task_id)
     assert (shown["children"]["count"], len(shown["children"]["tasks"])) == (25, 20)
     first = shown["children"]["tasks"][0]["id"]
-    assert shown["why"] == f"suspended, awaits task {first}"
+    assert shown["why"].startswith(f"suspended, awaits task {first}; task {first} (Step): due at ")
     assert ctl.json("show", first)["spawned_by"] == task_id
     assert "spawned (20 of 25):" in ctl("show", task_id).stdout
 

@@ -101,7 +101,7 @@ def test_several_tasks_at_once(ctl: Ctl, live: Bench) -> None:
     ]
     whys = ctl.json("why", child, parent)
     assert [(one["id"], one["state"]) for one in whys] == [(child, "waiting"), (parent, "scheduled")]
-    assert whys[0]["why"] == f"waits for 1 of 1 task: {parent} (scheduled)"
+    assert whys[0]["why"] == f"waits for 1 of 1 task: {parent} (scheduled); task {parent} (Step): {whys[1]['why']}"
     assert "no worker is live" in whys[1]["why"]
     assert "there is no task 99" in ctl.fails(3, "why", parent, 99)
 

@@ -16,7 +16,6 @@ from scheduler.console.past import asked_instant
 from scheduler.console.render import Page
 from scheduler.console.routes import page
 from scheduler.console.visit import Visit
-from scheduler.console.why_chain import why_chain
 from scheduler.errors import UnknownTaskError
 from scheduler.model.state import TaskState
 from scheduler.model.trace import parse_traceparent
@@ -29,6 +28,7 @@ from scheduler.store.read.history import AttemptRecord, attempt_logs, attempts, 
 from scheduler.store.read.lives import task_at, timeline
 from scheduler.store.read.search import Term, search
 from scheduler.store.read.tasks import TaskRecord, ends, get_task, removed_at
+from scheduler.store.read.why_chain import why_chain
 from scheduler.store.read.workers import workers
 
 ROWS = 50  # of each table

@@ -270,3 +270,10 @@ def records(tx: Tx, task_id: int) -> list[WaitRecord]:
         id=task_id,
     )
     return [WaitRecord(r.name, r.event, r.task if r.items == 1 else None, r.items, r.open, r.until, r.at) for r in rows]
+
+
+def awaited_task(tx: Tx, task_id: int) -> int | None:
+    """A task that this one awaits and that has not ended; None: it awaits none."""
+    found = tx.run(f"SELECT min(item) FROM schedd_waits WHERE task_id = :id AND item > 0 AND met = {OPEN}", id=task_id)
+    item = found.scalar_one()
+    return None if item is None else int(item)
