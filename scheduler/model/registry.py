@@ -6,6 +6,7 @@ import copy
 import inspect
 import typing
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -90,6 +91,13 @@ class Kind:
             raise ConfigError(f"task type {self.name}: cannot read its annotations: {describe(error).text}") from None
         rule, own = options.concurrency_key, build is not None or self._serialize is not None
         self._verbatim = own or not isinstance(rule, str) or is_verbatim(rule, struct)
+
+    @cached_property
+    def reference(self) -> tuple[str, str | None]:
+        """Where a child process finds the type and its own ``build``. Raises ConfigError if it cannot."""
+        own = self.build is not None and self.build != getattr(self.source, "build", None)
+        build = reference_of(self.build, f"build of task type {self.name}") if own else None
+        return reference_of(self.source, f"task type {self.name}"), build
 
     def encode(self, value: Any) -> str:
         """The payload of an instance as JSON text, checked by reading it back. Raises PayloadError."""
@@ -356,15 +364,13 @@ def make_kind(source: Any, kind: str | None, build: Callable[[int, str], Any] | 
         )
     if kind is not None:
         options = msgspec.structs.replace(options, kind=check_name("kind", kind))
-    if options.isolation == "process":
-        reference_of(source, f"task type {options.kind}")
-        if build is not None and build != getattr(source, "build", None):
-            reference_of(build, f"build of task type {options.kind}")
     check_template(options, struct)
     for option in (options.unique, options.debounce):
         if option is not None:
             check_fields(options.kind, option, struct.__struct_fields__)
     made = Kind(source, options, struct, run, body, build)
+    if options.isolation == "process":
+        made.reference  # noqa: B018 (found now: a deploy may remove the module later)
     _check_secrets(made)
     return made
 

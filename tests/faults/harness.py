@@ -13,7 +13,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -200,11 +200,13 @@ class Fleet:
         url: str = "",
         clock: float = 0.0,
         many: int = ledger.BACKGROUND_MIN_OUTCOMES,
+        path: Sequence[str] = (str(TESTS),),
         **settings: str,
     ) -> Process:
-        """A real schedd. ``settings`` by their dotted names with ``__``, as TOML values; the rest as for a worker."""
+        """A real schedd. ``settings`` by their dotted names with ``__``, as TOML values; ``path``: of its task modules;
+        the rest as for a worker."""
         sections: dict[str, list[str]] = {"store": [f'url = "{url or self.url}"']}
-        sections["tasks"] = [f'modules = ["{module}"]', f'path = ["{TESTS}"]']
+        sections["tasks"] = [f'modules = ["{module}"]', f"path = {json.dumps(list(path))}"]
         for name, value in settings.items():
             section, _, setting = name.rpartition("__")
             sections.setdefault(section.replace("__", "."), []).append(f"{setting} = {value}")

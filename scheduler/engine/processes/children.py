@@ -143,7 +143,7 @@ class ChildRegistry:
                 self.selector.register(self.fork_server.control, selectors.EVENT_READ, FORK_SERVER)
             child = ChildHandle(self._tags, only)
         except OSError as error:  # no more files or processes: those that there are go on
-            self._start_failed(str(error))
+            self.start_failed(str(error))
             return False
         child.began = time.monotonic()
         child.place = self.groups.make() if self.groups is not None else None
@@ -187,7 +187,7 @@ class ChildRegistry:
         if self.groups is not None and child.place is not None:
             self.groups.remove(child.place)
         if not child.ready:
-            self._start_failed(child.init_error or describe_exit(status, None, out_of_memory=False))
+            self.start_failed(child.init_error or describe_exit(status, None, out_of_memory=False))
         if not self.children:
             self.empty_since = time.monotonic()
 
@@ -237,7 +237,8 @@ class ChildRegistry:
                     cgroups.kill_all(child.place)
                 yield Exited(child, None)
 
-    def _start_failed(self, why: str) -> None:
+    def start_failed(self, why: str) -> None:
+        """Start none for a while. Logged once for each reason."""
         self.again_at = time.monotonic() + self._backoff.next()
         if self._logged.is_new(why):
             log.error("no child process could be started, trying again every %g s at most: %s", START_BACKOFF_S[1], why)

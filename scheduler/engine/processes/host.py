@@ -14,7 +14,12 @@ import msgspec
 
 from scheduler.engine.attempt.attempt import Attempt
 from scheduler.engine.attempt.capture import TASK_LOGGER, current_attempt
-from scheduler.engine.attempt.outcomes import crashed_in_quarantine, outcome_of_external_end, with_log
+from scheduler.engine.attempt.outcomes import (
+    crashed_in_quarantine,
+    internal_failure,
+    outcome_of_external_end,
+    with_log,
+)
 from scheduler.engine.options import ProcessOptions
 from scheduler.engine.processes.child_handle import Job
 from scheduler.engine.processes.fork_client import import_path
@@ -45,7 +50,7 @@ class ChildHost:
         self.report = engine_state.report
         self.means = engine_state.means  # seconds that attempts take, by kind
         self.orders = Orders()
-        self._references: dict[str, tuple[str, str | None]] = {}
+        self._around_reference: str | None = None
         self._reads: queue.SimpleQueue[tuple[Callable[[], Any], Asker] | None] = queue.SimpleQueue()
         self._reader_started = False
         self._lock = threading.Lock()
@@ -55,7 +60,7 @@ class ChildHost:
     def message(self) -> dict[str, Any]:
         """The first message to a child."""
         engine_state = self.runtime
-        kinds = [(k.name, *self.reference(k)) for k in list(engine_state.registry) if k.options.isolation == "process"]
+        kinds = [(k.name, *k.reference) for k in list(engine_state.registry) if k.options.isolation == "process"]
         root = logging.getLogger()
         return {
             "path": import_path(),
@@ -73,19 +78,12 @@ class ChildHost:
             "otel": None if engine_state.tracing is None else engine_state.tracing.for_child(),
         }
 
-    def reference(self, kind: Kind) -> tuple[str, str | None]:
-        """Where a child finds a kind's type and its ``build``. Raises ConfigError."""
-        found = self._references.get(kind.name)
-        if found is None:
-            build = None
-            if kind.build is not None and kind.build != getattr(kind.source, "build", None):
-                build = reference_of(kind.build, f"build of task type {kind.name}")
-            found = self._references[kind.name] = (reference_of(kind.source, f"task type {kind.name}"), build)
-        return found
-
     def _around(self) -> str | None:
+        """Where a child finds ``around_run``. Raises ConfigError. Once found it stays: a deploy may remove its module."""
         around = self.runtime.around_run
-        return None if around is None else reference_of(around, "around_run")
+        if around is not None and self._around_reference is None:
+            self._around_reference = reference_of(around, "around_run")
+        return self._around_reference
 
     def can_run(self, kind: Kind) -> bool:
         """Whether a child can do for this kind what a thread does."""
@@ -99,7 +97,7 @@ class ChildHost:
 
     def check(self, kind: Kind) -> None:
         """Raises ConfigError for a kind that no child can run, and for an ``around_run`` that none can import."""
-        self.reference(kind)
+        _ = kind.reference
         self._around()
 
     # what their attempts ask
@@ -182,6 +180,15 @@ class ChildHost:
 
     # how jobs end
 
+    def failed(self, job: Job, error: Exception) -> None:
+        """Something about a job cannot be done: it ends by that, so that the others go on."""
+        if job.future is not None:
+            resolve(job, error=error)
+        elif job.is_attempt:
+            self.report(job.attempt, with_log(job.attempt, internal_failure(job.attempt, self.runtime, error)))
+        else:
+            log.error("a hook of %s could not be called", job.attempt.kind.name, exc_info=error)
+
     def died(self, job: Job, how: str) -> Job | None:
         """A job that had begun ended with its process. Returns the hook that another child has to run, if any."""
         attempt = job.attempt
@@ -207,7 +214,7 @@ class ChildHost:
             return None
         name = "on_attempt_failed" if outcome.end is AttemptEnd.RETRIED else "on_failed"
         about = (type(error).__name__, str(error))
-        where = (attempt.kind.name, *self.reference(attempt.kind))
+        where = (attempt.kind.name, *attempt.kind.reference)
         return Job(job.priority, ("hook", *where, tuple(attempt.claimed), name, attempt.started_at, *about), attempt)
 
 

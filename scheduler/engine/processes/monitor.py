@@ -220,7 +220,11 @@ class ChildMonitor:
 
     def _died(self, job: Job, how: str) -> None:
         self._queue.forget(job.attempt)
-        hook = self._host.died(job, how)
+        try:
+            hook = self._host.died(job, how)
+        except Exception as error:  # of one job: the others are still to be reported
+            self._host.failed(job, error)
+            return
         if hook is not None:
             self._queue.add(hook)
 

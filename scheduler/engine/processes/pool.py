@@ -17,6 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from scheduler.backoff import Backoff, LogOnce
 from scheduler.engine.attempt.attempt import Attempt
 from scheduler.engine.attempt.runtime import CpuFuture
 from scheduler.engine.child.pickling import packed_call
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("scheduler.engine")
 
+FAILED_PAUSE_S = (0.05, 1.0)  # after a round that failed: first, longest
+
 
 class ProcessPool:
     """See the module. Its thread, the fork server and the children start when there is something to do."""
@@ -50,6 +53,8 @@ class ProcessPool:
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         self._closed = False
+        self._backoff = Backoff(*FAILED_PAUSE_S)
+        self._logged = LogOnce()  # what has failed, by part of a round
         after_fork(self, ProcessPool._on_fork)
 
     # from other threads
@@ -130,19 +135,34 @@ class ProcessPool:
         self.children.open(self.orders.wakeup)
         self.monitor.begin()
         while not self._closed:
-            try:
-                for event in self.children.wait(0.0 if self.orders else self.timeouts.wait()):
-                    self.monitor.handle(event)
-                for order in self.orders.take():
-                    self._obey(order)
-                self.timeouts.check()
-                self.queue.start_children()
-                self.queue.feed()
-                self.timeouts.send_lease()
-            except Exception:
-                log.exception("looking after the child processes failed; going on")
-                time.sleep(0.05)
+            self._round()
         self._end()
+
+    def _round(self) -> None:
+        """What has to be done once, each part of it also when another one fails."""
+        failed = False
+        for part in (
+            *(self._hear, self._obey_orders, self.timeouts.check),
+            *(self.queue.start_children, self.queue.feed, self.timeouts.send_lease),
+        ):
+            try:
+                part()
+            except Exception as error:
+                failed = True
+                if self._logged.is_new(repr(error), part.__name__):
+                    log.exception("looking after the child processes failed; going on")
+        if failed:
+            time.sleep(self._backoff.next())
+        elif self._backoff.current:
+            self._backoff.reset()
+
+    def _hear(self) -> None:
+        for event in self.children.wait(0.0 if self.orders else self.timeouts.wait()):
+            self.monitor.handle(event)
+
+    def _obey_orders(self) -> None:
+        for order in self.orders.take():
+            self._obey(order)
 
     def _end(self) -> None:
         self.children.drop_fork_server()

@@ -16,7 +16,7 @@ from scheduler.engine.fair_rotation import FairRotation
 from scheduler.engine.processes.child_handle import ChildHandle, Job
 from scheduler.engine.processes.children import ChildRegistry
 from scheduler.engine.processes.host import ChildHost, resolve
-from scheduler.errors import Cancelled, ProcessDied
+from scheduler.errors import Cancelled, ConfigError, ProcessDied
 
 SHORT_TASK_S = 0.002  # seconds: kinds that take less on average are given to a child several at a time
 MAX_AHEAD_S = 0.02  # seconds of work that a child may have waiting
@@ -90,16 +90,17 @@ class JobQueue:
             elif attempt.cancelled:
                 self._host.report(attempt, outcome_of_external_end(attempt, runtime, Cancelled("cancelled"))[0])
             else:
-                return self._job(attempt, priority)
+                try:
+                    return self._job(attempt, priority)
+                except ConfigError as error:  # where its type is cannot be said any more: a deploy has removed it
+                    self._host.report(attempt, outcome_of_external_end(attempt, runtime, error)[0])
         return None
 
     def _job(self, attempt: Attempt, priority: int) -> Job:
         runtime, kind = self._host.runtime, attempt.kind
         clock_offset = runtime.now() - time.time_ns() // 1000
         trace = None if attempt.trace is None else attempt.trace.context.traceparent
-        about: tuple[Any, ...] = (
-            *(kind.name, *self._host.reference(kind), tuple(attempt.claimed), attempt.start_by, trace),
-        )
+        about: tuple[Any, ...] = (*(kind.name, *kind.reference, tuple(attempt.claimed), attempt.start_by, trace),)
         job = Job(priority, ("run", *about, clock_offset, runtime.lease_expires_at), attempt)
         job.is_attempt, job.quarantined = True, attempt.isolated
         return job
@@ -118,12 +119,20 @@ class JobQueue:
         free = sum(1 for c in common if not c.jobs)
         missing = self._host.options.children - len(common)
         for _ in range(min(sum(waits) - free, missing)):
-            if not self._children.start(None, self._host.message()):
+            if not self._start(None):
                 return
         taken = missing <= 0 and all(c.current is not None for c in common)
         lower = any(c.current is not None and c.current.priority != HIGH_PRIORITY for c in common)
         if waits[HIGH_PRIORITY] and taken and lower and all(c.only is None for c in living):
-            self._children.start(HIGH_PRIORITY, self._host.message())
+            self._start(HIGH_PRIORITY)
+
+    def _start(self, only: int | None) -> bool:
+        try:
+            message = self._host.message()
+        except ConfigError as error:  # where ``around_run`` is cannot be said
+            self._children.start_failed(str(error))
+            return False
+        return self._children.start(only, message)
 
     # given and taken back
 
@@ -146,7 +155,12 @@ class JobQueue:
         known = job.is_attempt and not job.quarantined
         mean = self._host.means.get(job.attempt.kind.name, 1.0) if known else 1.0
         too_long = child.jobs and (mean > SHORT_TASK_S or len(child.jobs) * mean > MAX_AHEAD_S)
-        if too_long or not child.give(job):
+        try:
+            given = not too_long and child.give(job)
+        except Exception as error:  # it cannot be put into a message
+            self._host.failed(job, error)
+            return True
+        if not given:
             self.put_back([job])
             return False
         child.exclusive = mean > SHORT_TASK_S

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import gc
 import os
@@ -506,4 +507,56 @@ def test_a_function_whose_process_tells_nonsense_has_failed(made: Pool, value: b
     made.hear()
     assert job.future.exception(0) is not None
     assert not made.child.talk_over
+    made.pool.children.close()
+
+
+def test_one_attempt_of_which_nothing_can_be_said_keeps_no_other_from_its_child(
+    made: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its type is gone, or it does not go into a message: it ends by that."""
+    nameless, odd, fine = made.claim("nameless", "odd", "fine")
+    nameless.kind = copy.copy(nameless.kind)
+    nameless.kind.__dict__.pop("reference", None)
+    nameless.kind.source = lambda: None  # type: ignore[assignment]
+    odd.claimed = odd.claimed._replace(payload=object())  # type: ignore[arg-type]
+    made.slots.waiting.extend([nameless, odd, fine])
+    made.pool.queue.feed()
+    assert made.reported == [(nameless.claimed.id, "dead"), (odd.claimed.id, "dead")]
+    assert [job.attempt for job in made.child.jobs.values()] == [fine]
+
+
+def test_a_round_does_what_it_can_and_says_once_what_it_cannot(
+    made: Pool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails() -> None:
+        raise ValueError("no")
+
+    (attempt,) = made.claim("one")
+    made.slots.waiting.append(attempt)
+    made.pool.orders.open()
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    monkeypatch.setattr(made.pool.timeouts, "check", fails)
+    for _ in range(20):
+        made.pool.orders.wake()
+        made.pool._round()
+    assert [job.attempt for job in made.child.jobs.values()] == [attempt]
+    assert [record.getMessage() for record in caplog.records] == ["looking after the child processes failed; going on"]
+    assert pauses[0] < pauses[-1] == 1.0
+
+
+def test_one_job_that_cannot_be_reported_keeps_no_other_from_it(made: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = made.claim("first", "second")
+    for number in made.give(first, second):
+        made.says("start", number, made.engine_state.now())
+    died = made.pool.host.died
+
+    def refuses_the_first(job: Job, how: str) -> Job | None:
+        if job.attempt is first:
+            raise ValueError("no")
+        return died(job, how)
+
+    monkeypatch.setattr(made.pool.host, "died", refuses_the_first)
+    made.pool.monitor.on_exit(made.child, -11)
+    assert made.reported == [(first.claimed.id, "dead"), (second.claimed.id, "dead")]
     made.pool.children.close()
