@@ -33,7 +33,14 @@ class CallThreads:
 
         If the caller is cancelled meanwhile, what has begun there goes on, and what has not is dropped.
         """
-        work = functools.partial(contextvars.copy_context().run, function, *args, **kwargs)
+        context = contextvars.copy_context()
+
+        def work() -> T:
+            try:
+                return context.run(function, *args, **kwargs)
+            except StopIteration as error:  # of the caller's own hook: no future can carry it
+                raise RuntimeError("the function raised StopIteration") from error
+
         return await asyncio.get_running_loop().run_in_executor(self._threads(), work)
 
     def _threads(self) -> ThreadPoolExecutor:

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from scheduler import AsyncContext, Context, PermanentError, RetryPolicy, Task, ports
-from scheduler.errors import TaskFailedError
+from scheduler.errors import Interrupted, TaskFailedError
 
 AT_ONCE = RetryPolicy(min_wait=0, max_wait=0, max_attempts=2, jitter=0.0, strategy="fixed")
 made = 0
@@ -540,6 +540,93 @@ class ComputeInside(Task, isolation="process"):
 
     def run(self, ctx: Context) -> Any:
         return [os.getpid(), *ctx.cpu(square, 3)]
+
+
+class Unpicklable(Exception):
+    """It holds what cannot be sent to another process."""
+
+    def __init__(self, text: str = "unpicklable") -> None:
+        super().__init__(text)
+        self.lock = threading.Lock()
+
+
+class WantsMore(Exception):
+    """It cannot be made of its text alone."""
+
+    def __init__(self, text: str, more: int) -> None:
+        super().__init__(text)
+        self.more = more
+
+
+class Wordless(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+class EndsWhoReadsIt(Exception):
+    def __reduce__(self) -> Any:
+        return sys.exit, (3,)
+
+
+ODD: dict[str, Callable[[], BaseException]] = {
+    "stop": StopIteration,
+    "astop": StopAsyncIteration,
+    "generator": GeneratorExit,
+    "cancelled": asyncio.CancelledError,
+    "future": CancelledError,
+    "interrupt": KeyboardInterrupt,
+    "exit": lambda: SystemExit(3),
+    "unpicklable": Unpicklable,
+    "more": lambda: WantsMore("more", 2),
+    "wordless": Wordless,
+    "reads": EndsWhoReadsIt,
+    "group": lambda: BaseExceptionGroup("two", [StopIteration(), GeneratorExit()]),
+    "interrupted": lambda: Interrupted("by nobody"),
+    "timeout": lambda: TimeoutError("its own"),
+}
+
+
+def raise_odd(which: str) -> None:
+    raise ODD[which]()
+
+
+class RaisesOdd(Task):
+    """A function raises what is no plain error."""
+
+    which: str
+    where: str
+
+    def run(self, ctx: Context) -> Any:
+        return ctx.cpu(raise_odd, self.which) if self.where == "cpu" else ctx.step("odd", raise_odd, self.which)
+
+
+class ARaisesOdd(Task):
+    which: str
+    where: str
+
+    async def run(self, ctx: AsyncContext) -> Any:
+        if self.where == "thread":
+            return await asyncio.to_thread(raise_odd, self.which)
+        if self.where == "gather":
+            return await asyncio.gather(ctx.cpu(raise_odd, self.which), ctx.cpu(square, 3))
+        return await (ctx.cpu(raise_odd, self.which) if self.where == "cpu" else ctx.step("odd", raise_odd, self.which))
+
+
+class RaisesInside(Task, isolation="process"):
+    which: str
+
+    def run(self, ctx: Context) -> Any:
+        raise_odd(self.which)
+
+
+class ARaisesInside(Task, isolation="process"):
+    which: str
+    where: str
+
+    async def run(self, ctx: AsyncContext) -> Any:
+        if self.where == "cpu":
+            return await ctx.cpu(raise_odd, self.which)
+        return await ctx.step("odd", raise_odd, self.which)
 
 
 class Awaiting(Task, isolation="process"):

@@ -167,3 +167,26 @@ def withdrawn(jobs: Scheduler) -> bool:
     pool = jobs.engine.engine_state.processes
     assert pool is not None
     return any(child.kill_at is not None for child in list(pool.children.children.values()))
+
+
+@pytest.mark.case(17)
+@one_database
+def test_whatever_a_function_raises_its_attempt_has_failed(jobs: Scheduler) -> None:
+    """None of them is a cancel, nor the end of the loop, and none is waited for for ever."""
+    places: list[tuple[Any, str]] = [
+        *((kinds.RaisesOdd, where) for where in ("cpu", "step")),
+        *((kinds.ARaisesOdd, where) for where in ("cpu", "step", "gather", "thread")),
+        *((kinds.ARaisesInside, where) for where in ("cpu", "step")),
+    ]
+    made = {
+        (kind.__name__, where, which): jobs.task(kind(which=which, where=where)).timeout(PATIENCE).schedule()
+        for kind, where in places
+        for which in kinds.ODD
+    }
+    for which in kinds.ODD:
+        made["RaisesInside", "", which] = jobs.task(kinds.RaisesInside(which)).timeout(PATIENCE).schedule()
+    jobs.wait(made.values(), timeout=2 * PATIENCE)
+    found = {place: (state(jobs, task_id), attempts(jobs, task_id)[0].error_class) for place, task_id in made.items()}
+    assert {place: got for place, got in found.items() if got[0] != "dead" or got[1] == "TaskTimeout"} == {}
+    assert found["RaisesOdd", "cpu", "unpicklable"][1] == "RuntimeError"  # in its name and text
+    serves_on(jobs)

@@ -10,7 +10,7 @@ import contextvars
 import threading
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any, NoReturn, ParamSpec, TypeVar
@@ -97,12 +97,27 @@ def step_threads() -> Executor | None:
     return None if threads is None else threads.steps
 
 
+def end_of(call: Future[Any]) -> asyncio.Future[None]:
+    """A future of the running loop that is done when the call has ended, in whatever way."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+
+    def set_ended() -> None:
+        if not ended.done():
+            ended.set_result(None)
+
+    call.add_done_callback(lambda _: loop.call_soon_threadsafe(set_ended))
+    return ended
+
+
 def _with_thread_ident(threads: set[int], function: Callable[..., R], *args: Any) -> R:
     """Call the function and note its thread meanwhile, so that a log can say where it hangs."""
     ident = threading.get_ident()
     threads.add(ident)
     try:
         return function(*args)
+    except StopIteration as error:  # no future of asyncio can carry it: who awaits the call would wait for ever
+        raise RuntimeError("the function raised StopIteration") from error
     finally:
         threads.discard(ident)
 

@@ -75,7 +75,7 @@ def packed_error(error: BaseException) -> bytes:
     try:
         data = dumps(error)
         pickle.loads(data)
-    except Exception:
+    except BaseException:  # its own code runs here
         return pickle.dumps(RuntimeError(describe(error).text))
     return data
 

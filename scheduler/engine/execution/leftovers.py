@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from scheduler.backoff import LogOnce
+from scheduler.engine.attempt.loop_threads import end_of
 from scheduler.errors import Interrupted
 from scheduler.model.outcome import AttemptEnd, Outcome
 from scheduler.model.texts import counted, listed
@@ -102,20 +102,7 @@ def _undone(tasks: Any) -> list[Any]:
 
 def _running(attempt: Attempt) -> list[asyncio.Future[Any]]:
     """The attempt's running calls in threads, as futures of this loop."""
-    return [_end_of(call) for call in list(attempt.calls or ()) if not call.done()]
-
-
-def _end_of(call: Future[Any]) -> asyncio.Future[None]:
-    """A future that is done when the call has ended, in whatever way."""
-    loop = asyncio.get_running_loop()
-    ended: asyncio.Future[None] = loop.create_future()
-
-    def set_ended() -> None:
-        if not ended.done():
-            ended.set_result(None)
-
-    call.add_done_callback(lambda _: loop.call_soon_threadsafe(set_ended))
-    return ended
+    return [end_of(call) for call in list(attempt.calls or ()) if not call.done()]
 
 
 async def _wait(attempt: Attempt, left: list[asyncio.Future[Any]]) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import wait
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from scheduler.engine.attempt.loop_threads import end_of
 from scheduler.engine.attempt.runtime import CpuFuture
 from scheduler.engine.durable.async_driver import wait_uncancelled
 
@@ -31,13 +32,12 @@ def wait_for(future: CpuFuture[T], check: Callable[[], None]) -> T:
 
 async def wait_for_async(future: CpuFuture[T]) -> T:
     """Wait in a coroutine."""
-    running: asyncio.Future[Any] = asyncio.wrap_future(future)
+    ended = end_of(future)  # not its value: a future of asyncio takes no StopIteration, and CancelledError for a cancel
     try:
-        value: T = await asyncio.shield(running)
+        await asyncio.shield(ended)
     except asyncio.CancelledError as error:
         deferred_cancel = [error]
         future.cancel_remote()
-        await wait_uncancelled(running, deferred_cancel)
-        running.exception()  # retrieved, or asyncio would log it
+        await wait_uncancelled(ended, deferred_cancel)
         raise deferred_cancel[-1] from None
-    return value
+    return future.result()

@@ -79,7 +79,7 @@ class ChildHost:
         }
 
     def _around(self) -> str | None:
-        """Where a child finds ``around_run``. Raises ConfigError. Once found it stays: a deploy may remove its module."""
+        """Where a child finds ``around_run``; once found it stays, as a kind's. Raises ConfigError."""
         around = self.runtime.around_run
         if around is not None and self._around_reference is None:
             self._around_reference = reference_of(around, "around_run")

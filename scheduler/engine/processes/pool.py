@@ -134,9 +134,11 @@ class ProcessPool:
     def _serve(self) -> None:
         self.children.open(self.orders.wakeup)
         self.monitor.begin()
-        while not self._closed:
-            self._round()
-        self._end()
+        try:
+            while not self._closed:
+                self._round()
+        finally:  # who waits for a child hears of its end, whatever ended this thread
+            self._end()
 
     def _round(self) -> None:
         """What has to be done once, each part of it also when another one fails."""
