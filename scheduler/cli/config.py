@@ -24,12 +24,16 @@ def config_command() -> None:
 def check(session: Session, /) -> None:
     """Show each setting in effect and where it comes from, without passwords."""
     from scheduler.config.model import describe
+    from scheduler.config.paths import settled
+    from scheduler.model import user_modules
     from scheduler.store.db.urls import parse_url
 
     config = session.config
     parse_url(config.store.url)
     if config.file is None:
         note("no configuration file: defaults and the environment")
+    for path in user_modules.hidden(settled(config).tasks.path):
+        note(user_modules.advice(path))
     rows = []
     for setting in describe(config):
         value = setting.text if session.output == "table" else setting.value

@@ -24,7 +24,9 @@ def doctor_command(ctx: click.Context, session: Session, /, repair: bool) -> Non
     Connects to the sources and sinks of the configuration, too; one that cannot be reached from here is no problem.
     """
     from scheduler import __version__
+    from scheduler.config.paths import settled
     from scheduler.errors import StoreUnavailableError
+    from scheduler.model import user_modules
     from scheduler.store.admin import doctor as checks
     from scheduler.store.admin.doctor import Finding
     from scheduler.store.admin.doctor_repair import repair as repairs
@@ -62,6 +64,8 @@ def doctor_command(ctx: click.Context, session: Session, /, repair: bool) -> Non
             text = one.text if one.reached else f"it cannot be reached from here: {one.text}"
             level = checks.OK if one.ok else checks.PROBLEM if one.reached else checks.NOTE
             found.append(Finding(one.what, level, text))
+    for path in user_modules.hidden(settled(session.config).tasks.path):
+        found.append(Finding("task modules", checks.NOTE, user_modules.advice(path)))
     rows = [{"level": f.level, "check": f.check, "text": f.text, "tasks": list(f.tasks)} for f in found]
     print_rows(session, rows, _COLUMNS, whole=True)
     if any(f.level == checks.PROBLEM for f in found):

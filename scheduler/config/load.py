@@ -21,20 +21,24 @@ PLACES = ("config.toml", "/etc/schedd/config.toml")
 _SECRET = frozenset({"store.url", *SECRETS})  # never echoed in an error, shown without its password elsewhere
 
 
-def find(path: str | None, environ: Mapping[str, str] = os.environ) -> str | None:
+def find(path: str | None, environ: Mapping[str, str] = os.environ, directory: str = "") -> str | None:
     """The configuration file: the one named, else $SCHEDD_CONFIG, else the first of PLACES, else None."""
     named = path or environ.get("SCHEDD_CONFIG")
     if named:
         return named
-    return next((place for place in PLACES if os.path.lexists(place)), None)
+    return next((place for place in PLACES if os.path.lexists(os.path.join(directory, place))), None)
 
 
-def load(path: str | None = None, environ: Mapping[str, str] = os.environ) -> Config:
-    """Read and check the configuration. ``path``: the value of ``--config``.
+def load(path: str | None = None, environ: Mapping[str, str] = os.environ, directory: str | None = None) -> Config:
+    """Read and check the configuration. ``path``: the value of ``--config``; ``directory``: from which relative paths
+    count, by default the current one.
 
     Raises ConfigError for a setting that is unreadable, unknown or not valid; it names the setting and its source.
     """
-    file = find(path, environ)
+    where = _here() if directory is None else directory
+    file = find(path, environ, where)
+    if directory is not None and file is not None:
+        file = os.path.join(directory, file)
     reader = Reader(KINDS, _SECRET, TABLES)
     layers = [reader.file(file)] if file is not None else []
     layers += [reader.credentials(environ.get("CREDENTIALS_DIRECTORY")), reader.environment(environ)]
@@ -44,8 +48,16 @@ def load(path: str | None = None, environ: Mapping[str, str] = os.environ) -> Co
         for name, (value, source) in layer.items():
             values[name], origins[name] = value, source
     config = _build(values, None if file is None else os.path.abspath(file), origins)
+    config = msgspec.structs.replace(config, directory=where)
     check(config)
     return config
+
+
+def _here() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was removed
+        return ""
 
 
 def _is_section(kind: Any) -> bool:

@@ -237,7 +237,8 @@ class Functions(Section, frozen=True):
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """Every setting. ``file`` is the file that was read, ``origins`` says where each setting comes from."""
+    """Every setting. ``file`` is the file that was read, ``directory`` where relative paths count from, ``origins``
+    where each setting comes from."""
 
     store: Store = Store()
     tasks: Tasks = Tasks()
@@ -264,6 +265,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     executors: dict[str, Executor] = {}
     gateway: Gateway = Gateway()
     file: str | None = None
+    directory: str = ""
     origins: dict[str, str] = {}
 
     def get(self, name: str) -> Any:

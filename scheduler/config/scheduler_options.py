@@ -10,6 +10,7 @@ from urllib.parse import unquote
 import msgspec
 
 from scheduler.config.model import KINDS, Config, Otel
+from scheduler.config.paths import PATHS
 from scheduler.config.sources import Unfit, convert, shown
 from scheduler.errors import ConfigError
 from scheduler.model.defaults import POOLS
@@ -97,19 +98,7 @@ _LISTS = (
     ("actions", "connected"),
     ("batch", "functions"),
 )
-_PATHS = (
-    ("command", "roots"),
-    ("files", "roots"),
-    ("files", "blobs"),
-    ("http", "ca"),
-    ("http", "secrets_dir"),
-    ("mail", "ca"),
-    ("actions", "key_file"),
-    ("actions", "directory"),
-    ("cleanup", "roots"),
-    ("backup", "sources"),
-    ("backup", "destinations"),
-)
+_PATHS = [(section, name) for section, name in PATHS if section in _FOR_TASKS]
 
 
 def _absolute(path: str) -> str:

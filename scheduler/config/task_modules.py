@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 from scheduler.config.model import Config
 from scheduler.config.scheduler_options import scheduler_options
 from scheduler.errors import ConfigError, SchedulerError, StoreUnavailableError
+from scheduler.model import user_modules
 from scheduler.model.task import Task, TaskFunction
 
 if TYPE_CHECKING:
@@ -41,10 +42,18 @@ class Registering(Protocol):
 
 
 def extend_path(config: Config) -> None:
-    """Put ``[tasks] path`` in front of ``sys.path``, in its order, relative to the current directory."""
-    wanted = [os.path.abspath(os.path.expanduser(entry)) for entry in config.tasks.path]
+    """Put ``[tasks] path`` in front of ``sys.path``, in its order, relative to the current directory.
+
+    Modules of Python and of schedd are not hidden by what is there.
+    """
+    wanted = _places(config)
+    user_modules.guard(wanted)
     sys.path[:0] = [entry for entry in dict.fromkeys(wanted) if entry not in sys.path]
     importlib.invalidate_caches()
+
+
+def _places(config: Config) -> list[str]:
+    return [os.path.abspath(os.path.expanduser(entry)) for entry in config.tasks.path]
 
 
 def find_state(config: Config) -> Callable[[], Any] | None:
@@ -150,7 +159,7 @@ def _forget(imported: set[str], config: Config) -> None:
     them must not be imported twice.
     """
     packages = {name.partition(".")[0] for name in config.tasks.modules}
-    places = tuple(os.path.join(os.path.abspath(os.path.expanduser(entry)), "") for entry in config.tasks.path)
+    places = tuple(os.path.join(place, "") for place in _places(config))
     for name in imported:
         file = str(getattr(sys.modules.get(name), "__file__", None) or "")
         own = file.startswith(places) and file.endswith(".py") and "-packages" + os.sep not in file
@@ -221,6 +230,9 @@ def _import(name: str, setting: str) -> ModuleType:
         guess = name.removesuffix(".py").replace("/", ".").strip(".")
         hint = f"; did you mean {guess!r}?" if all(p.isidentifier() for p in guess.split(".")) else ""
         raise ConfigError(f"{setting}: {name!r} is not a module name{hint}")
+    taken = user_modules.in_the_way(name, user_modules.guarded())
+    if taken is not None:
+        raise ConfigError(f"{setting}: {user_modules.advice(taken)}")
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -34,7 +34,7 @@ def command(config: Config) -> list[str]:
     assert config.console.listen is not None
     file = [] if config.file is None else ["--config", config.file]
     return [
-        *(sys.executable, "-c", _COMMAND, "console"),
+        *(sys.executable, "-P", "-c", _COMMAND, "console"),  # -P: no module of the current directory hides another one
         *(*file, "--listen", config.console.listen, "--until-stdin-ends"),
     ]
 
@@ -56,6 +56,7 @@ class ConsoleProcess:
         if missing:
             raise ConfigError(f"[console] listen needs {', '.join(missing)}: pip install 'schedd[console]'")
         self._arguments = list(arguments if arguments is not None else command(config))
+        self._directory = config.directory or None  # a task's module may change the daemon's
         self._environ = {**os.environ, "PYTHONUNBUFFERED": "1"}
         self._environ.pop("NOTIFY_SOCKET", None)  # only the daemon itself tells systemd how it is
         self._stopping = threading.Event()
@@ -110,6 +111,7 @@ class ConsoleProcess:
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     env=self._environ,
+                    cwd=self._directory,
                     text=True,
                     errors="replace",
                 )

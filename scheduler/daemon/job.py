@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from scheduler.config.load import load
+from scheduler.config.paths import settled
 from scheduler.config.task_modules import TaskModules
 from scheduler.daemon import gateway_job, log
 from scheduler.daemon.main import build, leave, prepare
@@ -67,6 +68,7 @@ def _run(claim: Claim, stopping: threading.Event) -> int:
 
     gateway = gateway_job.take(claim)
     config = load() if gateway is None else load(environ={**os.environ, **gateway_job.NO_DATABASE})
+    config = settled(config)
     config = msgspec.structs.replace(config, log=log.settled(config.log))
     log.configure(config.log)
     cgroups.set_up()

@@ -20,6 +20,7 @@ import msgspec
 from scheduler import interpreter
 from scheduler.config.load import load
 from scheduler.config.model import Config
+from scheduler.config.paths import settled
 from scheduler.config.task_modules import TaskModules, find_state, make_scheduler
 from scheduler.daemon import log
 from scheduler.daemon.bounded_run import BoundedRun, add_options
@@ -27,8 +28,10 @@ from scheduler.daemon.companions import AlertCompanion, Companion, MessageCompan
 from scheduler.daemon.sd_notify import SystemdNotifier
 from scheduler.daemon.signals import Signals
 from scheduler.daemon.supervisor import FAILED, OK, UNREACHABLE, DaemonExit, Service, Supervisor
+from scheduler.engine.attempt import own_directory
 from scheduler.engine.child import cgroups
 from scheduler.errors import ConfigError, SchedulerError, StoreUnavailableError
+from scheduler.model import user_modules
 from scheduler.model.printable import printable
 from scheduler.model.redact import shown_url
 from scheduler.telemetry import prometheus
@@ -58,6 +61,7 @@ def serve(config: Config, factory: Factory, bounds: BoundedRun) -> DaemonExit:
     if config.metrics.listen is not None:
         prometheus.require("[metrics] listen")
     notifier = SystemdNotifier.take()
+    config = settled(config)
     config = msgspec.structs.replace(config, log=log.settled(config.log))
     log.configure(config.log)
     cgroups.set_up()
@@ -73,6 +77,8 @@ def serve(config: Config, factory: Factory, bounds: BoundedRun) -> DaemonExit:
         version(),
         extra={"store": shown_url(config.store.url), "file": config.file, "kinds": kinds},
     )
+    for path in user_modules.hidden(config.tasks.path):
+        logger.warning("%s", user_modules.advice(path))
     for module in loader.idle:
         logger.warning("module %s defines no task type and has no setup()", module)
     with Signals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
@@ -136,7 +142,8 @@ def check(config: Config) -> str:
         from scheduler.executors.service import make_executors
 
         make_executors(config)
-    return f"{config.file or 'no configuration file'}: fine; kinds: {', '.join(kinds) or 'none'}"
+    told = [user_modules.advice(path) for path in user_modules.hidden(settled(config).tasks.path)]
+    return "\n".join([f"{config.file or 'no configuration file'}: fine; kinds: {', '.join(kinds) or 'none'}", *told])
 
 
 def version() -> str:
@@ -217,6 +224,7 @@ def prepare() -> None:
     if sys.stdout is None:
         sys.stdout = open(1, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     interpreter.tune()
+    own_directory.guard()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # what is it doing? kill -USR1 tells on stderr
 

@@ -15,6 +15,7 @@ from scheduler import interpreter
 from scheduler.backoff import Backoff, LogOnce
 from scheduler.config.load import load
 from scheduler.config.model import Config, changed
+from scheduler.config.paths import settled
 from scheduler.config.scheduler_options import scheduler_options
 from scheduler.config.task_modules import TaskModules
 from scheduler.daemon import log
@@ -290,7 +291,7 @@ class Supervisor:
         """Read the configuration again; a mistake in it leaves everything as it is."""
         self._notifier.reloading()
         try:
-            self._adopt(self._bounds.applied(load(self.config.file)))
+            self._adopt(self._bounds.applied(settled(load(self.config.file, directory=self.config.directory))))
         except SchedulerError as error:
             logger.error("not reloaded: %s", error)
         except Exception:  # users' modules may raise anything; running tasks go on

@@ -41,10 +41,15 @@ _SIGNALLED = 128  # a shell's exit status of a job that a signal ended: this, an
 
 
 def start(
-    place: Path, lock: int, command: Sequence[str], env: Mapping[str, str], without: Sequence[str] = ()
+    place: Path,
+    lock: int,
+    command: Sequence[str],
+    env: Mapping[str, str],
+    without: Sequence[str] = (),
+    directory: str | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start a job in a session of its own. ``lock``: the descriptor of :func:`lock_to_start`; ``without``: variables
-    that it does not inherit. Raises OSError."""
+    that it does not inherit; ``directory``: where it starts. Raises OSError."""
     inherited = {name: value for name, value in os.environ.items() if name not in without}
     log = open_log(place)
     try:
@@ -54,6 +59,7 @@ def start(
             stdout=log,
             stderr=log,
             env={**inherited, **env},
+            cwd=directory,
             pass_fds=(lock,),
             start_new_session=True,
         )

@@ -69,6 +69,7 @@ class ProcessExecutor(DirectoryExecutor):
     def __init__(self, name: str, settings: Settings) -> None:
         super().__init__(name, settings.directory)
         self._prefix = settings.prefix
+        self._started_in = os.getcwd()  # a task's module may change the daemon's
         if settings.cpus < 0 or settings.gpus < 0:
             raise ConfigError(f"executors.{name}: cpus and gpus are numbers from 0")
         if settings.warm and settings.prefix:
@@ -142,7 +143,7 @@ class ProcessExecutor(DirectoryExecutor):
         command = [*self._prefix, *(["nice", "-n", str(nice)] if nice else []), *job.argv]
 
         def run(lock: int) -> None:
-            self._started.append(start(place, lock, command, job.env, job.without))
+            self._started.append(start(place, lock, command, job.env, job.without, self._started_in))
 
         return self._begin(job, place, taken, run)
 

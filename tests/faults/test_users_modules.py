@@ -46,3 +46,25 @@ def test_a_module_that_a_deploy_has_removed_costs_its_own_tasks_alone(fleet: Fle
     again = jobs.submit("Removed", {})
     all_ended(jobs)
     assert result(jobs, again) == "old_release"
+
+
+NAMES = ("scheduler", "random", "email", "select", "logging", "queue", "structlog", "statistics")
+
+
+@pytest.mark.case(101)
+def test_files_with_names_of_pythons_modules_and_schedds_hide_none(fleet: Fleet, jobs: Scheduler) -> None:
+    place = fleet.directory / "project"
+    module(place, "shop_tasks", "Shop")
+    for name in NAMES:
+        (place / f"{name}.py").write_text("raise RuntimeError('this is not the module that was meant')\n")
+    (place / "imports_them.py").write_text(
+        "import importlib\nfrom scheduler import Context, Task\n\n\n"
+        'class Imports(Task, isolation="process"):\n'
+        "    def run(self, ctx: Context) -> str:\n"
+        f"        return ' '.join(importlib.import_module(name).__name__ for name in {NAMES!r})\n"
+    )
+    daemon = fleet.daemon(module='shop_tasks", "imports_them', path=[str(place)], **OPTIONS)
+    shop, imports = jobs.submit("Shop", {}), jobs.submit("Imports", {})
+    all_ended(jobs)
+    assert (result(jobs, shop), result(jobs, imports)) == ("shop_tasks", " ".join(NAMES))
+    assert len(daemon.lines("is never imported")) == len(NAMES)

@@ -16,6 +16,7 @@ from functools import cached_property, partial
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from scheduler.engine.attempt.capture import current_attempt
+from scheduler.engine.attempt.own_directory import moved, put_back
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -120,6 +121,8 @@ def _with_thread_ident(threads: set[int], function: Callable[..., R], *args: Any
         raise RuntimeError("the function raised StopIteration") from error
     finally:
         threads.discard(ident)
+        if moved:
+            put_back()
 
 
 async def read(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

@@ -40,6 +40,7 @@ from scheduler.engine.execution.event_loop import run_in_new_loop
 from scheduler.engine.execution.executor import execute, execute_async
 from scheduler.errors import ConfigError, ProcessDied, TaskTimeout
 from scheduler.forking import after_fork
+from scheduler.model import user_modules
 from scheduler.model.fingerprint import describe
 from scheduler.model.outcome import Outcome
 from scheduler.model.reference import MAIN
@@ -91,6 +92,7 @@ class ChildProcess:
         self._redirect_output()
         after_fork(self, ChildProcess._on_fork)
         threading.Thread(target=self.link.listen, name="schedd-link", daemon=True).start()
+        user_modules.guard(spec["users_places"])
         sys.path[:] = spec["path"]
         ports.IN_CHILD = True
         set_main(spec["main"])
@@ -122,7 +124,8 @@ class ChildProcess:
         # A new kind, or one whose import failed and may work now. Not one of the parent's program: without a main guard
         # the import would run the program again.
         if kind is None and (name not in self.import_errors or source.partition(":")[0] != MAIN):
-            path = self.link.ask(0, "path").result()
+            path, places = self.link.ask(0, "path").result()
+            user_modules.guard(places)
             sys.path[:0] = [entry for entry in path if entry not in sys.path]
             importlib.invalidate_caches()
             kind = self._import_kind(name, source, build)

@@ -18,6 +18,7 @@ from scheduler.engine.attempt.outcomes import (
     released,
     with_log,
 )
+from scheduler.engine.attempt.own_directory import moved, put_back
 from scheduler.engine.attempt.runtime import Runtime
 from scheduler.engine.execution import leftovers
 from scheduler.engine.execution.context import AsyncContext, Context
@@ -59,6 +60,8 @@ def execute(attempt: Attempt, runtime: Runtime) -> Outcome:
     finally:
         attempt.ended = True
         current_attempt.reset(token)
+        if moved:
+            put_back()
 
 
 async def execute_async(attempt: Attempt, runtime: Runtime) -> Outcome:
@@ -107,6 +110,8 @@ async def execute_async(attempt: Attempt, runtime: Runtime) -> Outcome:
             leftovers.warn_of_leftover_tasks(attempt)
         attempt.ended = True
         current_attempt.reset(token)
+        if moved:
+            put_back()
 
 
 def _must_read_recorded(attempt: Attempt) -> bool:

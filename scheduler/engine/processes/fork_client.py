@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from scheduler.engine.child.protocol import socket_pair
+from scheduler.model import user_modules
 
 CLOSE_TIMEOUT_S = 6.0  # for ending everything; a little more than the fork server's own ORPHANS_GIVE_UP_S
 SESSION_TIMEOUT_S = 1.0  # for the killed processes of a session to end
@@ -25,7 +26,7 @@ PRELOAD = ("structlog", "sqlalchemy", "scheduler.app")
 _PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); "
     "from scheduler.engine.child.fork_server import main; main()"
-)
+)  # its path has no users' modules: it imports none
 
 
 class ForkServerClient:
@@ -40,7 +41,7 @@ class ForkServerClient:
             # exec, not fork: this process has threads. A session of its own, so that no terminal's Ctrl-C reaches it.
             # -P: what lies in the current directory is no module, whatever its name.
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _PROGRAM, str(theirs.fileno()), *_loaded(), json.dumps(import_path())],
+                [sys.executable, "-P", "-c", _PROGRAM, str(theirs.fileno()), *_loaded(), json.dumps(_own_path())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
@@ -142,6 +143,11 @@ def _members(session: int) -> list[int]:
 
 def _loaded() -> list[str]:
     return [name for name in PRELOAD if name in sys.modules]
+
+
+def _own_path() -> list[str]:
+    users = user_modules.guarded()
+    return [entry for entry in import_path() if entry not in users]
 
 
 def import_path() -> list[str]:

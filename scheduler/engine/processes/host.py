@@ -28,6 +28,7 @@ from scheduler.engine.processes.orders import Asker, Orders, Reply
 from scheduler.engine.state import EngineState
 from scheduler.errors import ConfigError, ProcessDied, SchedulerError
 from scheduler.model import state as st
+from scheduler.model import user_modules
 from scheduler.model.checkpoint import failure_of
 from scheduler.model.outcome import AttemptEnd, Outcome
 from scheduler.model.reference import main_source, reference_of
@@ -64,6 +65,7 @@ class ChildHost:
         root = logging.getLogger()
         return {
             "path": import_path(),
+            "users_places": user_modules.guarded(),
             "main": main_source(),
             "kinds": kinds,
             "claimed": Claimed._fields,
@@ -122,7 +124,7 @@ class ChildHost:
                 self._settled(attempt, *args)
             self.reply(asker, None)
         elif method == "path":
-            self.reply(asker, import_path())
+            self.reply(asker, [import_path(), user_modules.guarded()])
         elif method == "spec":
             self._read(partial(self._stored, *args), asker)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from urllib.parse import quote, quote_plus
 
 import sqlalchemy as sa
@@ -38,7 +39,16 @@ def parse_url(url: str) -> sa.URL:
             "store url: an in-memory SQLite database does not survive a restart; "
             "name a file (sqlite:///schedd.db), or use Scheduler.for_testing() in tests"
         )
-    return parsed
+    return _settled(parsed) if backend == "sqlite" else parsed
+
+
+def _settled(url: sa.URL) -> sa.URL:
+    """With an absolute path: whoever changes the directory later does not change the database."""
+    path = url.database or ""
+    try:
+        return url if path.startswith(("/", "file:")) else url.set(database=os.path.join(os.getcwd(), path))
+    except OSError:  # the directory is gone: opening says so
+        return url
 
 
 def shown(url: sa.URL) -> str:
