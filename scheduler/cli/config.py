@@ -23,9 +23,9 @@ def config_command() -> None:
 @prints(("setting", "value", "source"))
 def check(session: Session, /) -> None:
     """Show each setting in effect and where it comes from, without passwords."""
+    from scheduler.config import user_modules
     from scheduler.config.model import describe
     from scheduler.config.paths import settled
-    from scheduler.model import user_modules
     from scheduler.store.db.urls import parse_url
 
     config = session.config

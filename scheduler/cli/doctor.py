@@ -24,9 +24,9 @@ def doctor_command(ctx: click.Context, session: Session, /, repair: bool) -> Non
     Connects to the sources and sinks of the configuration, too; one that cannot be reached from here is no problem.
     """
     from scheduler import __version__
+    from scheduler.config import user_modules
     from scheduler.config.paths import settled
     from scheduler.errors import StoreUnavailableError
-    from scheduler.model import user_modules
     from scheduler.store.admin import doctor as checks
     from scheduler.store.admin.doctor import Finding
     from scheduler.store.admin.doctor_repair import repair as repairs

@@ -14,10 +14,10 @@ from contextlib import AbstractContextManager
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
+from scheduler.config import user_modules
 from scheduler.config.model import Config
 from scheduler.config.scheduler_options import scheduler_options
 from scheduler.errors import ConfigError, SchedulerError, StoreUnavailableError
-from scheduler.model import user_modules
 from scheduler.model.task import Task, TaskFunction
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from scheduler import interpreter
+from scheduler.config import user_modules
 from scheduler.config.load import load
 from scheduler.config.model import Config
 from scheduler.config.paths import settled
@@ -31,7 +32,6 @@ from scheduler.daemon.supervisor import FAILED, OK, UNREACHABLE, DaemonExit, Ser
 from scheduler.engine.attempt import own_directory
 from scheduler.engine.child import cgroups
 from scheduler.errors import ConfigError, SchedulerError, StoreUnavailableError
-from scheduler.model import user_modules
 from scheduler.model.printable import printable
 from scheduler.model.redact import shown_url
 from scheduler.telemetry import prometheus

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import locale
+import logging
+import logging.config
 import os
+import resource
+import signal
+import socket
 import stat
+import sys
 import tempfile
+import threading
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -74,3 +84,73 @@ class MoveByFunction(Task):
 
     def run(self, ctx: Context) -> list[Any]:
         return ctx.cpu(move, self.to)
+
+
+def look() -> dict[str, Any]:
+    """What of this process a handler can change."""
+    return {
+        "environment": dict(os.environ),
+        "time zone": time.strftime("%Z", time.localtime(0)),
+        "path": list(sys.path),
+        "streams": [type(one).__name__ for one in (sys.stdout, sys.stderr)],
+        "hooks": [one.__qualname__ for one in (sys.excepthook, threading.excepthook)],
+        "signals": [str(signal.getsignal(one)) for one in (signal.SIGINT, signal.SIGUSR2, signal.SIGCHLD)],
+        "warnings": len(warnings.filters),
+        "locale": locale.setlocale(locale.LC_ALL),
+        "limits": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        "timeout": socket.getdefaulttimeout(),
+        "interpreter": [gc.isenabled(), sys.getrecursionlimit()],
+        "logging": [logging.root.level, logging.getLogger("shop").disabled, logging.root.manager.disable],
+    }
+
+
+def disturb() -> None:
+    os.environ["CARELESS"] = "1"
+    os.environ["TZ"] = "Asia/Tokyo"
+    del os.environ["PATH"]
+    time.tzset()
+    sys.path.insert(0, "/nowhere")
+    sys.stdout = sys.stderr = open(os.devnull, "w")  # type: ignore[assignment]  # noqa: SIM115
+    sys.excepthook = threading.excepthook = print  # type: ignore[assignment]
+    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2, signal.SIGCHLD):
+        signal.signal(one, signal.SIG_IGN)
+    warnings.simplefilter("error")
+    locale.setlocale(locale.LC_ALL, "C.UTF-8")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    socket.setdefaulttimeout(0.001)
+    gc.disable()
+    sys.setrecursionlimit(333)
+    configure_logging()
+    logging.disable(logging.CRITICAL)
+
+
+def configure_logging() -> None:
+    """As many a project does in its first lines: no present logger goes on."""
+    logging.config.dictConfig(
+        {
+            "version": 1,
+            "formatters": {"bare": {"format": "bare %(message)s"}},
+            "handlers": {"bare": {"class": "logging.StreamHandler", "formatter": "bare", "level": "CRITICAL"}},
+            "root": {"handlers": ["bare"], "level": "CRITICAL"},
+        }
+    )
+
+
+class Look(Task, isolation="process"):
+    def run(self, ctx: Context) -> list[Any]:
+        logging.getLogger("shop").warning("seen by the next one")
+        ctx.log.info("and this")
+        return [os.getpid(), look()]
+
+
+class Disturb(Task, isolation="process"):
+    where: str = "handler"
+
+    def run(self, ctx: Context) -> int:
+        disturb() if self.where == "handler" else ctx.cpu(disturb)
+        return os.getpid()
+
+
+class DisturbByFunction(Task):
+    def run(self, ctx: Context) -> None:
+        ctx.cpu(disturb)

@@ -24,6 +24,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from scheduler import ports
+from scheduler.config import user_modules
 from scheduler.engine.attempt.attempt import Attempt
 from scheduler.engine.attempt.capture import TASK_LOGGER, current_attempt
 from scheduler.engine.attempt.outcomes import internal_failure, outcome_of_external_end
@@ -34,13 +35,13 @@ from scheduler.engine.child.pickling import called, packed_error, packed_result
 from scheduler.engine.child.protocol import message_of, number_of
 from scheduler.engine.child.rlimits import limited, memory
 from scheduler.engine.child.runtime import Interrupter, Link, RemoteAttempt, RemoteRuntime
+from scheduler.engine.child.surroundings import Surroundings
 from scheduler.engine.durable.async_driver import track_tasks
 from scheduler.engine.execution.context import AsyncContext, Context
 from scheduler.engine.execution.event_loop import run_in_new_loop
 from scheduler.engine.execution.executor import execute, execute_async
 from scheduler.errors import ConfigError, ProcessDied, TaskTimeout
 from scheduler.forking import after_fork
-from scheduler.model import user_modules
 from scheduler.model.fingerprint import describe
 from scheduler.model.outcome import Outcome
 from scheduler.model.reference import MAIN
@@ -108,6 +109,7 @@ class ChildProcess:
         self._users_around = resolve(spec["around_run"]) if spec["around_run"] is not None else None
         self._claimed = namedtuple("Claimed", spec["claimed"])  # type: ignore[misc]
         self._initial_processes = frozenset[int]().union(*_children())
+        self._surroundings = Surroundings()
 
     def _import_kind(self, name: str, source: str, build: str | None) -> Kind | None:
         """Import a kind, or note its error: the other kinds can still run here."""
@@ -129,6 +131,8 @@ class ChildProcess:
             sys.path[:0] = [entry for entry in path if entry not in sys.path]
             importlib.invalidate_caches()
             kind = self._import_kind(name, source, build)
+            self._surroundings.close()
+            self._surroundings = Surroundings()
         if kind is None:
             raise ConfigError(self.import_errors[name])
         return kind
@@ -343,6 +347,8 @@ class ChildProcess:
             output.end()
         with self._lock:
             number, self.number, self.attempt, self._leased = self.number, 0, None, False
+        if not self._surroundings.put_back() and self.leave_reason is None:
+            self.leave_reason = "changed"
         if self.leave_reason is None:
             self.leave_reason = self._reason_to_leave()
         self.link.put(what, number, self.leave_reason, *values, flush=self.leave_reason is not None)

@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
+from scheduler.config import user_modules
 from scheduler.engine.child.protocol import socket_pair
-from scheduler.model import user_modules
 
 CLOSE_TIMEOUT_S = 6.0  # for ending everything; a little more than the fork server's own ORPHANS_GIVE_UP_S
 SESSION_TIMEOUT_S = 1.0  # for the killed processes of a session to end

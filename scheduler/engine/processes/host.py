@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from scheduler.config import user_modules
 from scheduler.engine.attempt.attempt import Attempt
 from scheduler.engine.attempt.capture import TASK_LOGGER, current_attempt
 from scheduler.engine.attempt.outcomes import (
@@ -28,7 +29,6 @@ from scheduler.engine.processes.orders import Asker, Orders, Reply
 from scheduler.engine.state import EngineState
 from scheduler.errors import ConfigError, ProcessDied, SchedulerError
 from scheduler.model import state as st
-from scheduler.model import user_modules
 from scheduler.model.checkpoint import failure_of
 from scheduler.model.outcome import AttemptEnd, Outcome
 from scheduler.model.reference import main_source, reference_of

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import scheduler
+from scheduler.config import user_modules
 from scheduler.config.model import Config, Tasks
 from scheduler.config.task_modules import TaskModules
 from scheduler.errors import ConfigError
-from scheduler.model import user_modules
 from scheduler.model.registry import Registry
 
 
