@@ -9,7 +9,6 @@ import runpy
 import shutil
 import subprocess
 import sys
-import tarfile
 import tomllib
 import zipfile
 from dataclasses import dataclass
@@ -197,8 +196,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     backend = "from setuptools import build_meta; build_meta.{}('..')"
     run_python(backend.format("build_sdist"), cwd=str(place / "checkout"))
     (archive,) = place.glob("schedd-*.tar.gz")
-    with tarfile.open(archive) as tar:
-        tar.extractall(place, filter="data")
+    shutil.unpack_archive(archive, place)
     unpacked = place / archive.name.removesuffix(".tar.gz")
     sdist = {str(f.relative_to(unpacked)): f.read_bytes() for f in unpacked.rglob("*") if f.is_file()}
     run_python(backend.format("build_wheel"), cwd=str(unpacked))

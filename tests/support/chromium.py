@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import shutil
 import subprocess
-import tarfile
 import tempfile
 from pathlib import Path
 
@@ -58,8 +57,7 @@ def _install() -> None:
             subprocess.run([*node(), "-e", DECOMPRESS, str(packed / f"{name}.br"), str(made / name)], check=True)
         unpacked = made / "unpacked"
         for name in ("al2023", "fonts", "swiftshader"):
-            with tarfile.open(made / f"{name}.tar") as archive:
-                archive.extractall(unpacked, filter="data")
+            shutil.unpack_archive(made / f"{name}.tar", unpacked)
         (made / "chromium").rename(unpacked / "bin")
         # The package's own configuration names the folders of a cloud function.
         (unpacked / "fonts.conf").write_text(FONTS.format(fonts=PLACE / "fonts", cache=PLACE / "fonts-cache"))
