@@ -6,6 +6,7 @@ test. A test that takes ``page`` (or ``pages``) therefore runs in that thread.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from support import chromium
+from support.npm import node
 
 FLAGS = (
     "--no-sandbox",
@@ -47,6 +49,8 @@ class Browser:
     def _start(self, path: str) -> None:
         from playwright.sync_api import sync_playwright
 
+        # Playwright's own Node needs a library that a small Debian lacks.
+        os.environ.setdefault("PLAYWRIGHT_NODEJS_PATH", node())
         self._playwright = sync_playwright().start()
         self._browser = self._playwright.chromium.launch(executable_path=path, args=list(FLAGS))
 

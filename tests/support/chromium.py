@@ -54,7 +54,7 @@ def _install() -> None:
     try:
         packed = install_package(f"{PACKAGE}@{VERSION}", made) / "bin"
         for name in ("al2023.tar", "fonts.tar", "swiftshader.tar", "chromium"):
-            subprocess.run([*node(), "-e", DECOMPRESS, str(packed / f"{name}.br"), str(made / name)], check=True)
+            subprocess.run([node(), "-e", DECOMPRESS, str(packed / f"{name}.br"), str(made / name)], check=True)
         unpacked = made / "unpacked"
         for name in ("al2023", "fonts", "swiftshader"):
             shutil.unpack_archive(made / f"{name}.tar", unpacked)

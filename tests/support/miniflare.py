@@ -54,7 +54,7 @@ class Miniflare:
         wanted = {"place": str(install()), "worker": str(WORKER), "queues": queues}
         script = Path(__file__).with_suffix(".mjs")
         self._process = subprocess.Popen(
-            [*node(), str(script), json.dumps(wanted)],
+            [node(), str(script), json.dumps(wanted)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
         )  # fmt: skip
         assert self._process.stdout is not None

