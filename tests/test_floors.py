@@ -39,7 +39,7 @@ STORE: tuple[frozenset[str], ...] = (
     frozenset({"rollups", "workers"}),
     frozenset({"inbox_order", "outbox", "reaper", "requests"}),
     frozenset({"inbox"}),
-    frozenset({"inbox_held"}),
+    frozenset({"door_keys", "inbox_held"}),
     frozenset({"gateway_jobs", "placements", "schedule_runs"}),
     frozenset({"abandoned"}),
     frozenset({"worker_jobs"}),

@@ -24,6 +24,7 @@ def config_command() -> None:
 def check(session: Session, /) -> None:
     """Show each setting in effect and where it comes from, without passwords."""
     from scheduler.config import user_modules
+    from scheduler.config.messages import warnings
     from scheduler.config.model import describe
     from scheduler.config.paths import settled
     from scheduler.store.db.urls import parse_url
@@ -40,6 +41,8 @@ def check(session: Session, /) -> None:
         rows.append({"setting": setting.name, "value": value, "source": setting.source})
     _put_live(session, rows)
     print_rows(session, rows)
+    for name, what in warnings(config.sources, config.door):
+        note(f"{name}: {what}")
 
 
 def _put_live(session: Session, rows: list[dict[str, Any]]) -> None:

@@ -18,7 +18,7 @@ from scheduler.model.retry import RetryPolicy
 from scheduler.model.secrets import Mask, hide_in
 from scheduler.model.spec import TaskSpec
 from scheduler.model.task import Priority, TaskOptions
-from scheduler.model.texts import storable
+from scheduler.model.texts import storable, within
 from scheduler.store.db.database import Database
 from scheduler.store.read.kinds import KindRecord, get_kind, kind_names
 
@@ -112,7 +112,7 @@ def lane_of(kind: str, payload: dict[str, Any], record: KindRecord | None) -> st
         key = rule.format(**as_read(record, payload, fields_of(rule)))
     except (KeyError, IndexError, AttributeError, ValueError) as error:
         raise PayloadError(f"concurrency_key of {kind} cannot be made: {error!r}") from None
-    return f"{kind}{LANE_SEPARATOR}{storable(key)[:MAX_KEY]}"
+    return f"{kind}{LANE_SEPARATOR}{within(storable(key), MAX_KEY)}"
 
 
 def validate(kind: KindRecord, payload: Any) -> None:

@@ -27,7 +27,8 @@ class Source(Section, frozen=True):
     ``kind``: of all tasks; ``kinds``: ``"message type = kind"``; neither: the message's type is the kind.
     ``task_queue``: of the tasks, if not as their kind says. ``ack``: a message is acknowledged once its task is stored,
     or at its task's end. ``body``: an envelope, or the payload itself, as JSON. ``key_from``: the idempotency key of
-    messages whose envelope has none: ``id``, ``header.NAME`` or ``payload.FIELD``. ``dlq``: ``none`` takes a source
+    messages whose envelope has none: ``id``, ``header.NAME`` or ``payload.FIELD``. ``shared_keys``: the task's key is
+    the message's, which other senders may have taken; else ``NAME:KEY``. ``dlq``: ``none`` takes a source
     without a dead-letter queue; else as the transport reads it. ``max_backlog``: while so many tasks of the source wait
     to be run, no message is received. ``keep``: how long it is remembered which messages have come; None: four days
     longer than the transport may deliver one again. ``retry``: seconds after which a message that could not be stored
@@ -43,6 +44,7 @@ class Source(Section, frozen=True):
     ack: Literal["stored", "end"] = "stored"
     body: Literal["envelope", "payload"] = "envelope"
     key_from: str | None = None
+    shared_keys: bool = False
     dlq: str | None = None
     max_backlog: Count = 10_000
     max_size: Annotated[int, Meta(ge=1, le=16 * 1024 * 1024)] = 1_048_576
@@ -62,6 +64,12 @@ class Source(Section, frozen=True):
             if found is not None and found[1] == message_type:
                 return found[2]
         return self.kind or (None if self.kinds else message_type)
+
+    @property
+    def named_kinds(self) -> frozenset[str]:
+        """The kinds that the settings name."""
+        found = {made[2] for entry in self.kinds if (made := _KIND.fullmatch(entry)) is not None}
+        return frozenset(found if self.kind is None else {*found, self.kind})
 
 
 class Sink(Section, frozen=True):
@@ -87,12 +95,14 @@ class Door(Section, frozen=True):
     """``[door]``: where the daemon takes messages and tasks over HTTP. ``listen``: ``HOST:PORT`` or ``unix:PATH``.
 
     ``token``: of callers of ``/v1/tasks``; None: no tasks are taken there. ``kinds``: those that may be submitted.
+    ``shared_keys``: a task's key is the caller's, which other senders may have taken; else ``@door:KEY``.
     ``max_body``: bytes of one request. ``max_requests``: how many are answered at a time; others wait.
     """
 
     listen: str | None = None
     token: str | None = None
     kinds: tuple[str, ...] = ("*",)
+    shared_keys: bool = False
     max_body: Annotated[int, Meta(ge=1024, le=64 * 1024 * 1024)] = 4 * 1024 * 1024
     max_requests: Count = 64
 
@@ -112,6 +122,18 @@ def is_marked_secret(kind: Any) -> bool:
     """Whether an annotated type has the mark of a secret."""
     notes = getattr(kind, "__metadata__", ())
     return any(isinstance(note, msgspec.Meta) and bool((note.extra_json_schema or {}).get(MARK)) for note in notes)
+
+
+def warnings(sources: Mapping[str, Source], door: Door) -> Iterator[tuple[str, str]]:
+    """What these settings leave to strangers: (dotted name, what)."""
+    for name, source in sources.items():
+        if not source.named_kinds:
+            yield (
+                f"sources.{name}.kind",
+                "not set: whoever sends a message there chooses its kind, among all but schedd's own; name the kind",
+            )
+    if door.listen is not None and door.token is not None and "*" in door.kinds:
+        yield "door.kinds", "not set: the bearer of the token may submit any kind but schedd's own; name the kinds"
 
 
 def mistakes(sources: Mapping[str, Source], sinks: Mapping[str, Sink]) -> Iterator[tuple[str, str]]:

@@ -6,18 +6,31 @@ import asyncio
 import logging
 import time
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 from scheduler.app import Scheduler
+from scheduler.client.builder import TaskBuilder, check_text
 from scheduler.config.model import Config
-from scheduler.errors import ConfigError, DuplicateKeyError, PayloadError, SchedulerError, UnregisteredKindError
+from scheduler.errors import (
+    ConfigError,
+    DuplicateKeyError,
+    PayloadError,
+    SchedulerError,
+    StoreUnavailableError,
+    UnregisteredKindError,
+)
 from scheduler.http_server import HttpServer, TooLarge, bears, body_of, headers_of, respond
 from scheduler.messages.group_commit import Busy, PushedIntake
 from scheduler.messages.intake import Intake
+from scheduler.messages.own_kinds import OwnKindError, refuse_own, refuse_results
 from scheduler.model.json_text import MAX_DEPTH, too_deep
+from scheduler.model.registry import MAX_KEY
+from scheduler.model.sender_keys import DOOR, sender_key
 from scheduler.model.webhooks import key_of, verify
+from scheduler.store import door_keys
 from scheduler.transports.ports import Answer, Auth, PushSource, Request, Unreadable
 
 SOURCES, TASKS = "/v1/sources/", "/v1/tasks"
@@ -47,9 +60,12 @@ class Door:
         self._sources: Mapping[str, tuple[PushSource, PushedIntake]] = _intakes(pushed)
         self._server = HttpServer(self, config.door.listen or "", "door")
         self._places: asyncio.Semaphore | None = None
+        self._keys_are_own = False
 
     def start(self) -> None:
         """Take the address and serve, in a thread. Raises ConfigError if the address cannot be had."""
+        with suppress(StoreUnavailableError):  # the first caller's request does it then
+            self._own_keys()
         self._server.start()
         for _, intake in self._sources.values():
             intake.start()
@@ -151,17 +167,27 @@ class Door:
             return _error(403, f"tasks of kind {wanted.kind[:80]} are not taken here")
         try:
             builder = self._jobs.task(wanted.kind, wanted.payload)
-            for name in ("key", "queue", "correlation", "subject", "headers"):
+            refuse_own(builder._kind, allowed, "kinds in [door]")
+            refuse_results(builder._kind, wanted.payload)
+            for name in ("queue", "correlation", "subject", "headers"):
                 value = getattr(wanted, name)
                 if value is not None:
                     getattr(builder, name)(value)
             if wanted.delay is not None:
                 builder.after(wanted.delay)
+            if wanted.key is not None:
+                check_text(wanted.key, "a key", MAX_KEY)
+                builder.key(wanted.key if self._settings.shared_keys else sender_key(DOOR, wanted.key))
+                before = None if self._settings.shared_keys else self._before(builder, wanted.key)
+                if before is not None:
+                    return Answer(status=200, body=msgspec.json.encode({"id": before, "created": False}))
             made = builder.schedule()
         except UnregisteredKindError as error:
             return _error(404, str(error))
         except DuplicateKeyError as error:
             return _error(409, str(error))
+        except OwnKindError as error:
+            return _error(403, str(error))
         except (PayloadError, ConfigError) as error:
             return _error(422, str(error))
         except SchedulerError as error:
@@ -169,6 +195,19 @@ class Door:
             return _error(503, "the store cannot be reached", {"retry-after": "5"})
         body = msgspec.json.encode({"id": int(made), "created": made.created})
         return Answer(status=201 if made.created else 200, body=body)
+
+    def _own_keys(self) -> None:
+        """Note since when the door's keys are its own."""
+        if not self._keys_are_own and self._settings.token is not None:
+            self._jobs.database.change(door_keys.begin)
+            self._keys_are_own = True
+
+    def _before(self, builder: TaskBuilder[Any], key: str) -> int | None:
+        """The task that an older program has made of the same request."""
+        spec = builder._spec
+        self._own_keys()
+        with self._jobs.database.read() as tx:
+            return door_keys.former(tx, spec, key)
 
 
 def _intakes(pushed: Mapping[str, tuple[PushSource, Intake]]) -> dict[str, tuple[PushSource, PushedIntake]]:

@@ -14,6 +14,7 @@ from scheduler.messages.reading import Letter, Reader
 from scheduler.messages.texts import UNKNOWN, as_reason, digest, stored_form
 from scheduler.model.fingerprint import describe
 from scheduler.model.inbox import INBOX, InboxState
+from scheduler.model.inbox import UNREADABLE as UNREADABLE
 from scheduler.model.lanes import LANE_SEPARATOR
 from scheduler.model.registry import encode_json
 from scheduler.model.spec import TaskSpec
@@ -27,9 +28,6 @@ from scheduler.store.read.kinds import get_kind
 from scheduler.telemetry.metrics import MESSAGES_DEAD
 from scheduler.telemetry.traffic import Traffic
 from scheduler.transports.ports import Ack, Dead, Delivery, Limits, Retry, Verdict
-
-UNREADABLE = "messages.unreadable"
-"""The kind of dead tasks that stand for messages of a source without a dead-letter queue."""
 
 DAY = 86_400.0
 RETENTION = 14 * DAY  # for how long a transport may deliver again that does not say so
@@ -137,7 +135,7 @@ class Intake:
         arrivals = [self._arrival(delivery, letter) for delivery, letter in read]
 
         def work(tx: Tx) -> list[inbox.Entry]:
-            return inbox.store(tx, self.name, arrivals, self._rules)
+            return inbox.store(tx, self.name, self._by_former_keys(tx, arrivals, read), self._rules)
 
         entries = self._caller.database.change(work)
         now = self._caller.database.now()
@@ -145,6 +143,19 @@ class Intake:
         return [
             Taken(delivery, entry.key, self._verdict(delivery, letter, entry, now), entry)
             for (delivery, letter), entry in zip(read, entries, strict=True)
+        ]
+
+    def _by_former_keys(
+        self, tx: Tx, arrivals: list[inbox.Arrival], read: Sequence[tuple[Delivery, Letter]]
+    ) -> list[inbox.Arrival]:
+        """Those that have come before under a former key have it again."""
+        formers = [one.former_key for one, _ in read]
+        if not any(formers):
+            return arrivals
+        there = inbox.message_ids(tx, self.name, sorted({one for one in formers if one is not None}))
+        return [
+            arrival if key is None or there.get(key) != arrival.message_id else arrival._replace(key=key)
+            for key, arrival in zip(formers, arrivals, strict=True)
         ]
 
     def _arrival(self, delivery: Delivery, letter: Letter) -> inbox.Arrival:

@@ -14,9 +14,11 @@ from scheduler.client.published import PublishedKind, encode_payload, read_kind
 from scheduler.client.submitter import TaskSubmitter
 from scheduler.config.messages import Source
 from scheduler.errors import PayloadError, SchedulerError, StoreUnavailableError, UnregisteredKindError
+from scheduler.messages.own_kinds import refuse_own, refuse_results
 from scheduler.messages.texts import as_reason, checked_key, digest, key_of_unknown
 from scheduler.model.fingerprint import describe
 from scheduler.model.registry import Kind, encode_json
+from scheduler.model.sender_keys import sender_key
 from scheduler.model.spec import TaskSpec
 from scheduler.transports.envelope import MAX_TEXT, EnvelopeError, Message, decode, from_fields, json_of
 from scheduler.transports.ports import Delivery
@@ -116,7 +118,9 @@ class Reader:
             )
             raise EnvelopeError(f"{detail}, and the source's settings name no kind for that")
         kind = self._kind(name, message.schema_version)
+        refuse_own(kind, self._section.named_kinds, f"kind or kinds in [sources.{self._name}]")
         payload = {} if message.payload_inline is None else message.payload_inline
+        refuse_results(kind, payload)
         spec = _registered(kind, payload, message) if isinstance(kind, Kind) else _published(kind, payload, message)
         spec.message_type = message.message_type
         spec.correlation, spec.causation = message.correlation_id, message.causation_id
@@ -126,7 +130,8 @@ class Reader:
         if self._section.task_queue is not None:
             spec.queue = self._section.task_queue
         if not kind.makes_keys:
-            spec.key, spec.conflict = key, "keep"
+            spec.key = key if self._section.shared_keys else sender_key(self._name, key)
+            spec.conflict = "keep"
             spec.key_retention = kind.options.key_retention
         return spec
 

@@ -65,6 +65,7 @@ def stored_form(delivery: Delivery) -> Delivery:
         headers=found,
         content_type=delivery.content_type,
         unreadable=delivery.unreadable,
+        former_key=delivery.former_key,
     )
 
 

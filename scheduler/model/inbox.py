@@ -7,6 +7,9 @@ from enum import StrEnum
 INBOX = "schedd.inbox"
 """The queue of tasks that stand for messages which could not be read."""
 
+UNREADABLE = "messages.unreadable"
+"""The kind of dead tasks that stand for messages of a source without a dead-letter queue."""
+
 
 class InboxState(StrEnum):
     """The state of a message. Stored by position: append, never reorder."""

@@ -23,7 +23,7 @@ from scheduler.model.reference import reference_of
 from scheduler.model.secrets import lost_mark, marked_fields
 from scheduler.model.spec import TaskSpec, plain
 from scheduler.model.task import Task, TaskFunction, TaskOptions
-from scheduler.model.texts import storable
+from scheduler.model.texts import storable, within
 from scheduler.model.unique import DerivedKey, check_fields, key_of
 
 MAX_PAYLOAD = 128 * 1024
@@ -204,7 +204,7 @@ class Kind:
             return self.name
         try:
             made = rule(value) if callable(rule) else rule.format(**msgspec.structs.asdict(self._as_read(value)))
-            key = storable(str(made))[:MAX_KEY]
+            key = within(storable(str(made)), MAX_KEY)
         except Exception as error:
             raise PayloadError(f"concurrency_key of {self.name} cannot be made: {error!r}") from None
         return f"{self.name}{LANE_SEPARATOR}{key}"
@@ -249,6 +249,12 @@ class Kind:
         made["unique_states"] = None if unique is None else unique.mask
         made["unique_for"] = 0 if unique is None else unique.retention_us
         return made
+
+    @property
+    def built_in(self) -> bool:
+        """Whether it is a type of schedd's own, such as one that runs commands or publishes messages."""
+        code = self.source if isinstance(self.source, type) else self.source.function
+        return str(getattr(code, "__module__", "")).partition(".")[0] == __name__.partition(".")[0]
 
     @property
     def upgrades(self) -> bool:

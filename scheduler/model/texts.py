@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 from scheduler.model.times import SECOND, to_datetime
@@ -36,6 +37,13 @@ def span_text(us: int) -> str:
 def storable(text: str) -> str:
     """The text without characters that a database refuses: NUL, and halves of surrogate pairs."""
     return text.encode("utf-8", "replace").decode().replace("\x00", "�")
+
+
+def within(text: str, most: int) -> str:
+    """The text, or its beginning and a digest of all of it: two texts that differ stay different."""
+    if len(text) <= most:
+        return text
+    return f"{text[: most - 33]}~{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
 def listed(texts: Sequence[str], most: int = 5) -> str:

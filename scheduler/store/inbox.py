@@ -157,6 +157,17 @@ def _note(tx: Tx, source: str, arrivals: Sequence[Arrival], rules: Rules) -> dic
     return found
 
 
+def message_ids(tx: Tx, source: str, keys: Sequence[str]) -> dict[str, str]:
+    """The transport's ids of messages that have come, by their keys."""
+    rows = tx.run(
+        f"{_with(tx, {'message_key': str})} SELECT i.message_key, i.message_id FROM j JOIN schedd_inbox i "
+        "ON i.source = :source AND i.message_key = j.message_key",
+        rows=bind_rows([(key,) for key in keys]),
+        source=source,
+    )
+    return {row.message_key: row.message_id for row in rows}
+
+
 def _with(tx: Tx, columns: Mapping[str, type]) -> str:
     """The bound rows as ``j``; if it were not materialized, SQLite would read all messages of the source."""
     return f"WITH j AS MATERIALIZED (SELECT * FROM {tx.dialect.rows(columns)} q)"

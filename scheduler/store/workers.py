@@ -75,6 +75,7 @@ def publish_kinds(tx: Tx, worker: int, kinds: Iterable[Kind]) -> None:
         o = kind.options
         options = {
             "runs": kind.runs,
+            "built_in": kind.built_in,
             "slot_type": SLOT_TYPES[kind.slot_type],
             "queue": o.queue,
             "priority": int(o.priority),

@@ -17,7 +17,7 @@ from scheduler.errors import ConfigError
 from scheduler.model.json_text import elements, too_deep
 from scheduler.model.secrets import Secret
 from scheduler.model.webhooks import key_of, signature
-from scheduler.transports.envelope import TOO_DEEP, EnvelopeError, Message, encode, from_fields
+from scheduler.transports.envelope import MAX_TEXT, TOO_DEEP, EnvelopeError, Message, encode, from_fields
 from scheduler.transports.ports import (
     Answer,
     Auth,
@@ -114,7 +114,8 @@ class CloudEventsSource:
                 raise Unreadable(f"event {number} has no {name}")
         if event.get("specversion") != "1.0":
             raise Unreadable(f"event {number}: expected specversion 1.0")
-        return Delivery(message_id=event["id"], body=_envelope(event), receipt=str(number))
+        key, former = _key(event["source"], event["id"])
+        return Delivery(message_id=event["id"], body=_envelope(event, key), receipt=str(number), former_key=former)
 
     def answer(self, verdicts: Sequence[Verdict]) -> Answer:
         """204, or why not."""
@@ -169,13 +170,22 @@ def _binary(request: Request, content: str) -> dict[str, Any]:
     return event
 
 
-def _envelope(event: Mapping[str, Any]) -> bytes:
+def _key(source: str, id_: str) -> tuple[str, str | None]:
+    """The key of an event, which no other pair of source and id has; and its former one, if that could be another's."""
+    joined = f"{source} {id_}"
+    plain = joined if len(joined) <= MAX_TEXT else hashlib.sha256(joined.encode("utf-8", "surrogatepass")).hexdigest()
+    if joined.count(" ") == 1:
+        return plain, None
+    parts = f"{len(source)} {source}{id_}".encode("utf-8", "surrogatepass")
+    return hashlib.sha256(parts).hexdigest(), plain
+
+
+def _envelope(event: Mapping[str, Any], key: str) -> bytes:
     """The event as an envelope; what does not fit is read again, and refused, with the rest of its batch stored."""
-    key = f"{event['source']} {event['id']}"
     fields: dict[str, Any] = {name: value for name, value in event.items() if name not in (*_OWN, *_DATA, *_EXTENSIONS)}
     fields |= {
         "message_type": event["type"],
-        "idempotency_key": key if len(key) <= 255 else hashlib.sha256(key.encode()).hexdigest(),
+        "idempotency_key": key,
         "subject": event.get("subject"),
         "created_at": event.get("time"),
         "payload_inline": event["data"] if "data" in event else event.get("data_base64"),

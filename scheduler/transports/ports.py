@@ -71,6 +71,8 @@ class Delivery:
     transport took the message. ``headers``: attributes beside the body, their names in small letters; an envelope's
     fields are taken from them where the body is none. ``content_type``: of the body, if the transport says it.
     ``unreadable``: why the transport's own encoding of the body cannot be read; such a message is dead.
+    ``former_key``: the key that an older version of the transport gave this message: under it, with the same
+    ``message_id``, it may have come before.
     """
 
     message_id: str
@@ -81,6 +83,7 @@ class Delivery:
     headers: Mapping[str, str] = field(default_factory=dict)
     content_type: str | None = None
     unreadable: str | None = None
+    former_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,6 +134,7 @@ listen = "127.0.0.1:8480"
 token = "a long one"
 kinds = ["TakeOrder"]
 max_body = 65536
+shared_keys = true
 max_requests = 4
 [command]
 enabled = true

@@ -8,7 +8,7 @@ import linecache
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,18 +16,25 @@ import httpx2
 import msgspec
 import pytest
 
-from scheduler import Context, Scheduler, Task
+from scheduler import Context, Scheduler, Task, tasks
 from scheduler.config.messages import Door as DoorSettings
-from scheduler.config.messages import Source
+from scheduler.config.messages import Sink, Source
 from scheduler.config.model import Config, Store
 from scheduler.errors import ConfigError, StoreUnavailableError
-from scheduler.messages import duties
+from scheduler.messages import duties, reading
+from scheduler.messages import own_kinds as own_kinds_module
 from scheduler.messages.door import Door
 from scheduler.messages.group_commit import PushedIntake
+from scheduler.messages.outbox import make_kind, make_outlet
 from scheduler.messages.service import MessageService, make_sources
+from scheduler.model.sender_keys import sender_key
 from scheduler.model.webhooks import key_of, signature, verify
 from scheduler.store import inbox, pauses
+from scheduler.tasks.backup import BackupTask
+from scheduler.tasks.command.task import CommandTask
+from scheduler.telemetry.traffic import Traffic
 from scheduler.testing import drain
+from scheduler.transports import cloudevents
 from scheduler.transports.cloudevents import BATCH, EVENT
 from scheduler.transports.cloudflare_push import CloudflarePushSource
 from scheduler.transports.cloudflare_push import SourceSettings as PushSettings
@@ -50,7 +57,7 @@ class TakeOrder(Task):
 class Opened:
     """A service with a door that is open, and a client of it."""
 
-    def __init__(self, database: Database, **section: Any) -> None:
+    def __init__(self, database: Database, more: Mapping[str, Source] | None = None, **section: Any) -> None:
         self.ran: list[tuple[int, str, str | None, str]] = []
         self.jobs = Scheduler(database.url, state=self.ran)
         self.jobs.register(TakeOrder)
@@ -59,8 +66,15 @@ class Opened:
         )
         self.config = Config(
             store=Store(url=database.url),
-            door=DoorSettings(listen="127.0.0.1:0", token="of tasks", kinds=("TakeOrder", "None"), max_body=200_000),
-            sources={"orders": source},
+            door=DoorSettings(
+                listen="127.0.0.1:0",
+                token="of tasks",
+                kinds=("TakeOrder", "None"),
+                max_body=200_000,
+                shared_keys=bool(section.get("shared_keys")),
+            ),
+            sources={"orders": source, **(more or {})},
+            sinks={"shop": Sink(type="cloudevents", options={"url": "http://127.0.0.1:9/"})},
         )
         self.service = MessageService(self.config, self.jobs)
         self.service.start()
@@ -71,6 +85,9 @@ class Opened:
         data = body if isinstance(body, bytes) else msgspec.json.encode(body)
         given = {"content-type": content, "authorization": f"Bearer {TOKEN}", **headers}
         return self.client.post(path, content=data, headers={k: v for k, v in given.items() if v})
+
+    def submit(self, body: Any) -> Any:
+        return self.post(body, "application/json", "/v1/tasks", authorization="Bearer of tasks")
 
     def count(self) -> int:
         with self.jobs.database.read() as tx:
@@ -110,10 +127,10 @@ def test_events_come_structured_binary_and_in_batches_and_become_tasks(opened: C
     assert door.post(event(1)).status_code == 204, "it came before"
     drain(door.jobs)
     assert [row[:3] for row in sorted(door.ran)] == [
-        (1, "/shop e1", "s"),
-        (2, "/shop e2", None),
-        (3, "/shop e3", None),
-        (4, "/shop e4", "b"),
+        (1, "orders:/shop e1", "s"),
+        (2, "orders:/shop e2", None),
+        (3, "orders:/shop e3", None),
+        (4, "orders:/shop e4", "b"),
     ]
     assert min(door.ran)[3] == "c-1"
 
@@ -213,7 +230,7 @@ def test_tasks_are_taken_by_the_name_of_their_kind(opened: Callable[..., Opened]
     again = submit({"kind": "TakeOrder", "payload": {"order": 7}, "key": "k"})
     assert (again.status_code, again.json()) == (200, {"id": made.json()["id"], "created": False})
     drain(door.jobs)
-    assert door.ran == [(7, "k", "s", "c")]
+    assert door.ran == [(7, "@door:k", "s", "c")]
     wrong: list[tuple[Any, int]] = [
         ({"kind": "Step", "payload": {}}, 403),
         ({"kind": "None"}, 404),
@@ -282,6 +299,122 @@ def test_while_no_message_comes_its_thread_waits_for_the_next_without_an_end(ope
         line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
         if frame.f_code.co_name == "_run" and "self._waiting.get()" in line:
             break
+
+
+@pytest.mark.case(93)
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_key_of_one_sender_takes_none_of_another(opened: Callable[..., Opened], shared: bool) -> None:
+    door = opened(shared_keys=shared)
+    task = {"kind": "TakeOrder", "payload": {"order": 1}, "key": "/shop e2"}
+    assert door.submit(task).status_code == 201
+    assert door.submit(task).status_code == 200
+    assert door.post(event(2)).status_code == 204
+    door.jobs.task(TakeOrder(3)).key("/shop e2").schedule()
+    drain(door.jobs)
+    assert sorted(row[0] for row in door.ran) == ([1] if shared else [1, 2, 3])
+
+
+def own_kinds(door: Opened) -> list[str]:
+    """Kinds of schedd's own: registered here, and only published by a worker."""
+    door.jobs.register(CommandTask)
+    door.jobs.register(CommandTask, kind="Run")
+    worker = Scheduler(str(door.jobs.database.absolute_url()))
+    worker.register(BackupTask)
+    worker.register(CommandTask, kind="Elsewhere")
+    worker.register(make_kind(make_outlet(door.config, "shop", worker.database, Traffic()), worker.database))
+    with worker:
+        pass
+    worker.close()
+    return ["CommandTask", "Run", "BackupTask", "Elsewhere", "sinks.shop"]
+
+
+@pytest.mark.case(93)
+def test_strangers_reach_no_kind_of_schedds_own_by_its_name(
+    opened: Callable[..., Opened],
+) -> None:
+    door = opened(kind=None)
+    kinds = own_kinds(door)
+    for kind in kinds:
+        answer = door.post(event(1, id=kind, type=kind, data={"argv": ["true"]}))
+        assert (answer.status_code, "schedd's own" in answer.text) == (422, True), answer.text
+    assert door.post(event(2, type="TakeOrder")).status_code == 204
+    door.service.door._settings = msgspec.structs.replace(door.config.door, kinds=("*",))  # type: ignore[attr-defined]
+    for kind in kinds:
+        answer = door.submit({"kind": kind, "payload": {"argv": ["true"]}})
+        assert answer.status_code in (403, 422), answer.text
+        assert door.jobs.list_tasks(kind=kind) == []
+    assert door.submit({"kind": "TakeOrder", "payload": {"order": 1}}).status_code == 201
+
+
+@pytest.mark.case(93)
+def test_a_kind_of_schedds_own_that_is_named_is_taken_but_never_anothers_result(
+    opened: Callable[..., Opened],
+) -> None:
+    door = opened(kind=None, kinds=("run = CommandTask", "tell = sinks.shop"))
+    own_kinds(door)
+    assert door.post(event(1, type="run", data={"argv": ["true"]})).status_code == 204
+    message = {"key": "k", "message": {"idempotency_key": "k"}}
+    assert door.post(event(2, type="tell", data=message)).status_code == 204
+    stolen = door.post(event(3, type="tell", data={**message, "result_of": 1}))
+    assert (stolen.status_code, "result_of is not taken" in stolen.text) == (422, True)
+    door.service.door._settings = msgspec.structs.replace(door.config.door, kinds=("sinks.shop",))  # type: ignore[attr-defined]
+    stolen = door.submit({"kind": "sinks.shop", "payload": {**message, "result_of": 1}})
+    assert (stolen.status_code, "result_of is not taken" in stolen.text) == (403, True)
+
+
+@pytest.mark.case(93, pure=True)
+def test_the_names_of_built_in_kinds_are_known() -> None:
+    assert set(tasks.BUILTIN) == own_kinds_module.BUILT_IN
+
+
+@pytest.mark.case(93)
+def test_two_sources_of_one_kind_have_each_its_keys(database: Database, opened: Callable[..., Opened]) -> None:
+    door = opened()
+    more = msgspec.structs.replace(door.config.sources["orders"], task_queue=None)
+    door.close()
+    door = Opened(database, more={"door": more})
+    assert door.post(event(1)).status_code == 204
+    assert door.post(event(1, data={"order": 2}), path="/v1/sources/door").status_code == 204
+    assert door.submit({"kind": "TakeOrder", "payload": {"order": 3}, "key": "/shop e1"}).status_code == 201
+    drain(door.jobs)
+    assert sorted(row[0] for row in door.ran) == [1, 2, 3]
+    door.close()
+
+
+@pytest.mark.case(93)
+def test_what_was_posted_before_the_upgrade_and_comes_again_runs_once(
+    opened: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then a key was its message's alone, and a blank joined an event's source and id."""
+    jobs = opened().jobs
+    jobs.database.change(lambda tx: tx.run("DELETE FROM schedd_inbox_subjects"))
+    task = {"kind": "TakeOrder", "payload": {"order": 1}, "key": "k", "correlation": "c"}
+    old = jobs.task(TakeOrder(1)).key("k").correlation("c").schedule()
+    with monkeypatch.context() as before:
+        before.setattr(cloudevents, "_key", lambda source, id_: (f"{source} {id_}", None))
+        before.setattr(reading, "sender_key", lambda _sender, key: key)
+        first = opened()
+        first.jobs.database.change(lambda tx: tx.run("DELETE FROM schedd_inbox_subjects"))
+        for one in (event(2, id="e 2"), event(3)):
+            assert first.post(one).status_code == 204
+    door = opened()
+    for one in (event(2, id="e 2"), event(3)):
+        assert door.post(one).status_code == 204
+    assert door.submit(task).json() == {"id": int(old), "created": False}
+    assert door.submit({**task, "payload": {"order": 4}}).status_code == 201, "another one with its key"
+    assert door.post(event(5, id="2", source="/shop e")).status_code == 204, "what only looks like e 2 of /shop"
+    drain(door.jobs)
+    ran = sorted(row[0] for row in [*first.ran, *door.ran])
+    assert ran == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.case(93, pure=True)
+def test_no_two_events_have_one_key() -> None:
+    words = ["a", "a b", "b", "b c", "c", " ", "", "x" * 300, "x" * 300 + " y", "y", "1 a", "5 a b"]
+    pairs = [(source, id_) for source in words for id_ in words]
+    assert len({cloudevents._key(*pair)[0] for pair in pairs}) == len(pairs)
+    assert len({sender_key(sender, key) for sender, key in pairs if ":" not in sender}) == len(pairs)
+    assert max(len(sender_key("orders", key)) for _, key in pairs) <= 255
 
 
 @pytest.mark.case(92)

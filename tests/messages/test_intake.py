@@ -112,7 +112,7 @@ def test_a_batch_becomes_tasks_with_one_commit_and_is_acknowledged_after_it(make
     assert rig.queue.messages == []
     task = rig.jobs.get_task(rig.rows()[0].task_id or 0)
     assert (task.key, task.subject, task.correlation, task.message_type) == (
-        "order-1",
+        "orders:order-1",
         "order",
         "cart",
         "order.created",
@@ -280,7 +280,7 @@ def test_key_from_says_where_the_key_is(make: Make, way: str, key: str | None) -
     rig.queue.send({"order": 4}, **{"x-key": "from-a-header", "subject": "s"})
     rig.turn()
     rig.run()
-    assert rig.ran == ([] if key is None else [(4, key, "s")])
+    assert rig.ran == ([] if key is None else [(4, f"orders:{key}", "s")])
     assert len(rig.queue.dead) == (key is None)
 
 

@@ -25,10 +25,10 @@ from scheduler.model.envelope import idempotency_key
 from scheduler.model.fingerprint import describe, traceback_text
 from scheduler.model.outcome import AttemptEnd, Failure, Outcome
 from scheduler.model.outgoing import success_spec
-from scheduler.model.registry import encode_json
+from scheduler.model.registry import MAX_KEY, encode_json
 from scheduler.model.retry import RetryPolicy
 from scheduler.model.spec import TaskSpec
-from scheduler.model.texts import counted
+from scheduler.model.texts import counted, within
 from scheduler.model.times import span_us
 from scheduler.ports import SECOND
 
@@ -128,7 +128,7 @@ def _message_of(attempt: Attempt, text: str | None, now: int) -> TaskSpec:
         "sequence": c.sequence,
     }
     key = f"{c.kind}:{idempotency_key(c.key, c.original_id, c.id, c.epoch)}"
-    return success_spec(sink, key[:255], fields, text, c.id, now)
+    return success_spec(sink, within(key, MAX_KEY), fields, text, c.id, now)
 
 
 def outcome_of_error(

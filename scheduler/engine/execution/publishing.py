@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from scheduler.errors import ConfigError
 from scheduler.model.envelope import idempotency_key
 from scheduler.model.outgoing import outgoing_spec, sink_kind
+from scheduler.model.registry import MAX_KEY
 from scheduler.model.spec import TaskId
+from scheduler.model.texts import within
 from scheduler.model.times import span_us
 from scheduler.store import outbox
 from scheduler.store.db.tx import Tx
@@ -45,7 +47,7 @@ def publish(
     }
     spec = outgoing_spec(
         sink,
-        f"{c.kind}:{own}:{sink_kind(sink)}:{attempt.published}"[:255] if key is None else key,
+        within(f"{c.kind}:{own}:{sink_kind(sink)}:{attempt.published}", MAX_KEY) if key is None else key,
         fields,
         now=now,
         group=group,
