@@ -154,6 +154,7 @@ def tracked_files() -> list[Path]:
     ]
 
 
+@pytest.mark.needs("git")
 def test_no_machine_and_no_registry_is_named() -> None:
     settings = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
@@ -205,6 +206,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
         return Built(sdist, {name: wheel.read(name) for name in wheel.namelist() if not name.endswith("/")})
 
 
+@pytest.mark.needs("git")
 def test_the_sdist_holds_all_that_is_kept(built: Built) -> None:
     """Documents, units, examples, tests and what makes them run; not the settings of git and of the merges."""
     kept = {str(file.relative_to(ROOT)) for file in tracked_files()}
@@ -213,6 +215,7 @@ def test_the_sdist_holds_all_that_is_kept(built: Built) -> None:
     assert made == kept | {"PKG-INFO", "setup.cfg"}
 
 
+@pytest.mark.needs("git")
 def test_the_wheel_installs_pages_completions_and_units(built: Built) -> None:
     top = f"schedd-{PROJECT['project']['version']}.data/data/share/"
     found = {name.removeprefix(top): content for name, content in built.wheel.items() if name.startswith(top)}
@@ -224,6 +227,7 @@ def test_the_wheel_installs_pages_completions_and_units(built: Built) -> None:
     assert {"man/man1/schedctl.1", "man/man1/schedd.1", "doc/schedd/systemd/schedd.service"} <= found.keys()
 
 
+@pytest.mark.needs("git")
 def test_the_wheel_holds_the_package_and_no_other(built: Built) -> None:
     modules = {name for name in built.wheel if name.endswith(".py")}
     expected = {
