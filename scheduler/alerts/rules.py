@@ -146,7 +146,7 @@ def backlog_age(backlogs: Iterable[Backlog], own: BacklogAgeRule, now: int) -> l
             level = Level.FIRES
         else:
             level = Level.CLEAR if age < us(own.below) else Level.BETWEEN
-        text = f"the oldest ready task of queue {one.queue} ({one.kind}) waits since {span_text(age)}"
+        text = f"the oldest ready task of queue {one.queue} ({one.kind}) waits since {span_text(age)}{one.cause}"
         detail = {"age_seconds": round(age / SECOND, 1)}
         found.append(Observation(Key("backlog_age", one.queue), level, max(1, one.number), text, detail))
     return found

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         "stuck",
         "idle",
         "paused",
+        "by_hand",
         "held_messages",
         "at_least",
     )
@@ -70,18 +71,22 @@ def _print(found: Status, now: int) -> None:
     oldest = found.oldest
     if oldest is not None:
         age = span_text(max(0, now - oldest.since))
-        say(f"oldest ready: task {oldest.id} ({oldest.kind}, queue {oldest.queue}), for {age}")
+        cause = "" if oldest.cause is None else oldest.cause.words
+        say(f"oldest ready: task {oldest.id} ({oldest.kind}, queue {oldest.queue}), for {age}{cause}")
         say()
     if found.oldest_dead is not None:
         age = span_text(max(0, now - found.oldest_dead))
         dead = counted(found.states.get("dead", 0), "dead letter")
         say(f"{dead}, the oldest for {age}: `schedctl dlq list` shows the causes")
         say()
-    for pause, due in found.paused:
-        say(f"{pause.describe()} ({counted(due, 'task')} due); `{pause.remedy}` ends that")
+    due = {pause.remedy: f" ({counted(number, 'task')} due)" for pause, number in found.paused}
+    if found.by_hand:
+        say("set by hand:")
+    for hand in found.by_hand:
+        say(f"  {hand.describe()}{due.get(hand.undo, '')}; `{hand.undo}` ends that")
     for text in held_texts([one for one in found.held if now - one.since <= HELD_LONG], now):
         say(text)
-    if found.paused or found.held:
+    if found.by_hand or found.held:
         say()
     if found.workers:
         rows = [worker_row(worker, now) | {"kinds": len(worker.kinds)} for worker in found.workers]

@@ -210,6 +210,7 @@ def status_view(found: Status, now: int) -> dict[str, Any]:
             "queue": oldest.queue,
             "since": time(oldest.since),
             "age": seconds(max(0, now - oldest.since)),
+            "cause": None if oldest.cause is None else oldest.cause.name,
         },
         "dead_letters": {
             "count": found.states.get("dead", 0),
@@ -219,6 +220,17 @@ def status_view(found: Status, now: int) -> dict[str, Any]:
         "workers": [worker_view(worker, now) for worker in found.workers],
         "stuck": [problem_view(one) for one in found.stuck],
         "idle": None if found.idle is None else problem_view(found.idle),
+        "by_hand": [
+            {
+                "sort": one.sort,
+                "text": one.text,
+                "since": time(one.since),
+                "by": one.actor,
+                "reason": one.reason,
+                "undo": one.undo,
+            }
+            for one in found.by_hand
+        ],
         "paused": [
             {
                 "scope": p.scope,

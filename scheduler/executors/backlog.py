@@ -11,7 +11,7 @@ from scheduler.model.scaling import Backlog
 from scheduler.ports import SECOND
 from scheduler.store import worker_jobs
 from scheduler.store.db.tx import Tx
-from scheduler.store.read.explain import ready_since
+from scheduler.store.read.ready import ready_since
 from scheduler.store.tasks import claim as claims
 from scheduler.store.tasks import limits as caps
 from scheduler.store.tasks.claim import LaneHead

@@ -27,6 +27,12 @@ def pool_name(pool: str, worker: int | None = None) -> str:
     return pool if worker is None else f"{pool}{_WORKER}{worker}"
 
 
+def pool_of(name: str) -> tuple[str, int | None]:
+    """The pool and the worker of a name that :func:`pool_name` made."""
+    pool, _, worker = name.partition(_WORKER)
+    return pool, int(worker) if worker else None
+
+
 def whole(value: object, what: str, least: int = 0, most: int = MAX_SLOTS) -> int:
     """A whole number within bounds. Raises ConfigError."""
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:

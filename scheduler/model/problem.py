@@ -9,7 +9,8 @@ class Problem(NamedTuple):
     """One thing that is wrong. ``name``: its row in the table of problems, ``store/read/problems.py``.
 
     ``text``: a sentence; ``number``: how many are concerned, and ``tasks`` some of them. ``since``: microseconds.
-    ``remedy``: what to do; None until the row's own is taken.
+    ``remedy``: what to do; None until the row's own is taken. ``act``: the verb, and
+    the task, that mend it.
     """
 
     name: str
@@ -18,3 +19,4 @@ class Problem(NamedTuple):
     tasks: tuple[int, ...] = ()
     since: int | None = None
     remedy: str | None = None
+    act: tuple[str, int] | None = None

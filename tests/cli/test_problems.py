@@ -107,6 +107,18 @@ def plant_orphans(live: Bench) -> Planted:
     return Planted("attempts that lost their claims")
 
 
+def plant_capped(live: Bench) -> Planted:
+    """A cap of one, held for an hour."""
+    live.jobs.live_settings.kind("Step", max_concurrency=1)
+    holder = held(live)
+    waits = int(live.step("waits").schedule())
+    live.execute(f"UPDATE schedd_tasks SET state = 5, started_at = claimed_at, timeout = NULL WHERE id = {holder}")
+    hour_ago = "run_at = run_at - :hour, created_at = created_at - :hour, started_at = started_at - :hour"
+    live.execute(f"UPDATE schedd_tasks SET {hour_ago}", hour=HOUR)
+    words = f"kind Step is at its cap of 1: task {holder} holds it since "
+    return Planted(words, (waits,), f"its cap of 1: task {holder} holds it since ", ("cancel", "--force", str(holder)))
+
+
 def plant_overdue(live: Bench) -> Planted:
     made = held(live)
     live.execute(f"UPDATE schedd_tasks SET state = 5, timeout = 1000000, started_at = 1000000 WHERE id = {made}")
@@ -319,3 +331,29 @@ class TestVoices:
         assert planted.mends[0] in said, f"{said!r} has no {planted.mends}"
         result = ctl(*planted.mends)
         assert result.exit_code == 0, result.output
+
+
+def test_a_cap_that_moves_is_no_problem(ctl: Ctl, live: Bench, database: Database) -> None:
+    """The oldest task's cause is said, and no more slots are asked for; status 0."""
+    live.jobs.live_settings.kind("Step", max_concurrency=1)
+    holder = held(live)
+    waits = int(live.step("waits").schedule())
+    live.execute(f"UPDATE schedd_tasks SET run_at = run_at - :hour WHERE id = {waits}", hour=HOUR)
+    result = ctl("status", "--check")
+    assert result.exit_code == 0, result.output
+    assert f"its kind is at its cap of 1: task {holder} holds it" in result.stdout
+    with console_on(database) as gate:
+        (one,) = ask(gate, "GET", "/.json").json["wrong"]
+    assert one["problem"] == "backlog"
+    assert f"its kind is at its cap of 1: task {holder} holds it" in one["text"]
+    assert "slots" not in one["remedy"]
+
+
+def test_the_button_ends_what_holds_the_cap(ctl: Ctl, live: Bench, database: Database) -> None:
+    planted = plant_capped(live)
+    holder = planted.mends[-1]
+    with console_on(database) as gate:
+        assert f'action="/tasks/{holder}/cancel"' in ask(gate, "GET", "/").text
+    assert ctl(*planted.mends).exit_code == 0
+    live.drain()
+    assert [one["problem"] for one in ctl.json("status")["stuck"]] == []

@@ -14,20 +14,19 @@ from scheduler.console.routes import Nav, action, page
 from scheduler.console.visit import BadInputError, Visit
 from scheduler.model.problem import Problem
 from scheduler.model.texts import counted, span_text
-from scheduler.model.times import SECOND
 from scheduler.store.db.tx import Tx
 from scheduler.store.read import dead_letters
-from scheduler.store.read.graph import dependencies
+from scheduler.store.read.by_hand import ByHand
 from scheduler.store.read.lives import status_at
 from scheduler.store.read.problems import BY_NAME
 from scheduler.store.read.series import Minute, minutes
-from scheduler.store.read.status import PausedWork, Status, status
+from scheduler.store.read.status import PausedWork, ReadyTask, Status, status
+from scheduler.store.read.stuck_tasks import WAITS_LONG
 from scheduler.store.read.tasks import get_tasks
 from scheduler.store.read.workers import no_worker_reason
 
 CHART_MINUTES = 60
 CAUSES = 5  # of dead letters that are named
-OLD = 300 * SECOND  # a ready task this old is worth a sentence
 _COUNTED = 20_000  # tasks of each state; of so many dead letters the causes are not counted here
 
 
@@ -75,9 +74,10 @@ def now(visit: Visit) -> Page:
         at = tx.now
         causes = _causes(tx, found)
         series = minutes(tx, CHART_MINUTES)
-        wrong = [_with_root(tx, one) for one in troubles(found, at)]
+        wrong = troubles(found, at)
     context: dict[str, Any] = {
         "status": found,
+        "by_hand": [(one, masked_text(one.describe()), *_hand(one, found)) for one in found.by_hand],
         "troubles": wrong,
         "causes": causes,
         "pools": found.pools,
@@ -136,32 +136,29 @@ def troubles(found: Status, at: int) -> list[Shown]:
     for one in found.stuck:
         if reason is None or one.name != "unserved" or not one.text.endswith(reason):  # the same text for each kind
             made.append(_shown(one))
-    made += [_paused(one) for one in found.paused]
+    made += [_paused(one) for one in found.paused if one.pause.scope == "all"]
     oldest = found.oldest
-    if oldest is not None and at - oldest.since > OLD and not any(one.problem == "unserved" for one in made):
-        text = (
-            f"task {oldest.id} ({oldest.kind}, queue {oldest.queue}) has been ready for {span_text(at - oldest.since)}"
-        )
-        remedy = "More is due than the slots take: more slots, more workers, or less work."
+    named = {task for one in made for task in one.tasks}
+    if oldest is not None and at - oldest.since > WAITS_LONG and oldest.id not in named and not _is_said(oldest, made):
+        words, remedy = ("", None) if oldest.cause is None else (oldest.cause.words, oldest.cause.remedy)
+        age = span_text(at - oldest.since)
+        text = f"task {oldest.id} ({oldest.kind}, queue {oldest.queue}) has been ready for {age}{words}"
         made.append(Shown("warn", text, "backlog", (oldest.id,), remedy, ("Ready tasks", "/tasks?q=state:scheduled")))
     return made
 
 
-def _with_root(tx: Tx, one: Shown) -> Shown:
-    """A trouble with the button that mends it, where one task is the root of it."""
-    if one.problem != "parent" or not one.tasks:
-        return one
-    ended = [edge.parent for edge in dependencies(tx, one.tasks[0]) if not edge.satisfied and edge.state.terminal]
-    if not ended:
-        return one
-    return one._replace(button=Button(f"Retry {ended[0]}", f"/tasks/{ended[0]}/retry", "retry"))
+def _is_said(oldest: ReadyTask, made: list[Shown]) -> bool:
+    """Whether a sentence above tells why the oldest task waits."""
+    cause = None if oldest.cause is None else oldest.cause.name
+    return cause in ("paused", "unserved") and any(one.problem in ("idle", cause) for one in made)
 
 
 def _shown(one: Problem) -> Shown:
     row = BY_NAME[one.name]
     button = None
-    if one.name in ("success", "ring") and one.tasks:
-        button = Button(f"Cancel {one.tasks[0]}", f"/tasks/{one.tasks[0]}/cancel", "cancel")
+    if one.act is not None:
+        verb, task = one.act
+        button = Button(f"{verb.capitalize()} {task}", f"/tasks/{task}/{verb}", verb)
     return Shown(
         "bad" if row.bad else "warn", masked_text(one.text) or "", one.name, one.tasks, one.remedy, row.page, button
     )
@@ -173,6 +170,15 @@ def _paused(one: PausedWork) -> Shown:
     text = f"{pause.describe()} ({counted(one.due, 'task')} due behind it)"
     level = "bad" if pause.scope == "all" else "warn"
     return Shown(level, text, "paused", (), None, None, Button("Resume", "/resume", "pause", fields))
+
+
+def _hand(one: ByHand, found: Status) -> tuple[int | None, Button | None]:
+    """How many tasks are due behind what was set by hand, and the button that takes it back."""
+    pause = next((p for p in found.paused if p.pause.remedy == one.undo), None)
+    if pause is not None:
+        fields = {"all": "1"} if pause.pause.scope == "all" else {pause.pause.scope: pause.pause.name}
+        return pause.due, Button("Resume", "/resume", "pause", fields)
+    return None, None
 
 
 def chart(series: list[Minute]) -> list[Column]:

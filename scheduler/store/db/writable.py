@@ -12,9 +12,7 @@ from scheduler.store.db.dialect import prepared
 
 _FULL = 1024 * 1024  # bytes that have to be free on the disk of a SQLite file
 # The default: a transaction that only reads, as the console's, says nothing about the server.
-_SERVER = (
-    "SELECT pg_is_in_recovery() AS standby, current_setting('default_transaction_read_only') = 'on' AS read_only"
-)
+_SERVER = "SELECT pg_is_in_recovery() AS standby, current_setting('default_transaction_read_only') = 'on' AS read_only"
 
 
 def no_writes(connection: sa.Connection) -> str | None:

@@ -15,10 +15,11 @@ from scheduler.store import pauses
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import CLAIMABLE
-from scheduler.store.read.explain import ready_since
+from scheduler.store.read.ready import cause_of, first_of, ready_since
 from scheduler.store.read.stats import FINISHED, stats
+from scheduler.store.read.workers import Fleet, read_fleet
 from scheduler.store.rollups import floor
-from scheduler.store.tasks.claim import lane_heads
+from scheduler.store.tasks.claim import LaneHead, lane_heads
 
 MAX_DEAD = 10_000  # the newest dead letters that are looked at, and those next to be removed
 MAX_GROUPS = 200  # of dead letters by kind and cause
@@ -26,6 +27,7 @@ MAX_BACKLOG = 100_000  # tasks of a queue that are counted
 MAX_RUNNING = 1000  # attempts that have run for the longest time
 _HEADS_PER_QUEUE = 20  # lanes of a queue looked at for its oldest ready task
 _EXAMPLES = 5
+_ASKED_AFTER, _ASKED_QUEUES = 60 * SECOND, 50  # the oldest task of so many queues is asked for its cause
 _MIN_RUNS = 20  # from which on a percentile means something
 _HISTORY = 7 * DAY * SECOND  # from which a percentile is taken
 _DEAD = f"state = {st.DEAD} AND state >= {st.FAILED}"  # the second as the index says it
@@ -104,13 +106,15 @@ def retry_rates(tx: Tx, window: int) -> list[RetryRate]:
 class Backlog(NamedTuple):
     """Tasks of a queue that only want a worker: their number, and the oldest one's time (microseconds) and kind.
 
-    ``number``: ``MAX_BACKLOG`` for that many or more; -1 where a pause holds a part of it.
+    ``number``: ``MAX_BACKLOG`` for that many or more; -1 where a pause holds a part of it. ``cause``: why the oldest
+    one waits, once it has waited for a minute.
     """
 
     queue: str
     number: int
     since: int
     kind: str
+    cause: str = ""
 
 
 def backlogs(tx: Tx) -> tuple[list[Backlog], set[str]]:
@@ -125,22 +129,22 @@ def backlogs(tx: Tx) -> tuple[list[Backlog], set[str]]:
             held.add(head.queue)
             continue
         heads.setdefault(head.queue, []).append((head.run_at, head.priority, head.lane, kind_of(head.lane)))
-    found = []
+    found: list[Backlog] = []
+    fleet: Fleet | None = None
     for queue, lanes in sorted(heads.items()):
         ready = []
         for _, priority, lane, kind in sorted(lanes)[:_HEADS_PER_QUEUE]:
-            row = tx.run(
-                f"SELECT id, run_at FROM schedd_tasks WHERE {CLAIMABLE} AND queue = :queue "
-                "AND priority = :priority AND lane = :lane ORDER BY run_at, id LIMIT 1",
-                queue=queue,
-                priority=priority,
-                lane=lane,
-            ).first()
+            row = first_of(tx, LaneHead(queue, lane, priority, 0))
             if row is not None:
-                ready.append((ready_since(tx, row.id, row.run_at), kind))
+                ready.append((ready_since(tx, row.id, row.run_at), kind, row.id, row))
         if ready:
             number = -1 if queue in held else _ready(tx, queue)
-            found.append(Backlog(queue, number, *min(ready)))
+            since, kind, _, row = min(ready, key=lambda one: one[:3])
+            cause = ""
+            if tx.now - since > _ASKED_AFTER and len(found) < _ASKED_QUEUES:
+                fleet = fleet or read_fleet(tx)
+                cause = cause_of(tx, row, fleet).words
+            found.append(Backlog(queue, number, since, kind, cause))
     return found, held
 
 

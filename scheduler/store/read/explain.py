@@ -9,17 +9,13 @@ from typing import Any
 import sqlalchemy as sa
 
 from scheduler.errors import UnknownTaskError
-from scheduler.model import state as st
 from scheduler.model.defaults import POOLS
-from scheduler.model.lanes import LANE_SEPARATOR, QUARANTINE_LANE, executor_of
-from scheduler.model.live_settings import KEY, QUEUE
 from scheduler.model.placement import PlacementState
 from scheduler.model.policy import TOO_LONG, TOO_SLOW
 from scheduler.model.state import TaskState
 from scheduler.model.texts import counted, listed, rfc3339, span_text
 from scheduler.ports import FOREVER, SECOND
 from scheduler.store import pauses
-from scheduler.store.db import pg_blockers as row_locks
 from scheduler.store.db.tx import Tx
 from scheduler.store.db.writable import no_writes
 from scheduler.store.durable import deadlocks as standoffs
@@ -29,9 +25,9 @@ from scheduler.store.read import audit
 from scheduler.store.read import executors as placed
 from scheduler.store.read import slot_usage as slots
 from scheduler.store.read.graph import dependencies
+from scheduler.store.read.ready import cause_of, due_since, unserved_reason
 from scheduler.store.read.workers import GONE, LOST, Fleet, WorkerRecord, fleet_of, workers
 from scheduler.store.tasks import keys, stalls
-from scheduler.store.tasks import limits as caps
 
 _ROW = (
     "SELECT t.id, t.claim, t.kind, t.schema_version, t.state, t.queue, t.priority, t.lane, t.unmet, t.run_at, "
@@ -40,7 +36,6 @@ _ROW = (
     "w.host, w.pid FROM schedd_tasks t LEFT JOIN schedd_workers w ON w.id = t.worker WHERE t.id = :id"
 )
 
-MAX_NAMED = 3  # tasks that hold a queue, by their ids
 CLOCK_AHEAD = 60 * SECOND  # what was made so far ahead of now has its times from a clock that was ahead
 
 
@@ -102,7 +97,7 @@ def _unended(tx: Tx, row: sa.Row[Any], state: TaskState, known: _Fleet) -> str |
     if row.run_at > tx.now:
         awaited = _awaited(tx, row.id) if state is TaskState.SUSPENDED else ""
         return f"{_later(row, state, tx.now, fleet, awaited)}{_ahead(row, tx.now)}{_paused_later(tx, row)}"
-    return _due(tx, row, fleet)
+    return f"{due_since(tx, row)}{cause_of(tx, row, fleet).words}"
 
 
 def _ended(row: sa.Row[Any], state: TaskState, now: int) -> str:
@@ -248,7 +243,7 @@ def _later(row: sa.Row[Any], state: TaskState, now: int, fleet: Fleet, awaited: 
     if row.run_at >= FOREVER:
         return f"suspended, awaits {awaited or 'an unknown thing'}"
     at = f"{rfc3339(row.run_at, exact=False)} (in {span_text(row.run_at - now)})"
-    unserved = _unserved(row, fleet)
+    unserved = unserved_reason(row, fleet)
     beside = slots.previous_attempt(fleet, row)
     tail = f"; at present {unserved}" if unserved is not None else f"; {beside}" if beside is not None else ""
     if state is TaskState.RETRY:
@@ -271,89 +266,3 @@ def _ahead(row: sa.Row[Any], now: int) -> str:
 def _paused_later(tx: Tx, row: sa.Row[Any]) -> str:
     paused = pauses.of_task(tx, row.queue, row.kind)
     return "" if paused is None else f"; at present {paused.describe()}"
-
-
-def _unserved(row: sa.Row[Any], fleet: Fleet) -> str | None:
-    suspect = row.lane.startswith(QUARANTINE_LANE)  # it may run in slots of another pool
-    priority = None if suspect else row.priority
-    return fleet.unserved(row.queue, row.kind, row.schema_version, priority, executor_of(row.lane))
-
-
-def _due(tx: Tx, row: sa.Row[Any], fleet: Fleet) -> str:
-    since = f"due since {rfc3339(ready_since(tx, row.id, row.run_at), exact=False)}"
-    paused = pauses.of_task(tx, row.queue, row.kind)
-    if paused is not None:
-        return f"{since}, but {paused.describe()}; `{paused.remedy}` ends that"
-    unserved = _unserved(row, fleet)
-    if unserved is not None:
-        return f"{since}, but {unserved}"
-    holder = row_locks.holder(tx.connection, row.id)
-    if holder is not None:
-        return f"{since}, but its row is locked by {holder}: claims pass over it until that ends"
-    if row.lane.startswith(QUARANTINE_LANE) and executor_of(row.lane) is None:
-        return f"{since}; it ran when its worker died, twice, so it runs alone once the others have ended"
-    limited = _limited(tx, row, fleet)
-    if limited is not None:
-        return f"{since}; {limited}"
-    named = executor_of(row.lane)
-    executor = fleet.places(row.queue) if named is None else fleet.executors.get(named)
-    if executor is not None and executor.scale is None:
-        return f"{since}; {placed.waits_there(tx, executor)}"
-    if named is not None and executor is not None:  # no other worker takes it
-        return f"{since}; {placed.waits_for_worker(tx, executor)}"
-    taken = slots.full_reason(tx, fleet, row)
-    if executor is not None and (taken or not fleet.serving(row.queue, row.kind, row.schema_version)):
-        return f"{since}; {'' if taken is None else f'{taken}; '}{placed.waits_for_worker(tx, executor)}"
-    return f"{since}; {taken or 'a worker claims it at its next cycle'}"
-
-
-def _limited(tx: Tx, row: sa.Row[Any], fleet: Fleet) -> str | None:
-    """Which limit it waits for, if any: of its kind, its concurrency key, its queue, or of each worker."""
-    for place, room in caps.read(tx, row.queue, row.lane).items():
-        _, separator, key = place.name.partition(LANE_SEPARATOR)
-        of_key = f" for concurrency key {key!r}" if separator and place.scope == KEY else ""
-        if room.free == 0 and place.scope == QUEUE:
-            return f"queue {place.name} is at its cap of {room.limit.cap}: {_holding(tx, place.name)}"
-        if room.free == 0:
-            return f"its kind is at its cap of {room.limit.cap}{of_key}"
-        if room.starts == 0:
-            of = f" of queue {place.name}" if place.scope == QUEUE else of_key
-            return f"rate limit {room.limit.rate}{of}, next start at {rfc3339(room.again, exact=False)}"
-        if room.limit.per_worker is not None and _fills(tx, row, fleet, room.limit.per_worker):
-            return f"its kind is at its cap of {room.limit.per_worker} on each worker that would claim it"
-    return None
-
-
-def _holding(tx: Tx, queue: str) -> str:
-    """``tasks 4, 5 hold it``: those that count under the queue's cap, claimed first."""
-    rows = tx.rows(
-        "SELECT id FROM schedd_tasks WHERE state >= 4 AND state <= 5 AND queue = :queue "
-        "ORDER BY claimed_at, id LIMIT :n",
-        queue=queue,
-        n=MAX_NAMED + 1,
-    )
-    ids = [str(task_id) for (task_id,) in rows]
-    if len(ids) < 2:
-        return f"task {ids[0]} holds it" if ids else "its room is free again"
-    return f"tasks {listed([*ids[:MAX_NAMED], *(['others'] if len(ids) > MAX_NAMED else [])])} hold it"
-
-
-def _fills(tx: Tx, row: sa.Row[Any], fleet: Fleet, most: int) -> bool:
-    """Whether each worker that serves this task holds so many of its kind."""
-    rows = tx.rows(
-        "SELECT worker, count(*) FROM schedd_tasks WHERE state >= 4 AND state <= 5 AND kind = :kind GROUP BY worker",
-        kind=row.kind,
-    )
-    held = {row[0]: row[1] for row in rows}
-    able = fleet.serving(row.queue, row.kind, row.schema_version)
-    return bool(able) and all(held.get(worker.id, 0) >= most for worker in able)
-
-
-def ready_since(tx: Tx, task_id: int, run_at: int) -> int:
-    """Since when nothing but a worker is missing: due, and its last parent had ended."""
-    ended = tx.run(
-        "SELECT max(p.finished_at) FROM schedd_edges e JOIN schedd_tasks p ON p.id = e.parent "
-        f"WHERE e.child = :id AND p.state >= {st.FIRST_TERMINAL}",
-        id=task_id,
-    ).scalar()
-    return max(run_at, ended or 0)

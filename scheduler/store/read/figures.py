@@ -11,7 +11,7 @@ from scheduler.model import state as st
 from scheduler.ports import FOREVER
 from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import CLAIMABLE
-from scheduler.store.read.explain import ready_since
+from scheduler.store.read.ready import ready_since
 from scheduler.store.tasks.claim import LaneHead, lane_heads
 
 MAX_COUNTED = 100_000  # tasks of a queue and priority, dead letters, and waiting tasks that are looked at

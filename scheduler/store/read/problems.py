@@ -156,6 +156,16 @@ TABLE: tuple[ProblemType, ...] = (
         voices=OF_NO_TASK,
     ),
     ProblemType(
+        "capped",
+        "Tasks have waited for 5 minutes behind a cap, and all that hold it run for three times longer than usual.",
+        "Look at what holds the cap, and cancel that: `schedctl cancel ID`.",
+        tasks.capped,
+        "limits",
+        after=300,
+        bad=True,
+        page=_RUNNING,
+    ),
+    ProblemType(
         "overdue",
         "Attempts run past their timeouts.",
         "Cancel them: `schedctl cancel ID`, with `--force` if their handlers do not look.",

@@ -9,20 +9,23 @@ from scheduler.model.defaults import POOLS
 from scheduler.model.lanes import kind_of
 from scheduler.model.problem import Problem
 from scheduler.model.state import TaskState
+from scheduler.model.times import SECOND
 from scheduler.store import pauses
 from scheduler.store.db.tx import Tx
 from scheduler.store.inbox_held import Held, held
 from scheduler.store.pauses import Pause
-from scheduler.store.predicates import CLAIMABLE, HELD
+from scheduler.store.predicates import HELD
 from scheduler.store.read import dead_letters
+from scheduler.store.read.by_hand import ByHand, set_by_hand
 from scheduler.store.read.counts import about, pools
-from scheduler.store.read.explain import ready_since
 from scheduler.store.read.problems import problems
+from scheduler.store.read.ready import Cause, cause_of, first_of, ready_since
 from scheduler.store.read.snapshot import Snapshot, due_ids
 from scheduler.store.read.workers import Fleet, WorkerRecord
 from scheduler.store.tasks.claim import LaneHead
 
 MAX_COUNTED = 100_000  # tasks of each index that are counted
+_WAITS = 60 * SECOND  # a task that is ready for longer is asked for its cause
 _MAX_HEADS = 20  # lanes looked at for the oldest ready task
 
 
@@ -37,12 +40,13 @@ class PoolCount(NamedTuple):
 
 
 class ReadyTask(NamedTuple):
-    """A task that only wants a worker. ``since``: microseconds."""
+    """A task that only wants a worker. ``since``: microseconds. ``cause``: what keeps it, once it has waited."""
 
     id: int
     kind: str
     queue: str
     since: int
+    cause: Cause | None = None
 
 
 class PausedWork(NamedTuple):
@@ -65,6 +69,7 @@ class Status(NamedTuple):
     capped: frozenset[str] = frozenset()  # states that may have more
     held: Sequence[Held] = ()  # messages that wait for others before them
     idle: Problem | None = None  # that no worker takes tasks
+    by_hand: Sequence[ByHand] = ()  # what people have set and not taken back
 
 
 def status(tx: Tx, most: int = MAX_COUNTED) -> Status:
@@ -80,7 +85,7 @@ def status(tx: Tx, most: int = MAX_COUNTED) -> Status:
     return Status(
         states,
         _pools(tx, seen.fleet, seen.heads, most),
-        _oldest(tx, seen.due),
+        _oldest(seen),
         dead_letters.oldest(tx),
         seen.workers,
         stuck,
@@ -88,6 +93,7 @@ def status(tx: Tx, most: int = MAX_COUNTED) -> Status:
         capped,
         held(tx),
         next((one for one in found if one.name == "idle"), None),
+        set_by_hand(tx),
     )
 
 
@@ -117,14 +123,14 @@ def _pools(tx: Tx, fleet: Fleet, heads: list[LaneHead], most: int) -> dict[str, 
     }
 
 
-def _oldest(tx: Tx, due: list[LaneHead]) -> ReadyTask | None:
-    found = []
-    for head in due[:_MAX_HEADS]:
-        row = tx.run(
-            f"SELECT id, kind, queue, run_at FROM schedd_tasks WHERE {CLAIMABLE} "
-            "AND queue = :queue AND lane = :lane AND priority = :priority ORDER BY run_at, id LIMIT 1",
-            **head._asdict(),
-        ).first()
+def _oldest(seen: Snapshot) -> ReadyTask | None:
+    tx, found = seen.tx, []
+    for head in seen.due[:_MAX_HEADS]:
+        row = first_of(tx, head)
         if row is not None:
-            found.append(ReadyTask(row.id, row.kind, row.queue, ready_since(tx, row.id, row.run_at)))
-    return min(found, key=lambda r: (r.since, r.id), default=None)
+            found.append((ready_since(tx, row.id, row.run_at), row.id, row))
+    if not found:
+        return None
+    since, _, row = min(found, key=lambda one: one[:2])
+    cause = cause_of(tx, row, seen.fleet) if tx.now - since > _WAITS else None
+    return ReadyTask(row.id, row.kind, row.queue, since, cause)

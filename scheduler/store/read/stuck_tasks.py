@@ -14,7 +14,9 @@ from scheduler.store.db.writable import no_writes
 from scheduler.store.durable import deadlocks
 from scheduler.store.inbox_held import held, held_texts
 from scheduler.store.predicates import CLAIMABLE, HELD
+from scheduler.store.read.alert_facts import usual_run
 from scheduler.store.read.explain import CLOCK_AHEAD
+from scheduler.store.read.ready import cause_of, first_of, full_cap, holding, ready_since
 from scheduler.store.read.snapshot import MAX_COUNT, Snapshot, due_ids
 from scheduler.store.read.unserved import describe, unserved_schedules
 from scheduler.store.schedules import is_ahead
@@ -22,6 +24,7 @@ from scheduler.store.tasks import stalls
 from scheduler.store.tasks.claim import LaneHead
 
 EXAMPLES = 5  # tasks that a problem names
+WAITS_LONG = 300 * SECOND  # a ready task that waits for longer wants a cause
 HELD_LONG = 86_400 * SECOND  # a message that waits longer for those before it than most gaps may last
 SCHEDULE_LATE = 60 * SECOND  # a schedule this late is stuck
 _LANES, _FIRST = 20, 500  # lanes of one kind, and tasks of each, among which those are looked for that are too new
@@ -134,7 +137,8 @@ def never(tx: Tx) -> list[Problem]:
         if children:
             parents = listed([str(i) for i in dict.fromkeys(row.parent for row in edges)])
             text = template.format(counted(len(children), "waiting task"), parents)
-            found.append(Problem(problem, text, len(children), tuple(children[:EXAMPLES])))
+            act = ("cancel", children[0]) if wanted else ("retry", edges[0].parent)
+            found.append(Problem(problem, text, len(children), tuple(children[:EXAMPLES]), act=act))
     return found
 
 
@@ -146,9 +150,40 @@ def after_ended_parents(seen: Snapshot) -> list[Problem]:
 def rings(seen: Snapshot) -> list[Problem]:
     """Tasks that await one another, or themselves."""
     return [
-        Problem("ring", deadlocks.describe(ring), len(ring), tuple(ring[:EXAMPLES]), remedy=deadlocks.remedy(ring))
+        Problem("ring", deadlocks.describe(ring), len(ring), tuple(ring[:EXAMPLES]), act=("cancel", ring[0]))
         for ring in deadlocks.found(seen.tx, _MAX_AWAITING)
     ]
+
+
+def capped(seen: Snapshot) -> list[Problem]:
+    """Tasks that have waited long behind a cap whose holders have all run for unusually long."""
+    tx, found = seen.tx, dict[str, Problem]()
+    for head in seen.due[:_LANES]:
+        row = first_of(tx, head) if tx.now - head.run_at > WAITS_LONG else None
+        if row is None or cause_of(tx, row, seen.fleet).name != "cap":
+            continue
+        since, full = ready_since(tx, row.id, row.run_at), full_cap(tx, row.queue, row.lane)
+        if full is None or not full.holders or tx.now - since <= WAITS_LONG:
+            continue
+        if not all(tx.now - one.since > _unusual(tx, one.kind) for one in full.holders[:EXAMPLES]):
+            continue
+        first, subject = full.holders[0], full.subject.replace("its kind", f"kind {row.kind}")
+        waits = f"task {row.id} ({row.kind}, queue {row.queue}) has been ready for {span_text(tx.now - since)}"
+        text = f"{waits}, but {subject} is at {full.most}: {holding(full.holders, tx.now)}"
+        remedy = (
+            f"`schedctl logs {first.id}` tells what task {first.id} ({first.kind}) does. `schedctl cancel {first.id}` "
+            f"asks it to end, `schedctl cancel --force {first.id}` ends it where its handler does not look."
+        )
+        count, tasks = len(due_ids(tx, head)), (row.id, first.id)
+        found.setdefault(
+            f"{subject} {full.most}", Problem("capped", text, count, tasks, since, remedy, ("cancel", first.id))
+        )
+    return list(found.values())
+
+
+def _unusual(tx: Tx, kind: str) -> int:
+    """From when on an attempt of this kind has run for unusually long."""
+    return max(WAITS_LONG, 3 * (usual_run(tx, kind) or 0))
 
 
 def held_messages(seen: Snapshot) -> list[Problem]:

@@ -76,7 +76,9 @@ def test_the_cap_holds_for_each_concurrency_key(fleet: Fleet) -> None:
         step(one)
         lanes = [row.lane for row in rows(one, "SELECT lane FROM schedd_tasks WHERE state = 4 ORDER BY lane")]
         assert lanes == ["each\x1fada", "each\x1fbob"]
-    assert (why_of(jobs, ids[2]) or "").endswith("its kind is at its cap of 1 for concurrency key 'ada'")
+    assert (why_of(jobs, ids[2]) or "").endswith(
+        f"its kind is at its cap of 1 for concurrency key 'ada': task {ids[0]} holds it"
+    )
     assert drain(jobs) == 6
 
 
@@ -155,7 +157,7 @@ def test_a_full_kind_is_not_asked_for_again_and_again(fleet: Fleet) -> None:
         assert engine.step() > 0
     assert engine.cycles == before
     since = rfc3339(jobs.database.now(), exact=False)
-    assert why_of(jobs, ids[2]) == f"due since {since}; its kind is at its cap of 2"
+    assert why_of(jobs, ids[2]) == f"due since {since}; its kind is at its cap of 2: tasks {ids[0]}, {ids[1]} hold it"
 
 
 def test_the_end_of_one_wakes_the_others_if_there_is_more(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:

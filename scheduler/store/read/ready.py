@@ -1,0 +1,197 @@
+"""What keeps a task that is due from being claimed, and what to do about it: by the predicates that claim."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from scheduler.model import state as st
+from scheduler.model.lanes import LANE_SEPARATOR, QUARANTINE_LANE, base_lane, executor_of, kind_of
+from scheduler.model.live_settings import KEY, QUEUE
+from scheduler.model.texts import listed, rfc3339, span_text
+from scheduler.ports import SECOND
+from scheduler.store import pauses
+from scheduler.store.db import pg_blockers as row_locks
+from scheduler.store.db.tx import Tx
+from scheduler.store.predicates import CLAIMABLE
+from scheduler.store.read import executors as placed
+from scheduler.store.read import slot_usage as slots
+from scheduler.store.read.workers import Fleet
+from scheduler.store.tasks import limits as caps
+from scheduler.store.tasks.claim import LaneHead
+
+MAX_NAMED = 3  # tasks that hold a place under a cap, by their ids
+_MAX_HELD = 1000  # that are looked at
+_LONG_HELD = 60 * SECOND  # from then on since when is said
+
+_COLUMNS = "t.id, t.kind, t.schema_version, t.queue, t.priority, t.lane, t.run_at"
+_SLOTS = "Give the pool more slots (`schedctl set pool`), start more workers, or store less work."
+REMEDIES = {
+    "paused": "Resume it.",
+    "unserved": "Start a worker that serves it: `schedctl workers` shows what the live ones serve.",
+    "locked": "End that session: `SELECT pg_terminate_backend(PID)`.",
+    "alone": "It runs once the worker's other tasks have ended.",
+    "cap": "See what those that hold it do: `schedctl logs ID`. Or raise the cap: `schedctl set`.",
+    "rate": "Raise the rate (`schedctl set`), or wait.",
+    "executor": "`schedctl executors` shows what the executor does.",
+    "slots": _SLOTS,
+    "soon": "If that stays so, `schedctl doctor` looks closer.",
+}
+
+
+class Cause(NamedTuple):
+    """``name``: a key of :data:`REMEDIES`. ``words`` go on from "due since …"."""
+
+    name: str
+    words: str
+
+    @property
+    def remedy(self) -> str:
+        """What to do about it."""
+        return REMEDIES[self.name]
+
+
+class Holder(NamedTuple):
+    """A task that fills a place under a cap, and since when (microseconds)."""
+
+    id: int
+    kind: str
+    since: int
+
+
+class Full(NamedTuple):
+    """A cap without room. ``most``: ``its cap of 1``; ``holders``: the longest first, or some of them."""
+
+    subject: str
+    most: str
+    holders: list[Holder]
+
+
+def due_since(tx: Tx, row: sa.Row[Any]) -> str:
+    """``due since …``."""
+    return f"due since {rfc3339(ready_since(tx, row.id, row.run_at), exact=False)}"
+
+
+def first_of(tx: Tx, head: LaneHead) -> sa.Row[Any] | None:
+    """The task of a lane that has been due for the longest time, as :func:`cause_of` wants it."""
+    return tx.run(
+        f"SELECT {_COLUMNS} FROM schedd_tasks t WHERE {CLAIMABLE} AND queue = :queue AND lane = :lane "
+        "AND priority = :priority ORDER BY run_at, id LIMIT 1",
+        **head._asdict(),
+    ).first()
+
+
+def cause_of(tx: Tx, row: sa.Row[Any], fleet: Fleet) -> Cause:
+    """What keeps this task, which is due, from being claimed."""
+    paused = pauses.of_task(tx, row.queue, row.kind)
+    if paused is not None:
+        return Cause("paused", f", but {paused.describe()}; `{paused.remedy}` ends that")
+    unserved = unserved_reason(row, fleet)
+    if unserved is not None:
+        return Cause("unserved", f", but {unserved}")
+    holder = row_locks.holder(tx.connection, row.id)
+    if holder is not None:
+        return Cause("locked", f", but its row is locked by {holder}: claims pass over it until that ends")
+    if row.lane.startswith(QUARANTINE_LANE) and executor_of(row.lane) is None:
+        return Cause("alone", "; it ran when its worker died, twice, so it runs alone once the others have ended")
+    limited = _limited(tx, row, fleet)
+    if limited is not None:
+        return limited
+    named = executor_of(row.lane)
+    executor = fleet.places(row.queue) if named is None else fleet.executors.get(named)
+    if executor is not None and executor.scale is None:
+        return Cause("executor", f"; {placed.waits_there(tx, executor)}")
+    if named is not None and executor is not None:  # no other worker takes it
+        return Cause("executor", f"; {placed.waits_for_worker(tx, executor)}")
+    taken = slots.full_reason(tx, fleet, row)
+    if executor is not None and (taken or not fleet.serving(row.queue, row.kind, row.schema_version)):
+        waits = placed.waits_for_worker(tx, executor)
+        return Cause("executor", f"; {'' if taken is None else f'{taken}; '}{waits}")
+    return Cause("soon", "; a worker claims it at its next cycle") if taken is None else Cause("slots", f"; {taken}")
+
+
+def unserved_reason(row: sa.Row[Any], fleet: Fleet) -> str | None:
+    """Why no live worker would claim this task; None if one would."""
+    suspect = row.lane.startswith(QUARANTINE_LANE)  # it may run in slots of another pool
+    priority = None if suspect else row.priority
+    return fleet.unserved(row.queue, row.kind, row.schema_version, priority, executor_of(row.lane))
+
+
+def full_cap(tx: Tx, queue: str, lane: str) -> Full | None:
+    """The cap without room that tasks of this lane and queue wait for."""
+    return next((_full(tx, place, room) for place, room in caps.read(tx, queue, lane).items() if room.free == 0), None)
+
+
+def _full(tx: Tx, place: caps.Place, room: caps.Headroom) -> Full:
+    subject = f"queue {place.name}" if place.scope == QUEUE else "its kind"
+    return Full(subject, f"its cap of {room.limit.cap}{_of_key(place)}", _holders(tx, place))
+
+
+def _of_key(place: caps.Place) -> str:
+    _, separator, key = place.name.partition(LANE_SEPARATOR)
+    return f" for concurrency key {key!r}" if separator and place.scope == KEY else ""
+
+
+def _limited(tx: Tx, row: sa.Row[Any], fleet: Fleet) -> Cause | None:
+    """Which limit it waits for, if any: of its kind, its concurrency key, its queue, or of each worker."""
+    for place, room in caps.read(tx, row.queue, row.lane).items():
+        if room.free == 0:
+            full = _full(tx, place, room)
+            return Cause("cap", f"; {full.subject} is at {full.most}: {holding(full.holders, tx.now)}")
+        if room.starts == 0:
+            of = f" of queue {place.name}" if place.scope == QUEUE else _of_key(place)
+            again = rfc3339(room.again, exact=False)
+            return Cause("rate", f"; rate limit {room.limit.rate}{of}, next start at {again}")
+        if room.limit.per_worker is not None and _fills(tx, row, fleet, room.limit.per_worker):
+            most = f"its cap of {room.limit.per_worker} on each worker that would claim it"
+            return Cause("cap", f"; its kind is at {most}")
+    return None
+
+
+def _holders(tx: Tx, place: caps.Place) -> list[Holder]:
+    """The tasks that count under this cap, claimed first."""
+    column, value = ("queue", place.name) if place.scope == QUEUE else ("kind", kind_of(place.name))
+    rows = tx.rows(
+        "SELECT id, kind, lane, coalesce(started_at, claimed_at) FROM schedd_tasks WHERE state >= 4 AND state <= 5 "
+        f"AND {column} = :value ORDER BY claimed_at, id LIMIT {_MAX_HELD}",
+        value=value,
+    )
+    return [
+        Holder(task_id, kind, since or tx.now)
+        for task_id, kind, lane, since in rows
+        if place.scope != KEY or base_lane(lane) == place.name
+    ]
+
+
+def holding(holders: list[Holder], now: int) -> str:
+    """``tasks 4, 5 hold it``."""
+    if not holders:
+        return "its room is free again"
+    ids = [str(one.id) for one in holders]
+    age = now - holders[0].since
+    since = f" since {rfc3339(holders[0].since, exact=False)} ({span_text(age)})" if age > _LONG_HELD else ""
+    if len(ids) < 2:
+        return f"task {ids[0]} holds it{since}"
+    return f"tasks {listed([*ids[:MAX_NAMED], *(['others'] if len(ids) > MAX_NAMED else [])])} hold it{since}"
+
+
+def _fills(tx: Tx, row: sa.Row[Any], fleet: Fleet, most: int) -> bool:
+    """Whether each worker that serves this task holds so many of its kind."""
+    rows = tx.rows(
+        "SELECT worker, count(*) FROM schedd_tasks WHERE state >= 4 AND state <= 5 AND kind = :kind GROUP BY worker",
+        kind=row.kind,
+    )
+    held = {row[0]: row[1] for row in rows}
+    able = fleet.serving(row.queue, row.kind, row.schema_version)
+    return bool(able) and all(held.get(worker.id, 0) >= most for worker in able)
+
+
+def ready_since(tx: Tx, task_id: int, run_at: int) -> int:
+    """Since when nothing but a worker is missing: due, and its last parent had ended."""
+    ended = tx.run(
+        "SELECT max(p.finished_at) FROM schedd_edges e JOIN schedd_tasks p ON p.id = e.parent "
+        f"WHERE e.child = :id AND p.state >= {st.FIRST_TERMINAL}",
+        id=task_id,
+    ).scalar()
+    return max(run_at, ended or 0)
