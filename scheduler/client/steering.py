@@ -29,7 +29,7 @@ from scheduler.model.task import Priority
 from scheduler.model.times import instant_us, span_us
 from scheduler.store.admin.bulk import Bulk, cancel_many, patch_many, retry_many
 from scheduler.store.admin.copy import copy
-from scheduler.store.admin.stored_bulks import uncancel
+from scheduler.store.admin.uncancel import uncancel
 from scheduler.store.read.choose import TaskFilter
 from scheduler.store.tasks.patch import Make, NewPayload, Patch, StoredPayload, patch_one
 from scheduler.store.tasks.rerun import rerun

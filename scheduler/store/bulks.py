@@ -179,9 +179,12 @@ def write(
     tx.run(
         "UPDATE schedd_bulk_items SET before = j.before, result = j.result, note = j.note "
         f"FROM {tx.dialect.rows({'position': int, 'before': int, 'result': int, 'note': str})} j "
-        "WHERE schedd_bulk_items.bulk = :bulk AND schedd_bulk_items.position = j.position",
+        "WHERE schedd_bulk_items.bulk = :bulk AND schedd_bulk_items.position = j.position "
+        "AND schedd_bulk_items.position >= :first AND schedd_bulk_items.position <= :last",  # not all of the scope
         rows=bind_rows([(position, before, result.code, note) for position, before, result, note in results]),
         bulk=bulk.name,
+        first=min((row[0] for row in results), default=0),
+        last=max((row[0] for row in results), default=0),
     )
     counts = {one: sum(result is one for _, _, result, _ in results) for one in ItemResult}
     position = bulk.position + len(results)

@@ -131,10 +131,10 @@ _partial("ix_schedd_tasks_done", "state", "finished_at", where="state >= 7")
 _partial("ux_schedd_tasks_held_key", "kind", "held_key", where="held_key IS NOT NULL", unique=True)
 _partial("ux_schedd_tasks_slot", "schedule", "slot", "key", where="schedule IS NOT NULL", unique=True)
 _partial("ix_schedd_tasks_check", "check_at", where="check_at IS NOT NULL")
-_partial("ix_schedd_tasks_key", "key", where="key IS NOT NULL")
+_partial("ix_schedd_tasks_key", "key", "id", where="key IS NOT NULL")
 _partial("ix_schedd_tasks_key_ended", "kind", "key", where="key IS NOT NULL AND state >= 7")
-_partial("ix_schedd_tasks_correlation", "correlation", where="correlation IS NOT NULL")
-_partial("ix_schedd_tasks_subject", "subject", where="subject IS NOT NULL")
+_partial("ix_schedd_tasks_correlation", "correlation", "id", where="correlation IS NOT NULL")
+_partial("ix_schedd_tasks_subject", "subject", "id", where="subject IS NOT NULL")
 _partial("ix_schedd_tasks_spawned_by", "spawned_by", where="spawned_by IS NOT NULL")
 
 edges = Table(

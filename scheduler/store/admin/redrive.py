@@ -12,9 +12,7 @@ from scheduler.store.db.tx import Tx
 from scheduler.store.read.choose import Row, TaskFilter, still
 from scheduler.store.tasks.control import reopen
 
-# Failed by itself: a task that a parent's end ended comes back with that parent. SQLite needs the first term verbatim
-# to use the index.
-_FAILED = f"t.state >= {st.FAILED} AND t.state IN ({st.FAILED}, {st.DEAD}) AND t.ended_by IS NULL"
+_BY_THEMSELVES = "t.ended_by IS NULL"  # a task that a parent's end ended comes back with that parent
 
 
 class Redriven(NamedTuple):
@@ -65,7 +63,7 @@ class Found(NamedTuple):
 
 def choose(tx: Tx, wanted: TaskFilter, limit: int, after: tuple[int, int] = (0, 0), lock: str = "") -> Found:
     """The next ``limit`` tasks that :func:`redrive` would retry, or fewer: conditions on the payload come last."""
-    where, bound = wanted.where(f"t.state >= {st.FAILED}" if wanted.states else _FAILED)
+    where, bound = wanted.where(None if wanted.states else _BY_THEMSELVES)
     if wanted.ids:
         where = f"{where} AND {tx.dialect.among('t.id')}"
         bound["ids"] = tx.dialect.bind_ids(sorted(set(wanted.ids)))
@@ -73,10 +71,17 @@ def choose(tx: Tx, wanted: TaskFilter, limit: int, after: tuple[int, int] = (0, 
     if wanted.payload:
         text = "(SELECT v.value FROM schedd_task_values v WHERE v.task_id = t.id AND v.name = 'payload')"
         text = f"coalesce(t.payload, {text})"
+    codes = sorted({state.code for state in wanted.states} or {st.FAILED, st.DEAD})
+    # Each state from where its index has the end of the last page: of all together each page would sort the rest.
+    pages = " UNION ALL ".join(
+        f"SELECT p{code}.id FROM (SELECT t.id, t.finished_at FROM schedd_tasks t WHERE t.state >= {st.FAILED} "
+        f"AND t.state = {code} AND {where} AND t.finished_at >= :at AND (t.finished_at > :at OR t.id > :id) "
+        f"ORDER BY t.finished_at, t.id LIMIT :limit) p{code}"
+        for code in codes
+    )
     rows = tx.run(
-        f"SELECT t.id, t.finished_at, t.kind, t.state, {text} FROM schedd_tasks t WHERE {where} "
-        "AND t.finished_at >= :at AND (t.finished_at > :at OR t.id > :id) "
-        f"ORDER BY t.finished_at, t.id LIMIT :limit {lock}",
+        f"SELECT t.id, t.finished_at, t.kind, t.state, {text} FROM ({pages}) f JOIN schedd_tasks t ON t.id = f.id "
+        f"WHERE t.state >= {st.FAILED} ORDER BY t.finished_at, t.id LIMIT :limit {lock}",
         **(bound | {"at": after[0], "id": after[1], "limit": limit}),
     ).fetchall()
     fitting = [Row(row[0], row[2], TaskState.from_code(row[3])) for row in rows if wanted.fits(row[4])]

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from scheduler.errors import ConfigError, DuplicateKeyError, InvalidTransitionError, SchedulerError, UnknownTaskError
+from scheduler.errors import ConfigError, DuplicateKeyError, InvalidTransitionError, SchedulerError
 from scheduler.model import state as st
 from scheduler.model.actor import acting
 from scheduler.model.bulk import BATCH, BulkOptions, BulkState, ItemResult, Verb
@@ -25,11 +25,11 @@ from scheduler.store import bulks
 from scheduler.store.admin.bulk_plan import CHANGES, BulkPlan, dependants_of, of_key, plan, rows_of
 from scheduler.store.admin.purge import remove_dead
 from scheduler.store.admin.replay import replay
+from scheduler.store.admin.uncancel import UNBEGUN, uncancel_all
 from scheduler.store.bulks import BulkRecord
 from scheduler.store.db.database import Database
 from scheduler.store.db.tx import Tx
 from scheduler.store.masks import masks
-from scheduler.store.read.audit import last
 from scheduler.store.read.choose import TaskFilter
 from scheduler.store.read.tasks import ends
 from scheduler.store.tasks import control
@@ -39,7 +39,6 @@ from scheduler.store.tasks.rerun import rerun
 # Makes a payload with other fields: of a transaction, the present payload and the fields.
 Patched = Callable[[Tx, StoredPayload, dict[str, Any]], NewPayload]
 CANARY_EVERY_S = 0.5  # between two looks whether the task that goes first has ended
-_UNBEGUN = (TaskState.WAITING, TaskState.SCHEDULED)
 
 
 def create(
@@ -104,7 +103,7 @@ def undo(database: Database, name: str) -> BulkRecord:
 
     def work(tx: Tx) -> BulkRecord:
         bulk = bulks.get(tx, name)
-        codes = ", ".join(str(state.code) for state in _UNBEGUN)
+        codes = ", ".join(str(state.code) for state in UNBEGUN)
         rows = tx.run(
             "SELECT task_id FROM schedd_bulk_items WHERE bulk = :name "
             f"AND result = {ItemResult.DONE.code} AND before IN ({codes}) ORDER BY task_id",
@@ -249,29 +248,21 @@ def _one_by_one(verb: str, change: Callable[[Tx, sa.Row[Any], BulkOptions, Patch
     return apply
 
 
-def uncancel(tx: Tx, task_id: int) -> None:
-    """Take back a cancel of a task that had not begun: it waits again, or is scheduled for its old time.
-
-    What ended with it comes back, too. Raises UnknownTaskError, DuplicateKeyError; InvalidTransitionError if it is not
-    cancelled, or the audit does not say that it had not begun.
-    """
-    row = rows_of(tx, [task_id], tx.dialect.lock).get(task_id)
-    if row is None:
-        raise UnknownTaskError(task_id)
-    entry = last(tx, task_id, "cancel")
-    if row.state != st.CANCELLED or entry is None or entry.before not in _UNBEGUN:
-        state = TaskState.from_code(row.state)
-        state_text = f"task {task_id} is {state}" if row.state != st.CANCELLED else f"task {task_id} had begun"
-        raise InvalidTransitionError(
-            f"{state_text}: only a cancel of what had not begun can be taken back; retry it instead"
-        )
-    control.retry(tx, task_id)
-    if row.run_at > tx.now:
-        tx.run(
-            f"UPDATE schedd_tasks SET run_at = :at WHERE id = :id AND state <= {st.SCHEDULED}",
-            id=task_id,
-            at=row.run_at,
-        )
+def _uncancel(tx: Tx, ids: Sequence[int], options: BulkOptions, _: Patched | None) -> tuple[_Results, int]:
+    also = dependants_of(tx, "uncancel", ids, options)
+    rows = rows_of(tx, ids)
+    found = _passed(tx, "uncancel", ids, rows)
+    refused = uncancel_all(tx, [task_id for task_id in ids if task_id not in found])
+    for task_id in ids:
+        error = refused.get(task_id)
+        if isinstance(error, DuplicateKeyError):
+            found[task_id] = (st.CANCELLED, ItemResult.PASSED, f"{of_key(error.completed)}: {error.existing_id}")
+        elif error is not None:
+            found[task_id] = (st.CANCELLED, ItemResult.PASSED, str(error))
+        else:
+            found.setdefault(task_id, (st.CANCELLED, ItemResult.DONE, None))
+    done = any(result is ItemResult.DONE for _, result, _ in found.values())
+    return found, len(also.difference(ids)) if done else 0
 
 
 def _replay(tx: Tx, row: sa.Row[Any], options: BulkOptions, patched: Patched | None) -> None:
@@ -284,5 +275,5 @@ _APPLY: dict[str, Callable[[Tx, Sequence[int], BulkOptions, Patched | None], tup
     "retry": _one_by_one("retry", lambda tx, row, o, _: control.retry(tx, row.id, downstream=o.downstream)),
     "rerun": _one_by_one("rerun", lambda tx, row, o, _: rerun(tx, row.id, downstream=o.downstream)),
     "replay": _one_by_one("replay", _replay),
-    "uncancel": _one_by_one("uncancel", lambda tx, row, *_: uncancel(tx, row.id)),
+    "uncancel": _uncancel,
 }

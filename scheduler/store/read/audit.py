@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -91,8 +92,15 @@ def of_dead_letters(tx: Tx, limit: int) -> list[AuditRecord]:
 
 def last(tx: Tx, task_id: int, action: str) -> AuditRecord | None:
     """The newest entry of this action on a task."""
-    found, _ = entries(tx, AuditFilter(task_id=task_id, action=action), 1)
-    return found[0] if found else None
+    return last_of(tx, [task_id], action).get(task_id)
+
+
+def last_of(tx: Tx, ids: Sequence[int], action: str) -> dict[int, AuditRecord]:
+    """The newest entry of this action on each of these tasks that has one."""
+    newest = f"{tx.dialect.among('task_id')} AND action = :action GROUP BY task_id"
+    sql = f"{_ROW} WHERE id IN (SELECT max(id) FROM schedd_audit WHERE {newest})"
+    found = tx.run(sql, ids=tx.dialect.bind_ids(ids), action=action)
+    return {row.task_id: _entry(row) for row in found}
 
 
 def by(entry: AuditRecord) -> str:

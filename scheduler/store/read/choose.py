@@ -11,7 +11,7 @@ from scheduler.model.state import TaskState
 from scheduler.ports import SECOND
 from scheduler.store.audit import ranges
 from scheduler.store.db.tx import Tx
-from scheduler.store.read.paging import BIGGEST, Asked, as_id, first_id, page_of
+from scheduler.store.read.paging import BIGGEST, Asked, Led, as_id, first_id, led_by, page_of
 
 _MISSING = object()
 _SLACK = 600 * SECOND  # ids and creation times may be this much out of step
@@ -63,10 +63,17 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
         given["ids"] = None if not self.ids else ranges(self.ids)
         return {name: value for name, value in given.items() if value is not None and value not in ([], {})}
 
-    def where(self, base: str | None = None) -> tuple[str, dict[str, Any]]:
-        """The condition on ``t``, but for the payload, and what it binds. ``base``: a condition in front of it."""
+    @property
+    def led(self) -> Led | None:
+        """The condition whose index leads to what it chooses."""
+        return led_by(key=self.key, correlation=self.correlation, subject=self.subject)
+
+    def where(self, base: str | None = None, *, led: bool = False) -> tuple[str, dict[str, Any]]:
+        """The condition on ``t``, but for the payload, and what it binds. ``base``: a condition in front of it;
+        ``led``: without :attr:`led`."""
         names = ("queue", "key", "subject", "error_class", "fingerprint")
-        equal = {name: getattr(self, name) for name in names}
+        leading = self.led if led else None
+        equal = {name: getattr(self, name) for name in names if leading is None or name != leading.column}
         bound: dict[str, Any] = {name: value for name, value in equal.items() if value is not None}
         parts = [*([] if base is None else [base]), *(f"t.{name} = :{name}" for name in bound)]
         if self.kinds:
@@ -75,11 +82,8 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
             bound |= kinds
         if self.states:
             parts.append(f"t.state IN ({', '.join(str(state.code) for state in self.states)})")
-        if self.correlation is not None:
-            parts.append(
-                "t.id IN (SELECT id FROM schedd_tasks WHERE correlation = :correlation "
-                "UNION ALL SELECT id FROM schedd_tasks WHERE id = :own AND correlation IS NULL)"
-            )
+        if self.correlation is not None and (leading is None or leading.column != "correlation"):
+            parts.append("(t.correlation = :correlation OR (t.id = :own AND t.correlation IS NULL))")
             bound |= {"correlation": self.correlation, "own": as_id(self.correlation)}
         if self.message_type is not None:
             parts.append("(t.message_type = :type OR (t.message_type IS NULL AND t.kind = :type))")
@@ -126,17 +130,16 @@ def chosen_tasks(tx: Tx, wanted: TaskFilter, below: int | None, limit: int) -> t
     The newest first: a task is mostly newer than what it waits for. With conditions on the payload there may be fewer,
     or none, although there are more further down.
     """
-    where, bound = wanted.where()
     if wanted.ids:
         return _named_tasks(tx, wanted, below, limit)
+    where, bound = wanted.where(led=True)
     if wanted.up_to is not None:
         below = min(BIGGEST if below is None else below, wanted.up_to + 1)
     if wanted.before is not None:
         below = min(BIGGEST if below is None else below, first_id(tx, wanted.before + _SLACK) + 1)
     codes = sorted({state.code for state in wanted.states}) or None
-    narrow = any(value is not None for value in (wanted.key, wanted.subject, wanted.correlation))
     queues = None if wanted.queue is None else [wanted.queue]
-    asked = Asked([where], bound, codes, narrow, wanted.kinds, queues)
+    asked = Asked([where], bound, codes, wanted.led, wanted.kinds, queues)
     page, bound = page_of(tx, asked, BIGGEST if below is None else below, limit)
     rows = _read(tx, wanted, f"JOIN ({page}) p ON p.id = t.id", bound)
     return _fitting(wanted, rows), rows[-1][0] if len(rows) == limit else None

@@ -4,7 +4,7 @@ a window allows."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from scheduler.model import state as st
@@ -33,18 +33,42 @@ _GROUPS = (
 _COLLECTED = {"sqlite": "json_group_array", "postgresql": "array_agg"}
 
 
+class Led(NamedTuple):
+    """What leads to tasks by an index: a ``column`` (key, subject or correlation) with one of ``values``.
+
+    A correlation also means the task that has this id and none of its own.
+    """
+
+    column: str
+    values: Sequence[str]
+
+
+def of_correlation(bind: Callable[[object], str], *values: str) -> str:
+    """The condition that ``t`` has one of these correlations, its own id included."""
+    parts = [
+        f"coalesce(t.correlation, '') = {bind(value)} OR (t.id = {bind(as_id(value))} AND t.correlation IS NULL)"
+        for value in values
+    ]
+    return f"({' OR '.join(parts)})"
+
+
+def led_by(**columns: str | None) -> Led | None:
+    """The first of these columns that has a value."""
+    return next((Led(name, [value]) for name, value in columns.items() if value is not None), None)
+
+
 class Asked(NamedTuple):
     """What is asked of tasks ``t``.
 
     ``conditions`` with their parameters ``bound``, none of which is named limit, cursor or like a lane; ``codes``: of
-    the states, None: any. ``narrow``: an index by a key, a subject or a correlation leads to few tasks. ``kinds`` and
+    the states, None: any. ``led``: a further condition, whose index leads to the tasks. ``kinds`` and
     ``queues``, if they are among the conditions, for the index of ready tasks. ``least``: no id below it.
     """
 
     conditions: Sequence[str]
     bound: dict[str, Any]
     codes: Sequence[int] | None = None
-    narrow: bool = False
+    led: Led | None = None
     kinds: Sequence[str] | None = None
     queues: Sequence[str] | None = None
     least: int = 0
@@ -146,8 +170,8 @@ def _by_index(tx: Tx, asked: Asked, cursor: int, limit: int) -> tuple[str, dict[
     key."""
     bound: dict[str, Any] = {**asked.bound, "cursor": cursor, "limit": limit}
     where = " AND ".join(filter(None, (asked.where, "t.id + 0 < :cursor")))
-    if asked.narrow:
-        return f"SELECT t.id FROM schedd_tasks t WHERE {where} ORDER BY t.id + 0 DESC LIMIT :limit", bound
+    if asked.led is not None:
+        return _led(asked.led, asked.where or "true", bound)
     if not asked.codes:
         return None
     chosen: list[str] = []
@@ -163,6 +187,26 @@ def _by_index(tx: Tx, asked: Asked, cursor: int, limit: int) -> tuple[str, dict[
         return "SELECT t.id FROM schedd_tasks t WHERE t.id IS NULL AND t.id < :cursor LIMIT :limit", bound
     found = " UNION ALL ".join(f"SELECT t.id FROM schedd_tasks t WHERE {clause} AND {where}" for clause in chosen)
     return f"SELECT f.id FROM ({found}) f ORDER BY f.id + 0 DESC LIMIT :limit", bound | lanes
+
+
+def _led(led: Led, where: str, bound: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Down the index from the cursor, as far as the page goes. The comparison of rows keeps planners to that index:
+    with an equality they would believe that the primary key has the same order."""
+    parts: list[str] = []
+    for n, value in enumerate(led.values):
+        bound[f"led{n}"] = value
+        column = f"t.{led.column}"
+        parts.append(
+            f"SELECT p{n}.id FROM (SELECT t.id FROM schedd_tasks t WHERE ({column}, t.id) < (:led{n}, :cursor) "
+            f"AND {column} >= :led{n} AND {where} ORDER BY {column} DESC, t.id DESC LIMIT :limit) p{n}"
+        )
+        if led.column == "correlation" and (own := as_id(value)) > 0:
+            bound[f"own{n}"] = own
+            parts.append(
+                f"SELECT t.id FROM schedd_tasks t WHERE t.id = :own{n} AND t.correlation IS NULL "
+                f"AND t.id < :cursor AND {where}"
+            )
+    return f"SELECT f.id FROM ({' UNION ALL '.join(parts)}) f ORDER BY f.id DESC LIMIT :limit", bound
 
 
 def _in(codes: Sequence[int]) -> str:

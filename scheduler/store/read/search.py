@@ -14,7 +14,7 @@ from scheduler.model.task import Priority
 from scheduler.ports import SECOND
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
-from scheduler.store.read.paging import Asked, Window, as_id, first_id, ids_of
+from scheduler.store.read.paging import Asked, Led, Window, first_id, ids_of, of_correlation
 from scheduler.store.read.tasks import Found, get_tasks
 
 WINDOW = 100_000  # tasks that are looked at for one page where no index leads to them, the newest first
@@ -109,16 +109,21 @@ def _asked(tx: Tx, terms: Sequence[Term]) -> Asked:
         bound[name] = value
         return f":{name}"
 
+    led = next((term for term in terms if _leads(term)), None)
     for term in terms:
-        found = _condition(term, bind)
+        found = "" if term is led else _condition(term, bind)
         if term.field == "since":
             least = max(least, first_id(tx, int(term.values[0]) - _CREATED_SLACK))
         if found:
             conditions.append(f"NOT ({found})" if term.exclude and term.field != "payload" else found)
     if least:
         conditions.append(f"t.id >= {bind(least)}")
-    narrow = any(term.field in _INDEXED and not term.exclude and "*" not in "".join(term.values) for term in terms)
-    return Asked(conditions, bound, _codes(terms), narrow, _names(terms, "kind"), _names(terms, "queue"), least)
+    by_index = None if led is None else Led(led.field, led.values)
+    return Asked(conditions, bound, _codes(terms), by_index, _names(terms, "kind"), _names(terms, "queue"), least)
+
+
+def _leads(term: Term) -> bool:
+    return term.field in _INDEXED and not term.exclude and "*" not in "".join(term.values)
 
 
 def _names(terms: Sequence[Term], field: str) -> Sequence[str] | None:
@@ -150,12 +155,7 @@ def _condition(term: Term, bind: Callable[[object], str]) -> str:
     if term.field in ("id", "worker"):
         return f"t.{term.field} IN ({', '.join(bind(int(value)) for value in term.values)})"
     if term.field == "correlation":
-        parts = [
-            f"t.id IN (SELECT id FROM schedd_tasks WHERE correlation = {bind(value)} "
-            f"UNION ALL SELECT id FROM schedd_tasks WHERE id = {bind(as_id(value))} AND correlation IS NULL)"
-            for value in term.values
-        ]
-        return f"({' OR '.join(parts)})"
+        return of_correlation(bind, *term.values)
     if term.field == "since":
         return f"t.created_at >= {bind(int(term.values[0]))}"
     if term.field == "until":

@@ -23,7 +23,7 @@ from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
 from scheduler.store.read.graph import EdgeRecord, dependencies, dependents, graph
 from scheduler.store.read.history import AttemptRecord, attempt_log, attempt_logs, attempts, result_of
-from scheduler.store.read.paging import BIGGEST, Asked, Window, as_id, first_id, ids_of
+from scheduler.store.read.paging import BIGGEST, Asked, Window, as_id, first_id, ids_of, led_by
 
 __all__ = [
     "AttemptRecord",
@@ -236,7 +236,10 @@ def list_tasks(
 
     Raises BrokenRowError for such a row without ``broken``.
     """
-    equal = {"key": key, "subject": subject, "worker": worker}
+    led = led_by(key=key, correlation=correlation, subject=subject)
+    equal: dict[str, Any] = {"key": key, "subject": subject, "worker": worker}
+    if led is not None:
+        equal[led.column] = None
     bound: dict[str, Any] = {name: value for name, value in equal.items() if value is not None}
     conditions = [f"t.{name} = :{name}" for name in bound]
     kinds, queues = ([given] if isinstance(given, str) else given for given in (kind, queue))
@@ -249,11 +252,8 @@ def list_tasks(
         conditions.append("t.created_at < :until")
         bound["until"] = until
         cursor = min(BIGGEST if cursor is None else cursor, first_id(tx, until + _CREATED_SLACK) + 1)
-    if correlation is not None:
-        conditions.append(
-            "t.id IN (SELECT id FROM schedd_tasks WHERE correlation = :correlation "
-            "UNION ALL SELECT id FROM schedd_tasks WHERE id = :own AND correlation IS NULL)"
-        )
+    if correlation is not None and led is not None and led.column != "correlation":
+        conditions.append("(t.correlation = :correlation OR (t.id = :own AND t.correlation IS NULL))")
         bound |= {"correlation": correlation, "own": as_id(correlation)}
     if message_type is not None:
         conditions.append("(t.message_type = :type OR (t.message_type IS NULL AND t.kind = :type))")
@@ -266,8 +266,7 @@ def list_tasks(
     codes = None if states is None else {state.code for state in states}
     if worker is not None:
         codes = _HELD if codes is None else codes & _HELD
-    narrow = any(value is not None for value in (key, subject, correlation))
-    asked = Asked(conditions, bound, None if codes is None else sorted(codes), narrow, kinds, queues, least)
+    asked = Asked(conditions, bound, None if codes is None else sorted(codes), led, kinds, queues, least)
     page = ids_of(tx, asked, cursor, limit, window)
     return Found(get_tasks(tx, page.ids, broken), page.cursor, page.bound)
 

@@ -204,9 +204,24 @@ def reopen(tx: Tx, task_id: int, *, downstream: bool) -> dict[int, keys.Other]:
     refused = keys.take(tx, [task_id])
     if refused:
         raise refused[task_id].error
-    spawned = children.cancelled_with(tx, [task_id]) if downstream else []
-    _set(tx, task_id, CLEAR + ", run_at = :now")
-    revived = level = [task_id]
+    return _reopen(tx, [task_id], downstream=downstream)
+
+
+def reopen_all(tx: Tx, ids: Sequence[int], *, downstream: bool) -> tuple[list[int], dict[int, keys.Other]]:
+    """:func:`reopen` for many ended tasks that the caller has locked. Returns those that live again, and what stays as
+    it ended because of its key."""
+    back, refused = with_keys(tx, sorted(ids))
+    return back, refused | _reopen(tx, back, downstream=downstream)
+
+
+def _reopen(tx: Tx, ids: list[int], *, downstream: bool) -> dict[int, keys.Other]:
+    spawned = children.cancelled_with(tx, ids) if downstream else []
+    tx.run(
+        f"UPDATE schedd_tasks SET {CLEAR}, run_at = :now WHERE {tx.dialect.among('id')}",
+        ids=tx.dialect.bind_ids(ids),
+        now=tx.now,
+    )
+    revived = level = ids
     left: dict[int, keys.Other] = {}
     while downstream and (ended := sorted({*ended_below(tx, level), *spawned})):
         ended, refused = with_keys(tx, ended)
