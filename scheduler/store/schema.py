@@ -124,6 +124,7 @@ def _partial(name: str, *columns: str, where: str, unique: bool = False) -> Inde
 
 
 _partial("ix_schedd_tasks_ready", "queue", "priority", "lane", "run_at", "id", "state", where=_CLAIMABLE)
+_partial("ix_schedd_tasks_not_due", "state", where="state >= 2 AND state <= 3")
 _partial("ix_schedd_tasks_held", "worker", "lane", where=_HELD)
 _partial("ix_schedd_tasks_waiting", "id", where="state = 0")
 _partial("ix_schedd_tasks_succeeded", "kept_until", "finished_at", where="state = 6")

@@ -112,3 +112,24 @@ def test_one_look_at_many_tasks_is_one_statement(bench: Bench) -> None:
     assert statements_of(bench, looks) < 10
     bench.drain()
     assert {task.state.value for task in bench.jobs.wait(batch.ids, 0).values()} == {"success"}
+
+
+def test_a_crowd_that_is_scheduled_hides_no_retry(database: Database) -> None:
+    """Nor do retries hide what is scheduled, although all are in one index."""
+    jobs = Scheduler.for_testing(url=database.url, clock=FakeClock())
+    jobs.register(noop)
+    with jobs.batch() as batch:
+        for _ in range(12):
+            batch.task(noop)
+    with jobs.database.write() as tx:
+        for state, ids in ((2, batch.ids[9:11]), (3, batch.ids[11:])):
+            tx.connection.execute(
+                sa.text(f"UPDATE schedd_tasks SET state = {state} WHERE id IN ({', '.join(map(str, ids))})")
+            )
+    with jobs.database.read() as tx:
+        assert about(tx, 5) == ({"scheduled": 5, "retry": 2, "suspended": 1}, {"scheduled"})
+        assert about(tx, 100) == ({"scheduled": 9, "retry": 2, "suspended": 1}, frozenset())
+    with jobs.database.write() as tx:
+        tx.connection.execute(sa.text(f"UPDATE schedd_tasks SET state = 2 WHERE id <> {int(batch.ids[0])}"))
+    with jobs.database.read() as tx:
+        assert about(tx, 11) == ({"scheduled": 1, "retry": 11}, {"retry"})
