@@ -40,6 +40,10 @@ class NotHeldError(SchedulerError):
     """The claim is over, or another job's."""
 
 
+class NotItsOwnError(SchedulerError):
+    """A job asks for what its token is not good for."""
+
+
 class JobKey(NamedTuple):
     """The claim that a token is good for."""
 
@@ -205,13 +209,15 @@ class GatewayWork:
             rollups.add(tx, counter.take())
 
     def load(self, key: JobKey, message: Load) -> Loaded:
-        """What a handler reads, while the claim is its own."""
+        """What a handler reads, while the claim is its own. Raises NotItsOwnError, too."""
         incarnation = gateway_jobs.job_incarnation(*key.pair, message.life)
         with self._jobs.database.read() as tx:
             if gateway_jobs.held(tx, message.worker, incarnation, *key.pair) is None:
                 raise NotHeldError(_over(key))
             try:
                 return Loaded(_read(tx, key, message.worker, message.what, message.args))
+            except NotItsOwnError:
+                raise
             except SchedulerError as error:
                 return Loaded(error=failure_of(error))
 
@@ -228,6 +234,11 @@ def _read(tx: Tx, key: JobKey, worker: int, what: str, args: Mapping[str, Any]) 
         ids = args.get("ids")
         if not isinstance(ids, Sequence) or not all(isinstance(one, int) for one in ids):
             raise ValueError("ids is a list of numbers")
+        strangers = gateway_jobs.not_of(tx, key.task_id, ids)
+        if strangers:
+            raise NotItsOwnError(
+                f"task {key.task_id} has neither spawned nor awaited task {min(strangers)}, and does not depend on it"
+            )
         return children.results(tx, ids)
     raise ValueError(f"nothing is read as {what!r:.40}")
 

@@ -311,6 +311,32 @@ def test_a_request_that_comes_twice_is_done_once(held: Held) -> None:
     assert [row[2] for row in held.client.load(Load("a", first.worker, "recorded", {})).value] == ["7"]
 
 
+def test_a_token_reads_only_what_is_its_tasks_own(held: Held) -> None:
+    """What the task has spawned or awaits, and what it depends on; nobody else's results."""
+    first, jobs = held.attach(), held.place.jobs
+    spec = msgspec.to_builtins(jobs.task("Work", {"notes": str(held.place.notes), "how": "plain"})._finished({}))
+    (made,) = held.client.sync(
+        Sync("a", first.worker, asked=[Asked("spawn", {"name": "c", "seq": 1, "specs": [spec], "group": None})])
+    ).answers
+    assert made is not None
+    ((child, _),) = json.loads(made["value"])
+    awaited, foreign = (held.place.schedule() for _ in range(2))
+    asked = Asked("await_tasks", {"name": "~map", "seq": 2, "items": [awaited], "timeout": None, "many": True})
+    held.client.sync(Sync("a", first.worker, asked=[asked]))
+
+    def read(*ids: int) -> Any:
+        return held.client.load(Load("a", first.worker, "ends", {"ids": list(ids)})).value
+
+    for mine in (child, awaited):
+        jobs.cancel_task(mine)
+        ((value, failure),) = read(mine)
+        assert (value, failure["type"]) == (None, "TaskCancelledError")
+    jobs.cancel_task(foreign)
+    for ids in ((foreign,), (child, foreign), (held.task_id,), (99_999,)):
+        with pytest.raises(Exception, match="403"):
+            read(*ids)
+
+
 def test_requests_that_are_none_are_refused(held: Held) -> None:
     url = str(held.place.config.gateway.urls[0])
     path = f"{url}/v1/jobs/{NAME}/{held.task_id}/{held.claim.number}/"
