@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import mimetypes
+import re
 from collections.abc import Mapping
 from importlib import resources
 from typing import Any
@@ -27,6 +28,7 @@ from scheduler.errors import (
 )
 
 STATIC_SECONDS = 3600
+_FILE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
 
 
 class Refusal(Exception):
@@ -62,7 +64,9 @@ def listed_values(value: Any) -> list[str]:
 
 def own_path(text: str) -> str:
     """The path of a page of ours to go back to; empty for what leads elsewhere."""
-    return text if text.startswith("/") and not text.startswith(("//", "/\\")) and "\n" not in text else ""
+    if not text.startswith("/") or text.startswith("//") or "\\" in text or not text.isprintable():
+        return ""  # browsers take a backslash for a slash, and leave out a tab
+    return text
 
 
 def here(visit: Visit) -> str:
@@ -83,7 +87,7 @@ def html(body: str, status: int = 200, headers: Mapping[str, str] | None = None)
 
 def static(name: str, known: str | None) -> Response:
     """A file of the console itself."""
-    if not name.replace("-", "").replace(".", "").replace("_", "").isalnum() or name.startswith("."):
+    if not _FILE.fullmatch(name):
         raise Refusal(404, "There is no such file.")
     found = resources.files("scheduler.console").joinpath("static", name)
     if not found.is_file():

@@ -11,22 +11,28 @@ import pwd
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import anyio
 import anyio.to_thread
 from starlette.requests import Request
 
 from scheduler.config.addresses import OPEN_CONSOLE
 from scheduler.console.roles import Principal, Verb, read_roles
-from scheduler.console.security import Peer
+from scheduler.console.security import Failures, Peer
 from scheduler.console.sessions import Sessions, StoredSessions
 from scheduler.errors import ConfigError
 from scheduler.store.db.database import Database
 
 LINK_SECONDS = 60.0  # for which a link for one use is good
 LINKS_EVERY = 10.0  # seconds between two links that a visitor may have printed
-VERIFIED_SECONDS = 300.0  # for which a password that was right is not hashed again
+VERIFIED_SECONDS = 12 * 3600.0  # for which a password that was right is not hashed again
+MAX_VERIFIED = 10_000
+HASHES = 2  # passwords that are hashed at once
+SLOW_SECONDS = 0.5  # before the next password of a client or a name that has failed too often; one at a time
+SLOW_WAITING = 8  # of those that wait for it
 SCRYPT_N, SCRYPT_R, SCRYPT_P = 2**14, 8, 1
 SCRYPT_MEMORY = 64 * 1024 * 1024
 PROXY_SECRET_HEADER = "x-schedd-proxy-secret"
@@ -35,6 +41,10 @@ Roles = Mapping[str, frozenset[Verb]]
 
 class WrongCredentialsError(Exception):
     """What was presented is wrong: it counts as a failed log-in."""
+
+
+class TooManyAttemptsError(Exception):
+    """What was presented has not been looked at."""
 
 
 class Auth:
@@ -197,6 +207,9 @@ class BasicAuth(Auth):
         self._users = users
         self._key = secrets.token_bytes(32)
         self._verified: dict[bytes, float] = {}
+        self._by_name = Failures()
+        self._by_client = Failures(20)
+        self._slow_waiting = 0
         self._decoy_hash = hash_password(secrets.token_hex())  # hashed against where there is no such user
 
     async def identify(self, request: Request, peer: Peer) -> Principal | None:
@@ -208,25 +221,57 @@ class BasicAuth(Auth):
         except ValueError:
             raise WrongCredentialsError from None
         user = self._users.users().get(name)
-        if not sign or not await anyio.to_thread.run_sync(self._is_right, user, name, password):
+        if not sign or not await self._check(user, name, password, peer.client):
             raise WrongCredentialsError
         assert user is not None
         return self._users.principal(user, f"{name} (basic)")
 
-    def log_in(self, given: str) -> Principal | None:
-        return None
+    @cached_property
+    def _hashing(self) -> anyio.CapacityLimiter:
+        return anyio.CapacityLimiter(HASHES)
 
-    def _is_right(self, user: User | None, name: str, password: str) -> bool:
+    @cached_property
+    def _slow(self) -> anyio.Lock:
+        return anyio.Lock()
+
+    async def _check(self, user: User | None, name: str, password: str, client: str) -> bool:
+        """Whether a password is right. Where many were wrong, passwords are slow to guess, and never refused unseen
+        unless a crowd of them waits; who was right before does not wait."""
         stored = user.hash if user is not None else self._decoy_hash
         mark = hmac.digest(self._key, f"{name}\0{stored}\0{password}".encode("utf-8", "replace"), "sha256")
+        if user is not None and self._verified.get(mark, 0.0) > time.monotonic():
+            return True
+        place = f"{client} {name}"
+        if self._by_name.refuses(place) or self._by_client.refuses(client):
+            if self._slow_waiting >= SLOW_WAITING:
+                raise TooManyAttemptsError
+            self._slow_waiting += 1
+            try:
+                async with self._slow:
+                    await anyio.sleep(SLOW_SECONDS)
+                    right = await self._hashed(stored, password)
+            finally:
+                self._slow_waiting -= 1
+        else:
+            right = await self._hashed(stored, password)
+        if not right or user is None:
+            self._by_name.add(place)
+            self._by_client.add(client)
+            return False
         now = time.monotonic()
-        if self._verified.get(mark, 0.0) > now:
-            return user is not None
-        right = hmac.compare_digest(stored, hash_password(password, bytes.fromhex(stored.split(":")[1])))
-        if right and user is not None:
+        if len(self._verified) >= MAX_VERIFIED:
             self._verified = {key: end for key, end in self._verified.items() if end > now}
+        if len(self._verified) < MAX_VERIFIED:
             self._verified[mark] = now + VERIFIED_SECONDS
-        return right and user is not None
+        return True
+
+    async def _hashed(self, stored: str, password: str) -> bool:
+        salt = bytes.fromhex(stored.split(":")[1])
+        made = await anyio.to_thread.run_sync(hash_password, password, salt, limiter=self._hashing)
+        return hmac.compare_digest(stored, made)
+
+    def log_in(self, given: str) -> Principal | None:
+        return None
 
 
 class ProxyAuth(Auth):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any
-from urllib.parse import parse_qs, quote
+from urllib.parse import quote
 
 import anyio
 import anyio.to_thread
@@ -20,8 +20,18 @@ from scheduler.app import Scheduler
 from scheduler.client.bulks import BulkRunner
 from scheduler.config.model import Config, Console
 from scheduler.console import pages, routes
-from scheduler.console.answers import Refusal, here, html, listed_values, own_path, static, status_of, twin_of
-from scheduler.console.auth import Auth, LinkAuth, WrongCredentialsError
+from scheduler.console.answers import Refusal, here, html, own_path, static, status_of, twin_of
+from scheduler.console.auth import Auth, LinkAuth, TooManyAttemptsError, WrongCredentialsError
+from scheduler.console.inputs import (
+    MAX_BODY,
+    MAX_PUBLIC_BODY,
+    accepts_json,
+    asks_for_json,
+    check_text,
+    form_of,
+    query_of,
+    wanted_page,
+)
 from scheduler.console.live import Snapshots
 from scheduler.console.render import Done, Page, dump, render
 from scheduler.console.roles import Principal, Verb
@@ -46,13 +56,11 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-MAX_BODY = 1024 * 1024
-MAX_FIELDS = 11_000  # of a form: as many rows as a bulk takes may be ticked
-MAX_REQUESTS = 64  # at once
+MAX_REQUESTS = 64  # at once that wait for a thread, of visitors who are known
 THREADS = 4  # requests that read or write the database at once
 FLASH, FLASH_SECONDS = "schedd_flash", 60.0
 ERROR = "error.html"
-_FORM = "application/x-www-form-urlencoded"
+TOO_MANY = "Too many failed attempts: wait a minute."
 _NO_VERBS = Principal("", "", frozenset())
 
 logger = logging.getLogger("scheduler.console")
@@ -108,17 +116,9 @@ class Gate:
         if scope["type"] != "http":  # there is no WebSocket here
             await send({"type": "websocket.close", "code": 1008})
             return
-        if self._requests >= MAX_REQUESTS:
-            await self._finish(Response("too many requests at once\n", 503, {"retry-after": "1"}))(scope, receive, send)
-            return
-        self._requests += 1
-        try:
+        with suppress(ClientDisconnect):
             response = await self.answer(Request(scope, receive))
             await self._finish(response)(scope, receive, send)
-        except ClientDisconnect:
-            pass
-        finally:
-            self._requests -= 1
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         while True:
@@ -141,11 +141,12 @@ class Gate:
 
     async def answer(self, request: Request) -> Response:
         """The answer to a request, whatever happens."""
-        wants_json = request.url.path.endswith(".json")
+        wants_json = asks_for_json(request)
         peer = self.peers.of(request.scope)
         prefix = self._prefix(request, peer)
         path = self._path(request)
         visit = Visit(self.site, _NO_VERBS, path, {}, {}, {}, self._preferences(request), prefix, wants_json)
+        visit.wanted = wanted_page(request, path)
         try:
             return await self._answer(request, peer, prefix, path, visit)
         except Refusal as refused:
@@ -164,17 +165,16 @@ class Gate:
 
     async def _answer(self, request: Request, peer: Peer, prefix: str, path: str, visit: Visit) -> Response:
         self._check_host(request)
-        twin = path.endswith(".json")
-        bare = path.removesuffix(".json") if twin else path
-        bare = "/" if bare in ("/index", "") else bare
-        route, params, elsewhere = routes.find(request.method, bare)
+        check_text(path)
+        asked = routes.resolve(request.method, path)
+        route = asked.route
         public = route is not None and route.verb is Verb.PUBLIC
         if "t" in request.query_params and isinstance(self.auth, LinkAuth) and request.method == "GET":
-            return await self._log_in(request, peer, prefix, request.query_params["t"])
+            return await self._log_in(request, peer, prefix, request.query_params["t"], path)
         who = _NO_VERBS if public else await self._who(request, peer)
         visit.who = who
         if route is None:
-            if elsewhere:
+            if asked.elsewhere:
                 raise Refusal(405, f"There is no {request.method} here.")
             raise Refusal(404, "There is no such page.")
         if not who.may(route.verb):
@@ -182,31 +182,45 @@ class Gate:
         form: Mapping[str, list[str]] = {}
         if route.method == "POST":
             self._check_origin(request)
-            form = await self._form(request)
-        query = parse_qs(
-            request.url.query, keep_blank_values=False, max_num_fields=200, encoding="utf-8", errors="replace"
-        )
-        visit = Visit(
-            self.site,
-            who,
-            bare,
-            params,
-            query,
-            form,
-            visit.preferences,
-            prefix,
-            twin,
-            request.headers.get("last-event-id"),
-        )
-        if path.startswith("/static/"):
-            return static(params["name"], request.headers.get("if-none-match"))
-        if bare in ("/login", "/login/link", "/logout") and route.method == "POST":
-            return await self._session(bare, request, peer, visit)
+            form = await form_of(request, MAX_PUBLIC_BODY if public else MAX_BODY)
+        query = query_of(request)
+        last_event = request.headers.get("last-event-id")
+
+        def visit_of(found: routes.Match) -> Visit:
+            return Visit(
+                self.site,
+                who,
+                found.path,
+                found.params,
+                query,
+                form,
+                visit.preferences,
+                prefix,
+                found.twin or accepts_json(request),
+                last_event,
+            )
+
+        made = visit_of(asked)
+        if asked.path.startswith("/static/"):
+            return static(asked.params["name"], request.headers.get("if-none-match"))
+        if asked.path in ("/login", "/login/link", "/logout") and route.method == "POST":
+            return await self._session(asked.path, request, peer, made)
         if route.asynchronous:
-            response: Response = await route.endpoint(visit)
+            response: Response = await route.endpoint(made)
             return response
-        work = partial(self._act if route.method == "POST" else self._show, request, visit, route)
-        return await anyio.to_thread.run_sync(work, limiter=self._limiter)
+        if route.method == "POST":
+            return await self._in_thread(partial(self._act, request, made, route))
+        named = None if asked.named is None else visit_of(asked.named)
+        return await self._in_thread(partial(self._show, request, made, route, named))
+
+    async def _in_thread(self, work: Callable[[], Response]) -> Response:
+        if self._requests >= MAX_REQUESTS:
+            return Response("too many requests at once\n", 503, {"retry-after": "1"})
+        self._requests += 1
+        try:
+            return await anyio.to_thread.run_sync(work, limiter=self._limiter)
+        finally:
+            self._requests -= 1
 
     def _check_host(self, request: Request) -> None:
         named = self.settings.hosts or self._standalone
@@ -229,18 +243,23 @@ class Gate:
         return path or "/"
 
     async def _who(self, request: Request, peer: Peer) -> Principal:
-        address = peer.address
-        if self.failures.refuses(address):
-            raise Refusal(429, "Too many failed attempts: wait a minute.", {"retry-after": "60"})
         try:
             who = await self.auth.identify(request, peer)
+        except TooManyAttemptsError:
+            raise Refusal(429, TOO_MANY, {"retry-after": "5"}) from None
         except WrongCredentialsError:
-            self.failures.add(address)
+            self._count_failure(peer)
             who = None
         if who is None:
             challenge = self.auth.challenge
             raise Refusal(401, "Who are you?", {"www-authenticate": challenge} if challenge else {})
         return who.limited({Verb.LOOK}) if self.settings.read_only else who
+
+    def _count_failure(self, peer: Peer) -> None:
+        """Count wrong credentials of a client. What is right is taken all the same: others may have its address."""
+        if self.failures.refuses(peer.client):
+            raise Refusal(429, TOO_MANY, {"retry-after": "60"})
+        self.failures.add(peer.client)
 
     def _check_origin(self, request: Request) -> None:
         """Refuse what a page of another site sends. A bearer token is never sent by a browser by itself."""
@@ -249,29 +268,12 @@ class Gate:
         if not same_origin(request.headers, request.headers.get("host", "")):
             raise Refusal(403, "This came from another site, or from a browser that does not say from where.")
 
-    async def _form(self, request: Request) -> Mapping[str, list[str]]:
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        body = bytearray()
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > MAX_BODY:
-                raise Refusal(413, "That is more than a form may have, 1 MiB.")
-        if not body:
-            return {}
-        try:
-            if kind == _FORM:
-                return parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=MAX_FIELDS)
-            if kind == "application/json":
-                given = json.loads(body)
-                if isinstance(given, dict):
-                    return {str(name): listed_values(value) for name, value in given.items()}
-        except (ValueError, RecursionError):
-            pass
-        raise Refusal(415, f"A form is {_FORM}, or an object of application/json.")
-
     # Pages and verbs; in a thread
 
-    def _show(self, request: Request, visit: Visit, route: routes.Route) -> Response:
+    def _show(self, request: Request, visit: Visit, route: routes.Route, named: Visit | None) -> Response:
+        """``named``: the visit of what has the whole path as its name, if there is such a thing."""
+        if named is not None and route.known is not None and route.known(named):
+            visit = named
         if "fragment" in visit.query and not visit.json:
             return self._fragment(request, visit, route)
         found = route.endpoint(visit)
@@ -330,8 +332,8 @@ class Gate:
         response.set_cookie(
             FLASH, self._flashes.seal("flash", note, FLASH_SECONDS), max_age=int(FLASH_SECONDS),
             path=visit.prefix or "/", httponly=True, samesite="strict",
-            secure=request.url.scheme == "https",
-        )  # fmt: skip  # fmt: skip
+            secure=request.scope["scheme"] == "https",
+        )  # fmt: skip
         return response
 
     def _flash(self, request: Request) -> Mapping[str, Any] | None:
@@ -380,20 +382,18 @@ class Gate:
             printed = isinstance(self.auth, LinkAuth) and self.auth.print_link()
             text = "A new link is in the terminal, or in the daemon's log." if printed else "Wait some seconds."
             return self._refused(visit, Refusal(401, text))
-        return await self._log_in(request, peer, visit.prefix, visit.given("token"))
+        return await self._log_in(request, peer, visit.prefix, visit.given("token"), visit.given("next"))
 
-    async def _log_in(self, request: Request, peer: Peer, prefix: str, given: str) -> Response:
-        if self.failures.refuses(peer.address):
-            raise Refusal(429, "Too many failed attempts: wait a minute.", {"retry-after": "60"})
+    async def _log_in(self, request: Request, peer: Peer, prefix: str, given: str, to: str) -> Response:
         who = self.auth.log_in(given)
         sessions = self.auth.sessions
         if who is None or sessions is None:
-            self.failures.add(peer.address)
+            self._count_failure(peer)
             raise Refusal(401, "That is not valid, or no longer.")
-        response = RedirectResponse(f"{prefix}/", 303)
+        response = RedirectResponse(prefix + (own_path(to) or "/"), 303)
         response.set_cookie(
             COOKIE, await sessions.begin(who.name), path=prefix or "/", httponly=True, samesite="strict",
-            secure=request.url.scheme == "https",
+            secure=request.scope["scheme"] == "https",
         )  # fmt: skip
         return response
 
@@ -404,7 +404,8 @@ class Gate:
         if visit.json:
             body = dump({"error": refused.text, "status": refused.status})
             return Response(body, refused.status, refused.headers, "application/json")
-        page = Page(ERROR, None, {"status": refused.status, "text": refused.text}, live=False)
+        context = {"status": refused.status, "text": refused.text, "to": visit.wanted}
+        page = Page(ERROR, None, context, live=False)
         try:
             body_text = self._rendered(visit, page, None)
         except Exception:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from starlette.convertors import Convertor
 from starlette.routing import compile_path
 
 from scheduler.console.roles import Verb
 from scheduler.errors import ConfigError
+
+if TYPE_CHECKING:
+    from scheduler.console.visit import Visit
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -24,17 +27,24 @@ class Nav(NamedTuple):
 
 class Route:
     """One route: a path, a method, a verb, and the function that answers. ``asynchronous``: it is a coroutine function
-    that gets the request itself; others run in a thread of the console."""
+    that gets the request itself; others run in a thread of the console. ``known``: see :func:`page`."""
 
     def __init__(
-        self, path: str, method: str, verb: Verb, endpoint: Callable[..., Any], nav: Nav | None, asynchronous: bool
+        self,
+        path: str,
+        method: str,
+        verb: Verb,
+        endpoint: Callable[..., Any],
+        nav: Nav | None,
+        asynchronous: bool,
+        known: Callable[[Visit], bool] | None = None,
     ) -> None:
         if not isinstance(verb, Verb):
             raise ConfigError(f"the route {method} {path} declares no verb")
         if method == "POST" and verb in (Verb.PUBLIC, Verb.LOOK) and path not in HARMLESS_POSTS:
             raise ConfigError(f"the route POST {path} changes something: looking is no verb for it")
         self.path, self.method, self.verb, self.endpoint, self.nav = path, method, verb, endpoint, nav
-        self.asynchronous = asynchronous
+        self.asynchronous, self.known = asynchronous, known
         self._pattern, _, self._convertors = compile_path(path)
 
     def match(self, path: str) -> dict[str, Any] | None:
@@ -59,12 +69,18 @@ def _register(route: Route) -> None:
     ROUTES.append(route)
 
 
-def page(path: str, verb: Verb = Verb.LOOK, *, nav: Nav | None = None) -> Callable[[F], F]:
+def page(
+    path: str, verb: Verb = Verb.LOOK, *, nav: Nav | None = None, known: Callable[[Visit], bool] | None = None
+) -> Callable[[F], F]:
     """Register a page: ``GET path`` and its JSON twin, ``GET path.json``. The function of a
-    :class:`~scheduler.console.visit.Visit` returns a :class:`~scheduler.console.render.Page` or a response."""
+    :class:`~scheduler.console.visit.Visit` returns a :class:`~scheduler.console.render.Page` or a response.
+
+    ``known``: of a path that ends with a name: whether something has the name of a visit. A name that ends with
+    ``.json`` is not taken for the twin of another name then.
+    """
 
     def decorate(function: F) -> F:
-        _register(Route(path, "GET", verb, function, nav, False))
+        _register(Route(path, "GET", verb, function, nav, False, known))
         return function
 
     return decorate
@@ -88,6 +104,36 @@ def stream(path: str, verb: Verb = Verb.LOOK) -> Callable[[F], F]:
         return function
 
     return decorate
+
+
+class Match(NamedTuple):
+    """What a request asks for. ``path``: without the suffix of a ``twin``; ``elsewhere``: another method is known.
+
+    ``named``: what the path means if something has the suffix in its name.
+    """
+
+    route: Route | None
+    params: dict[str, Any]
+    path: str
+    elsewhere: bool
+    twin: bool = False
+    named: Match | None = None
+
+
+def resolve(method: str, path: str) -> Match:
+    """What a request asks for. The suffix ``.json`` is part of a name where the path leads to a verb or a file."""
+    found, given_params, other = find(method, path)
+    given = Match(found, given_params, path, other)
+    if not path.endswith(".json"):
+        return given
+    if given.route is not None and (given.route.method == "POST" or given.route.verb is Verb.PUBLIC):
+        return given
+    bare = path.removesuffix(".json")
+    bare = "/" if bare in ("/index", "") else bare
+    route, params, elsewhere = find(method, bare)
+    if route is None:
+        return given if given.route is not None else Match(None, {}, bare, elsewhere or given.elsewhere)
+    return Match(route, params, bare, False, True, given if given.route is route and route.known else None)
 
 
 def find(method: str, path: str) -> tuple[Route | None, dict[str, Any], bool]:

@@ -13,20 +13,21 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from scheduler.connections import UNIX
 from scheduler.errors import ConfigError
 
-UNIX = "unix"
 _MAX_ADDRESSES = 10_000  # addresses whose failures are remembered
 _LOCAL_NAMES = frozenset({"localhost", "testserver.localhost"})
 
 
 class Peer(NamedTuple):
     """Where a request comes from. ``uid``: of the process at the other end of a Unix socket. ``trusted``: a proxy whose
-    headers are believed."""
+    headers are believed. ``client``: who asks, as that proxy says."""
 
     address: str
     uid: int | None
     trusted: bool
+    client: str
 
 
 class Peers:
@@ -55,13 +56,29 @@ class Peers:
         """The peer of a request."""
         client = scope.get("client")
         address = str(client[0]) if client else ""
+        uid = None
         if address.startswith(f"{UNIX}:"):
-            return Peer(UNIX, int(address.removeprefix(f"{UNIX}:")), self._unix)
+            uid, trusted = int(address.removeprefix(f"{UNIX}:")), self._unix
+        else:
+            trusted = self._is_proxy(address)
+        peer = UNIX if uid is not None else address
+        return Peer(peer, uid, trusted, (trusted and self._forwarded_for(scope)) or address)
+
+    def _is_proxy(self, address: str) -> bool:
         try:
             at = ipaddress.ip_address(address)
         except ValueError:
-            return Peer(address, None, False)
-        return Peer(address, None, any(at in network for network in self._networks))
+            return False
+        return any(at in network for network in self._networks)
+
+    def _forwarded_for(self, scope: Mapping[str, Any]) -> str:
+        """The last address of X-Forwarded-For that is no proxy of ours: what stands before it anyone may have sent."""
+        lines = [value.decode("latin-1") for name, value in scope["headers"] if name == b"x-forwarded-for"]
+        for one in reversed(",".join(lines).split(",")):
+            text = one.strip()[:64]
+            if text and not self._is_proxy(text):
+                return text
+        return ""
 
 
 def hosts_of(listen: str | None, more: Iterable[str]) -> frozenset[str]:
@@ -99,7 +116,7 @@ def same_origin(headers: Mapping[str, str], host: str) -> bool:
 
 
 class Failures:
-    """Counts failed log-ins by address: after ``most`` in a minute the next ones are refused unseen."""
+    """Counts failed log-ins by whom they are of: ``most`` in a minute are too many."""
 
     WINDOW = 60.0
 
@@ -108,7 +125,7 @@ class Failures:
         self._seen: OrderedDict[str, deque[float]] = OrderedDict()
 
     def refuses(self, address: str) -> bool:
-        """Whether this address has failed too often."""
+        """Whether there were too many failures of this one."""
         times = self._seen.get(address)
         if times is None:
             return False

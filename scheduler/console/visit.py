@@ -69,7 +69,10 @@ class Site(NamedTuple):
 
 
 class Visit:
-    """One request. ``params``: of the path; ``query`` and ``form``: lists of values by name."""
+    """One request. ``params``: of the path; ``query`` and ``form``: lists of values by name. ``wanted``: the path and
+    query to come back to after a log-in."""
+
+    wanted = ""
 
     def __init__(
         self,

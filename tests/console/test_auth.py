@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import time
 from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
@@ -10,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from scheduler.console.auth import hash_password, hash_token
+from scheduler.console.auth import SLOW_SECONDS, hash_password, hash_token
 from scheduler.errors import ConfigError
 from support.consoles import ORIGIN, ask, served
 from support.databases import Database, one_database
@@ -80,7 +81,22 @@ def test_a_password(database: Database, tmp_path: Path) -> None:
         for wrong in ("ada:pass word", "eve:pass word:ü", "ada", "ada:"):
             assert ask(gate, "GET", "/", headers=given(wrong)).status == 401
         assert ask(gate, "GET", "/", headers={"authorization": "Basic %%%"}).status == 401
-        assert ask(gate, "GET", "/", headers=given("ada:pass word:ü")).status == 429
+        assert ask(gate, "GET", "/", headers=given("ada:pass word:ü")).status == 200, "who is right is never kept out"
+
+
+def test_a_password_that_was_guessed_at_is_still_taken(database: Database, tmp_path: Path) -> None:
+    """Also if it is right for the first time; guesses are one at a time then, and slow."""
+    path = users(tmp_path, f"ada admin {hash_password('pass word')}")
+    with served(database, auth="basic", users=path) as server:
+        began = time.monotonic()
+        statuses = []
+        for n in range(8):
+            wrong = base64.b64encode(f"ada:{n}".encode()).decode()
+            statuses.append(ask(server.gate, "GET", "/", headers={"authorization": f"Basic {wrong}"}).status)
+        assert statuses == [401] * 5 + [429] * 3
+        assert time.monotonic() - began >= 3 * SLOW_SECONDS
+        right = base64.b64encode(b"ada:pass word").decode()
+        assert ask(server.gate, "GET", "/", headers={"authorization": f"Basic {right}"}).status == 200
 
 
 def test_a_role_of_ones_own(database: Database, tmp_path: Path) -> None:

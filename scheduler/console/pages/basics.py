@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from starlette.responses import RedirectResponse, Response
 
+from scheduler.console.answers import own_path
 from scheduler.console.render import Page
 from scheduler.console.roles import Verb
 from scheduler.console.routes import Route, _register, action, page
@@ -25,7 +26,8 @@ _register(Route("/logout", "POST", Verb.LOOK, _handled_by_gate, None, False))
 @page("/login", Verb.PUBLIC)
 def log_in(visit: Visit) -> Page:
     """Where a visitor without a session is sent."""
-    return Page("error.html", None, {"status": 401, "text": "Who are you?"}, live=False, status=401)
+    context = {"status": 401, "text": "Who are you?", "to": own_path(visit.asked("next"))}
+    return Page("error.html", None, context, live=False, status=401)
 
 
 @page("/keys")
@@ -43,9 +45,7 @@ def set_preferences(visit: Visit) -> Response:
         raise BadInputError(f"there is no theme {theme!r}; there are {', '.join(THEMES)}")
     if not is_zone(zone):
         raise BadInputError(f"there is no time zone {zone!r}")
-    to = visit.given("next") or "/"
-    to = to if to.startswith("/") and not to.startswith(("//", "/\\")) else "/"
-    response = RedirectResponse(visit.prefix + to, 303)
+    response = RedirectResponse(visit.prefix + (own_path(visit.given("next")) or "/"), 303)
     response.set_cookie(
         PREFERENCES, f"{theme}|{zone}", max_age=YEAR, path=visit.prefix or "/", httponly=True, samesite="strict"
     )

@@ -23,6 +23,7 @@ from scheduler.store.pauses import Pause
 from scheduler.store.read import figures
 from scheduler.store.read.history import failed_attempts
 from scheduler.store.read.kinds import KindRecord, get_kind, kind_names
+from scheduler.store.read.search import Term, any_with
 from scheduler.store.read.stats import FAILURES, Numbers, StatsRecord, stats
 from scheduler.store.read.tasks import get_tasks
 from scheduler.store.settings import Setting
@@ -90,7 +91,20 @@ def kinds(visit: Visit) -> Page:
     return Page("kinds.html", data, context, f"schedctl stats --since {context['chosen']}")
 
 
-@page("/kinds/{name:path}")
+def _is_kind(visit: Visit) -> bool:
+    with visit.read() as tx:
+        return get_kind(tx, visit.params["name"]) is not None
+
+
+def _is_queue(visit: Visit) -> bool:
+    with visit.read() as tx:
+        name = visit.params["name"]
+        return any((one.scope, one.name) == ("queue", name) for one in pauses.records(tx)) or any_with(
+            tx, Term("queue", (name,))
+        )
+
+
+@page("/kinds/{name:path}", known=_is_kind)
 def one_kind(visit: Visit) -> Page:
     """One kind: numbers, distribution, limits, recent failures, its schema."""
     name, span = visit.params["name"], _span(visit)
@@ -112,7 +126,7 @@ def one_kind(visit: Visit) -> Page:
     return Page("kind.html", data, context, f"schedctl stats --kind {name} --since {context['chosen']}")
 
 
-@page("/queues/{name:path}")
+@page("/queues/{name:path}", known=_is_queue)
 def one_queue(visit: Visit) -> Page:
     """One queue: numbers, backlog, oldest ready task."""
     name, span = visit.params["name"], _span(visit)

@@ -49,7 +49,12 @@ def schedules(visit: Visit) -> Page:
     return Page("schedules.html", [_view(one, unserved) for one in fitting], context, "schedctl cron list")
 
 
-@page("/schedules/{name:path}")
+def _is_known(visit: Visit) -> bool:
+    with visit.read() as tx:
+        return store.exists(tx, visit.params["name"])
+
+
+@page("/schedules/{name:path}", known=_is_known)
 def one_schedule(visit: Visit) -> Page:
     """One schedule: its next fire times, its runs."""
     name = visit.params["name"]

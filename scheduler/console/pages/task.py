@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from starlette.responses import RedirectResponse, Response
@@ -26,7 +26,7 @@ from scheduler.store.read import audit
 from scheduler.store.read.graph import EdgeRecord, dependencies, dependents
 from scheduler.store.read.history import AttemptRecord, attempt_logs, attempts, stack_of
 from scheduler.store.read.lives import task_at, timeline
-from scheduler.store.read.search import Term, search
+from scheduler.store.read.search import Term, any_with, search
 from scheduler.store.read.tasks import TaskRecord, ends, get_task, removed_at
 from scheduler.store.read.why_chain import why_chain
 from scheduler.store.read.workers import workers
@@ -259,7 +259,17 @@ def cancel_plan(visit: Visit) -> Page:
     return Page("task_cancel.html", data, context, f"schedctl cancel {task_id} --dry-run", live=False)
 
 
-@page("/k/{kind}/{key:path}")
+def _with_fields(*fields: tuple[str, str]) -> Callable[[Visit], bool]:
+    """Says whether a task has what a visit's path names: pairs of a field and a parameter."""
+
+    def known(visit: Visit) -> bool:
+        with visit.read() as tx:
+            return any_with(tx, *(Term(field, (visit.params[name],)) for field, name in fields))
+
+    return known
+
+
+@page("/k/{kind}/{key:path}", known=_with_fields(("key", "key"), ("kind", "kind")))
 def by_key(visit: Visit) -> Page | Response:
     """A deep link for log lines: the newest task of a kind with a key; without one, what there is instead."""
     kind, key = visit.params["kind"], visit.params["key"]
@@ -290,13 +300,13 @@ def _no_key(visit: Visit, kind: str, key: str, others: Sequence[TaskRecord], new
     return Page("key_gone.html", data, context, f"schedctl list --kind {shlex.quote(kind)}", live=False, status=404)
 
 
-@page("/c/{text:path}")
+@page("/c/{text:path}", known=_with_fields(("correlation", "text")))
 def by_correlation(visit: Visit) -> Response:
     """A deep link: the tasks that belong together."""
     return _filtered(visit, "correlation")
 
 
-@page("/s/{text:path}")
+@page("/s/{text:path}", known=_with_fields(("subject", "text")))
 def by_subject(visit: Visit) -> Response:
     """A deep link: the tasks about a subject."""
     return _filtered(visit, "subject")

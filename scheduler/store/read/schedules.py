@@ -80,6 +80,11 @@ def record(tx: Tx, name: str) -> ScheduleRecord:
     return _record_of(row)
 
 
+def exists(tx: Tx, name: str) -> bool:
+    """Whether there is a schedule of this name."""
+    return tx.run("SELECT 1 FROM schedd_schedules WHERE name = :name", name=name).first() is not None
+
+
 def upcoming(schedule: ScheduleRecord, count: int, now: int) -> list[int]:
     """Its next instants, microseconds; for a fixed delay only the one that is known, if it is. Of slots that are
     overdue only those that are still to be run. Fewer where the calendar ends.

@@ -79,6 +79,11 @@ def search(
             return Found(get_tasks(tx, ids, broken), cursor, page.bound)
 
 
+def any_with(tx: Tx, *terms: Term) -> bool:
+    """Whether a task fits all terms, which are not of payloads, among the newest ``WINDOW``."""
+    return bool(ids_of(tx, _asked(tx, terms), None, 1, Window(WINDOW)).ids)
+
+
 def _payloads(tx: Tx, ids: Sequence[int]) -> dict[int, str | None]:
     """The payloads of these tasks, as far as they are there."""
     sql = (
