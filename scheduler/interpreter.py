@@ -1,4 +1,4 @@
-"""Tuning of the Python interpreter for a process that runs tasks: GIL switches, garbage collection.
+"""Tuning of the Python interpreter for a process that runs tasks: GIL switches, garbage collection, open files.
 
 The daemon does this itself. A program that runs an engine may do the same:
 
@@ -12,7 +12,9 @@ The daemon does this itself. A program that runs an engine may do the same:
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import resource
 import sys
 
 # The engine's loop releases the GIL at each call of the database. Beside busy handlers it waits this long to get it
@@ -37,6 +39,28 @@ def collect_seldom() -> None:
     young, *older = gc.get_threshold()
     if 0 < young < GC_THRESHOLD:  # 0: the collector does not run by itself
         gc.set_threshold(GC_THRESHOLD, *older)
+
+
+_files_before: int | None = None  # the soft limit of open files, before it was raised
+
+
+def raise_file_limit() -> None:
+    """Let this process open as many files as its hard limit allows.
+
+    The usual soft limit, 1,024, is for programs that use select(2). Programs that it starts get it back where they
+    may be such: :func:`file_limit` says which one it was.
+    """
+    global _files_before
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            _files_before = soft
+
+
+def file_limit() -> int:
+    """The soft limit of open files that this process was started with."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] if _files_before is None else _files_before
 
 
 def freeze() -> None:

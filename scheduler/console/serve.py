@@ -5,47 +5,28 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import socket
-import struct
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import msgspec
-import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from scheduler import interpreter
 from scheduler.app import Scheduler
 from scheduler.config.addresses import parse_listen
 from scheduler.config.model import Config
+from scheduler.connections import Listening, bind
 from scheduler.console.auth import LinkAuth, make_auth
 from scheduler.console.gate import Gate
-from scheduler.console.security import UNIX, Peers
+from scheduler.console.security import Peers
 from scheduler.console.visit import Site
 from scheduler.errors import ConfigError
+from scheduler.http_server import BoundedServer
 
 DEFAULT_LISTEN = "127.0.0.1:8321"
-SOCKET_MODE = 0o660
-MAX_HEADERS = 32 * 1024
-STOP_SECONDS = 3
-BACKLOG = 128
 CONNECTIONS = 3  # to a server: two for requests and bulks, one on which the console looks whether anything has changed
 
 logger = logging.getLogger("scheduler.console")
-
-
-class PeerProtocol(H11Protocol):
-    """uvicorn's protocol, which also says which user is at the other end of a Unix socket."""
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        end = transport.get_extra_info("socket")
-        if end is not None and end.family == socket.AF_UNIX:
-            credentials = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-            pid, uid, _ = struct.unpack("3i", credentials)
-            self.client = (f"{UNIX}:{uid}", pid)
 
 
 class Server:
@@ -68,8 +49,8 @@ class Server:
             trusts_proxy=Peers(settings.trusted_proxies).any,
         )
         self.gate = Gate(Site(self.jobs, settings, config), self.auth, standalone=True)
-        self._socket: socket.socket | None = None
-        self._server: uvicorn.Server | None = None
+        self._listening: Listening | None = None
+        self._server: BoundedServer | None = None
         self.url = ""
 
     def bind(self) -> str:
@@ -77,67 +58,24 @@ class Server:
 
         Raises ConfigError.
         """
-        path = None if self.address.path is None else Path(self.address.path)
         try:
-            self._socket = self._bind_unix(path) if path is not None else self._bind_tcp()
+            self._listening = bind(self.address)
         except OSError as error:
-            where = path if path is not None else f"{self.address.host}:{self.address.port}"
-            raise ConfigError(f"the console cannot listen on {where}: {error.strerror or error}") from None
-        self._socket.listen(BACKLOG)  # who comes before the server has started waits
-        if path is not None:
-            self.url = f"{UNIX}:{path}"
+            raise ConfigError(f"the console cannot listen on {self.address}: {error.strerror or error}") from None
+        if self._listening.path is not None:
+            self.url = self._listening.url
             return self.url
-        host = f"[{self.address.host}]" if ":" in self.address.host else self.address.host
-        self.url = f"http://{host}:{self._socket.getsockname()[1]}{(self._config.console.prefix or '').rstrip('/')}/"
+        self.url = f"{self._listening.url}{(self._config.console.prefix or '').rstrip('/')}/"
         if isinstance(self.auth, LinkAuth):
             self.auth.show = lambda token: self._tell(f"{self.url}?t={token}")
             return f"{self.url}?t={self.auth.new_link()}"
         return self.url
 
-    def _bind_tcp(self) -> socket.socket:
-        family = socket.AF_INET6 if ":" in self.address.host else socket.AF_INET
-        made = socket.socket(family, socket.SOCK_STREAM)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind((self.address.host, self.address.port))
-        return made
-
-    def _bind_unix(self, path: Path) -> socket.socket:
-        if path.is_socket():
-            with socket.socket(socket.AF_UNIX) as probe:
-                try:
-                    probe.connect(str(path))
-                except OSError:
-                    path.unlink()  # of a console that was killed
-                else:
-                    raise OSError(0, "another console listens there")
-        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        before = os.umask(0o777 & ~SOCKET_MODE)
-        try:
-            made.bind(str(path))
-        finally:
-            os.umask(before)
-        os.chmod(path, SOCKET_MODE)
-        return made
-
     def run(self) -> None:
         """Serve until a signal to stop."""
-        assert self._socket is not None
-        settings = uvicorn.Config(
-            self.gate,
-            http=PeerProtocol,
-            ws="none",
-            loop="asyncio",
-            lifespan="on",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,  # the gate believes trusted proxies only
-            server_header=False,
-            h11_max_incomplete_event_size=MAX_HEADERS,
-            timeout_graceful_shutdown=STOP_SECONDS,
-        )
-        self._server = uvicorn.Server(settings)
+        self._server = BoundedServer(self.gate, self._listening, "console", lifespan="on")
         try:
-            self._server.run(sockets=[self._socket])
+            self._server.run()
         finally:
             self.close()
 
@@ -148,12 +86,9 @@ class Server:
 
     def close(self) -> None:
         """Close the socket and the database."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-            path = None if self.address.path is None else Path(self.address.path)
-            if path is not None and path.is_socket():
-                path.unlink()
+        if self._listening is not None:
+            self._listening.close()
+            self._listening = None
         self.jobs.close()
 
 
@@ -164,6 +99,7 @@ def serve(
 
     ``until_stdin_ends``: or until the process that holds the other end of stdin ends. Raises ConfigError.
     """
+    interpreter.raise_file_limit()
     server = Server(config, listen or config.console.listen or DEFAULT_LISTEN, tell=tell)
     url = server.bind()
     tell(url)

@@ -1,20 +1,23 @@
-"""Serves a daemon's metrics and health checks over HTTP, in threads of its own. It never asks the database."""
+"""Serves a daemon's metrics and health checks over HTTP, in a thread of its own. It never asks the database.
+
+It needs the standard library only: each request has a connection of its own, and no body.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import io
 import logging
-import os
 import re
-import socket
-import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any, Protocol
+from http.client import HTTPException, parse_headers
+from typing import TYPE_CHECKING, Protocol, cast
 
 from scheduler.config.addresses import ListenAddress, parse_listen
+from scheduler.connections import READ_SECONDS, Acceptor, Connection, Listening, bind
 from scheduler.telemetry import prometheus
 from scheduler.telemetry.health import Vitals, not_alive, not_ready, not_started
 
@@ -23,10 +26,11 @@ if TYPE_CHECKING:
     from scheduler.telemetry.registry import MetricsRegistry
 
 RETRY_EVERY_S = 15.0  # between tries to listen where another program listens
-REQUEST_TIMEOUT_S = 5.0  # that a client may take to send or to read the next part
-MAX_REQUESTS = 8  # at a time; more are refused
-SOCKET_MODE = 0o660
+STOP_TIMEOUT_S = 2.0
+MAX_HEAD = 32 * 1024  # bytes of a request
 _HOST_IN_HEADER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:]*)(:\d+)?")
+_REQUEST = re.compile(rb"([A-Z]{1,20}) (/[\x21-\x7e]*) HTTP/1\.[01]\r?\n")
+_HEAD_END = re.compile(rb"\r?\n\r?\n")
 
 logger = logging.getLogger("scheduler.daemon")
 
@@ -59,29 +63,40 @@ def listening(configured: str, engine: Engine) -> Iterator[None]:
 
 
 class Listener:
-    """See the module."""
+    """See the module. ``url``: where it answers; empty while it does not."""
 
     def __init__(self, address: ListenAddress, engine: Engine) -> None:
         self._address = address
         self._over = threading.Event()
-        self._server: _Server | None = None
+        self._listening: Listening | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
         self._answers = Answers(address, engine)
+        self._thread = threading.Thread(target=self._run, name="schedd-metrics", daemon=True)
+
+    @property
+    def url(self) -> str:
+        """Where it answers; empty while it does not."""
+        return "" if self._listening is None else self._listening.url
 
     def start(self) -> None:
         """Listen, and serve in a thread; log the address, or why it cannot be had."""
         self._try(first=True)
-        threading.Thread(target=self._run, name="schedd-metrics", daemon=True).start()
+        self._thread.start()
 
     def _run(self) -> None:
-        while self._server is None:
+        while self._listening is None:
             if self._over.wait(RETRY_EVERY_S):
                 return
             self._try(first=False)
-        self._server.serve_forever(poll_interval=0.5)
+        try:
+            asyncio.run(self._serve(self._listening))
+        finally:
+            self._listening.close()
 
     def _try(self, *, first: bool) -> None:
         try:
-            server = _Server(self._address, self._answers)
+            listening = bind(self._address)
         except OSError as error:
             if first:
                 logger.error(
@@ -90,16 +105,24 @@ class Listener:
                     *(self._address, error.strerror or error, RETRY_EVERY_S),
                 )
             return
-        logger.info("metrics and health checks at %s", server.where)
-        self._server = server
+        logger.info("metrics and health checks at %s", listening.url)
+        self._listening = listening
+
+    async def _serve(self, listening: Listening) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        acceptor = Acceptor(listening.socket, lambda one: _Request(one, self._answers), "metrics listener")
+        if not self._over.is_set():
+            await self._stop.wait()
+        acceptor.close()
 
     def close(self) -> None:
         """Serve no more."""
         self._over.set()
-        server, self._server = self._server, None
-        if server is not None:
-            server.shutdown()
-            server.server_close()
+        loop, stop = self._loop, self._stop
+        if loop is not None and stop is not None:
+            with suppress(RuntimeError):  # it is closed already
+                loop.call_soon_threadsafe(stop.set)
+        self._thread.join(STOP_TIMEOUT_S)
 
 
 class Answers:
@@ -149,114 +172,63 @@ _CHECKS: dict[str, Callable[[Vitals | None], list[str]]] = {
 }
 
 
-class _Handler(BaseHTTPRequestHandler):
-    timeout = REQUEST_TIMEOUT_S
-    server: _Server
+class _Request(asyncio.Protocol):
+    """One connection: takes one request, answers it, and closes."""
 
-    def do_GET(self) -> None:
-        self._answer(body_too=True)
+    def __init__(self, connection: Connection, answers: Answers) -> None:
+        self._connection, self._answers = connection, answers
+        self._head = b""
+        self._transport: asyncio.Transport | None = None
 
-    def do_HEAD(self) -> None:
-        self._answer(body_too=False)
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._connection.opened(transport)
 
-    def _answer(self, *, body_too: bool) -> None:
-        answers = self.server.answers
-        if answers.allows(self.headers.get("Host")):
-            path = self.path.partition("?")[0]
-            status, content_type, body = answers.get(path, self.headers.get("Accept", ""))
+    def connection_lost(self, error: Exception | None) -> None:
+        self._connection.closed()
+
+    def data_received(self, data: bytes) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
+        self._head += data
+        if _HEAD_END.search(self._head) is None and len(self._head) <= MAX_HEAD:
+            return
+        try:
+            answer = self._answer()
+        except Exception:
+            logger.debug("a request for metrics failed", exc_info=True)
+            answer = _response(HTTPStatus.INTERNAL_SERVER_ERROR, _TEXT, b"")
+        self._connection.waits(READ_SECONDS)  # until the answer has been read
+        self._transport.write(answer)
+        self._transport.close()
+
+    def _answer(self) -> bytes:
+        line = _REQUEST.match(self._head)
+        if line is None or len(self._head) > MAX_HEAD:
+            return _response(HTTPStatus.BAD_REQUEST, _TEXT, b"this is no request\n")
+        try:
+            headers = parse_headers(io.BytesIO(self._head[line.end() :]))
+        except HTTPException:
+            return _response(HTTPStatus.BAD_REQUEST, _TEXT, b"this is no request\n")
+        method, path = line[1], line[2].partition(b"?")[0].decode()
+        if method not in (b"GET", b"HEAD"):
+            return _response(HTTPStatus.NOT_IMPLEMENTED, _TEXT, b"get it\n")
+        if self._answers.allows(headers.get("Host")):
+            status, content_type, body = self._answers.get(path, headers.get("Accept", ""))
         else:
             status, content_type = HTTPStatus.MISDIRECTED_REQUEST, _TEXT
             body = b"ask for an address, such as 127.0.0.1, or for localhost\n"
-        self.send_response(status)
-        self.send_header("Content-Type", content_type)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.end_headers()
-        if body_too:
-            self.wfile.write(body)
-
-    def version_string(self) -> str:
-        return "schedd"
-
-    def address_string(self) -> str:
-        return str(self.client_address)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        logger.debug("%s: %s", self.address_string(), format % args)
+        return _response(status, content_type, body, body_too=method == b"GET")
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 16
-
-    def __init__(self, address: ListenAddress, answers: Answers) -> None:
-        self.answers = answers
-        self._free = threading.BoundedSemaphore(MAX_REQUESTS)
-        self._path = address.path
-        self._inode = 0
-        if address.path is not None:
-            self.address_family = socket.AF_UNIX
-            _remove_stale(address.path)
-            super().__init__(address.path, _Handler)  # type: ignore[arg-type]
-        else:
-            self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-            super().__init__((address.host, address.port), _Handler)
-
-    @property
-    def where(self) -> str:
-        """Where it listens, as a URL or path."""
-        if self._path is not None:
-            return f"unix:{self._path}"
-        return f"http://{ListenAddress(*self.socket.getsockname()[:2])}"
-
-    def server_bind(self) -> None:
-        if self._path is None:
-            super().server_bind()
-        else:
-            self.socket.bind(self._path)
-            os.chmod(self._path, SOCKET_MODE)
-            self._inode = os.stat(self._path).st_ino
-            self.server_name, self.server_port = "unix", 0
-
-    def server_close(self) -> None:
-        super().server_close()
-        if self._path is not None:
-            with suppress(OSError):
-                if os.stat(self._path).st_ino == self._inode:
-                    os.unlink(self._path)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._free.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        try:
-            super().process_request(request, client_address)
-        except BaseException:
-            self._free.release()
-            raise
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        logger.debug("a request for metrics failed", exc_info=True)
-
-
-def _remove_stale(path: str) -> None:
-    """Remove the socket of a program that has ended. Raises OSError if one listens, or another file is there."""
-    with suppress(FileNotFoundError):
-        if not stat.S_ISSOCK(os.stat(path).st_mode):
-            raise FileExistsError(17, "another file is there")
-        with socket.socket(socket.AF_UNIX) as probe:
-            probe.settimeout(1.0)
-            try:
-                probe.connect(path)
-            except ConnectionRefusedError:
-                os.unlink(path)
-            else:
-                raise OSError(98, "another program listens there")
+def _response(status: HTTPStatus, content_type: str, body: bytes, *, body_too: bool = True) -> bytes:
+    lines = [
+        f"HTTP/1.1 {status.value} {status.phrase}",
+        "Server: schedd",
+        f"Content-Type: {content_type}",
+        f"Content-Length: {len(body)}",
+        "Cache-Control: no-store",
+        "X-Content-Type-Options: nosniff",
+        "Connection: close",
+    ]
+    return "\r\n".join([*lines, "", ""]).encode() + (body if body_too else b"")

@@ -225,6 +225,7 @@ def prepare() -> None:
         sys.stdout = open(1, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     interpreter.tune()
     own_directory.guard()
+    interpreter.raise_file_limit()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # what is it doing? kill -USR1 tells on stderr
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import select
 import signal
 import socket
@@ -25,6 +26,8 @@ class Signals:
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)
+        self._poll = select.poll()  # select.select() takes no descriptor above 1,023
+        self._poll.register(self._reader, select.POLLIN)
         self._old_fd = -1
 
     def __enter__(self) -> Signals:
@@ -59,7 +62,7 @@ class Signals:
 
     def wait(self, timeout: float | None) -> list[int]:
         """The signals that came, or none after ``timeout`` seconds or a :meth:`wake`."""
-        ready, _, _ = select.select([self._reader], [], [], timeout)
+        ready = self._poll.poll(None if timeout is None else max(0, math.ceil(timeout * 1000)))
         return [number for number in self._reader.recv(4096) if number in self._numbers] if ready else []
 
     def wake(self) -> None:

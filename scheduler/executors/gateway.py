@@ -20,12 +20,13 @@ from scheduler.backoff import LogOnce
 from scheduler.config.model import Config
 from scheduler.engine.gateway import messages
 from scheduler.errors import ConfigError, SchedulerError
-from scheduler.executors.gateway_work import GatewayWork, JobKey, NotHeldError
-from scheduler.http_server import HttpServer, TooLarge, bears, body_of, headers_of, respond
+from scheduler.executors.gateway_work import GatewayWork, JobKey, NotHeldError, NotItsOwnError
+from scheduler.http_server import Bodies, Crowded, HttpServer, TooLarge, bears, headers_of, respond
 from scheduler.model.job_token import job_token
 from scheduler.model.spec import plain
 
 THREADS = 8  # transactions at a time
+BODIES_BYTES = 256 * 1024 * 1024  # of all bodies that are here or arrive
 STORE_TIMEOUT_S = 8.0  # that one may take: less than a job waits for its answer
 RETRY_AFTER_S = 1
 _JOB = re.compile(rf"{messages.PATH}/([a-z][a-z0-9_-]*)/(\d{{1,18}})/(\d{{1,18}})/([a-z]+)")
@@ -48,6 +49,7 @@ class JobGateway:
         self._jobs = jobs
         self._work = GatewayWork(config, jobs, ring)
         self._server = HttpServer(self, section.listen, "gateway", section.cert, section.key)
+        self._bodies = Bodies(max(BODIES_BYTES, 2 * section.max_body))
         self._threads = ThreadPoolExecutor(THREADS, "schedd-gateway")
         self._logged = LogOnce()
 
@@ -74,6 +76,8 @@ class JobGateway:
             status, body, headers = await self._answer(scope, receive)
         except TooLarge:
             status, body, headers = _error(413, f"more than {self._section.max_body:,} bytes: see [gateway] max_body")
+        except Crowded:
+            status, body, headers = _away("too many and too long bodies at once")
         except TimeoutError:
             status, body, headers = _error(408, "the body did not arrive in time")
         except Exception:
@@ -97,8 +101,8 @@ class JobGateway:
         # A token is refused before the body is read, and no thread waits for a sender that takes its time.
         if not bears(job_token(self._secret, store, *key), headers):
             return _error(401, "no right token for this claim", {"www-authenticate": "Bearer"})
-        body = await body_of(receive, self._section.max_body, headers)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._do, key, what, body)
+        async with self._bodies.read(receive, self._section.max_body, headers) as body:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self._do, key, what, body)
 
     def _do(self, key: JobKey, what: str, body: bytes) -> Reply:
         try:
@@ -106,6 +110,8 @@ class JobGateway:
                 answer = self._asked(key, what, body)
         except NotHeldError as error:
             return _error(409, str(error))
+        except NotItsOwnError as error:
+            return _error(403, str(error))
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, too
             return _error(400, str(error))
         except SchedulerError as error:

@@ -22,7 +22,7 @@ from scheduler.errors import (
     StoreUnavailableError,
     UnregisteredKindError,
 )
-from scheduler.http_server import HttpServer, TooLarge, bears, body_of, headers_of, respond
+from scheduler.http_server import STRANGER_TIMEOUT, Bodies, Crowded, HttpServer, TooLarge, bears, headers_of, respond
 from scheduler.messages.group_commit import Busy, PushedIntake
 from scheduler.messages.intake import Intake
 from scheduler.messages.own_kinds import OwnKindError, refuse_own, refuse_results
@@ -34,6 +34,7 @@ from scheduler.store import door_keys
 from scheduler.transports.ports import Answer, Auth, PushSource, Request, Unreadable
 
 SOURCES, TASKS = "/v1/sources/", "/v1/tasks"
+BODIES_BYTES = 64 * 1024 * 1024  # of all bodies that are here or arrive, and the same of those not known to be signed
 
 log = logging.getLogger("scheduler.door")
 
@@ -61,6 +62,8 @@ class Door:
         self._server = HttpServer(self, config.door.listen or "", "door")
         self._places: asyncio.Semaphore | None = None
         self._keys_are_own = False
+        most = max(BODIES_BYTES, 4 * config.door.max_body)
+        self._bodies, self._unsigned = Bodies(most), Bodies(most, STRANGER_TIMEOUT)
 
     def start(self) -> None:
         """Take the address and serve, in a thread. Raises ConfigError if the address cannot be had."""
@@ -105,6 +108,8 @@ class Door:
             answer = await self._answer(scope, receive)
         except TooLarge:
             answer = _error(413, f"the body has more than {self._settings.max_body:,} bytes")
+        except Crowded:
+            answer = _error(503, "too many and too long bodies at once", {"retry-after": "1"})
         except TimeoutError:
             answer = _error(408, "the body did not arrive in time")
         except Exception:
@@ -122,22 +127,23 @@ class Door:
             return _error(404, "there is nothing here")
         if scope["method"] != "POST":
             return _error(405, "post it")
-        assert self._places is not None
-        async with self._places:
-            # A bearer is refused before its body is read.
-            auth = Auth(token=self._settings.token) if serving is None else serving[0].auth
-            known = bears(auth.token, headers)
-            if not known and (serving is None or auth.secret is None):
-                return _error(401, "no right token", {"www-authenticate": "Bearer"})
-            body = await body_of(receive, self._settings.max_body, headers)
-            if name is None or serving is None:
-                return await asyncio.to_thread(self._submit, body)
+        # A bearer is refused before its body is read. A place is taken once the sender is known and the body is here.
+        auth = Auth(token=self._settings.token) if serving is None else serving[0].auth
+        known = bears(auth.token, headers)
+        if not known and (serving is None or auth.secret is None):
+            return _error(401, "no right token", {"www-authenticate": "Bearer"})
+        bodies = self._bodies if known else self._unsigned
+        async with bodies.read(receive, self._settings.max_body, headers) as body:
             if not known:
                 assert auth.secret is not None
                 wrong = verify([key_of(auth.secret)], headers, body, time.time())
                 if wrong is not None:
                     return _error(401, wrong)
-            return await self._deliver(name, serving, Request(headers=headers, body=body))
+            assert self._places is not None
+            async with self._places:
+                if name is None or serving is None:
+                    return await asyncio.to_thread(self._submit, body)
+                return await self._deliver(name, serving, Request(headers=headers, body=body))
 
     async def _deliver(self, name: str, serving: tuple[PushSource, PushedIntake], request: Request) -> Answer:
         source, intake = serving

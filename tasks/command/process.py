@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from scheduler import PermanentError
+from scheduler import PermanentError, interpreter
 
 REAPER = Path(__file__).with_name("reaper.py")
 REAPER_GRACE = 10.0  # seconds that the reaper may take beyond the grace period before it is ended itself
@@ -82,7 +82,7 @@ class Process:
             self._output, output = os.pipe()
             os.set_blocking(self._output, False)
             self._reaper = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(REAPER), str(control.fileno())],
+                [sys.executable, "-I", "-S", str(REAPER), str(control.fileno()), str(interpreter.file_limit())],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

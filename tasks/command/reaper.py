@@ -1,6 +1,7 @@
 """The parent of one command: a small script that sees to it that nothing of the command outlives its task.
 
-Run by :mod:`scheduler.tasks.command.process` as ``python -I -S reaper.py FD``; FD is one end of a socketpair.
+Run by :mod:`scheduler.tasks.command.process` as ``python -I -S reaper.py FD FILES``; FD is one end of a socketpair,
+FILES the soft limit of open files that the command gets.
 
 Why a process between schedd and the command, for some 15 ms per command:
 
@@ -21,6 +22,7 @@ Standard library only, and little of it: every import here is paid for by every 
 """
 
 import os
+import resource
 import select
 import sys
 import time
@@ -184,8 +186,18 @@ class Reaper:
             pass  # gone, or another user's by now
 
 
-def main(control: int) -> None:
+def _limit_files(most: int) -> None:
+    """The daemon has raised this limit for itself; a command that uses select(2) must not go above it."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+    except (OSError, ValueError):
+        pass
+
+
+def main(control: int, files: int) -> None:
     os.set_inheritable(control, False)
+    _limit_files(files)
     grace, directory, confined, argv, env = read_spec(control)
     become_subreaper()
     try:
@@ -198,4 +210,4 @@ def main(control: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -10,7 +10,6 @@ import signal
 import socket
 import sqlite3
 import stat
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -21,6 +20,7 @@ import pytest
 
 from scheduler import Scheduler, task
 from scheduler.config.addresses import ListenAddress, parse_listen
+from scheduler.connections import SOCKET_MODE
 from scheduler.daemon import listener, main
 from scheduler.daemon.listener import Listener
 from scheduler.errors import ConfigError
@@ -223,8 +223,8 @@ def served() -> Iterator[tuple[str, list[Vitals | None]]]:
 
     made = Listener(ListenAddress("127.0.0.1", 0), lambda: None if vitals[0] is None else Engine())
     made.start()
-    assert made._server is not None
-    yield made._server.where, vitals
+    assert made.url
+    yield made.url, vitals
     made.close()
 
 
@@ -267,20 +267,6 @@ def test_a_name_that_was_made_to_lead_here_is_refused(
     assert ask(served[0], "/livez", Host=host).status == status
 
 
-def test_clients_that_never_ask_block_only_each_other(served: tuple[str, list[Vitals | None]]) -> None:
-    host, _, port = served[0].removeprefix("http://").partition(":")
-    idle = [socket.create_connection((host, int(port))) for _ in range(listener.MAX_REQUESTS - 1)]
-    assert ask(served[0], "/livez").status == 200
-    one_more = socket.create_connection((host, int(port)))
-    until(lambda: threading.active_count() > listener.MAX_REQUESTS)
-    refused = socket.create_connection((host, int(port)))
-    refused.settimeout(PATIENCE)
-    assert refused.recv(1) == b""
-    for connection in (*idle, one_more, refused):
-        connection.close()
-    until(lambda: _status(served[0]) == 200)
-
-
 def _status(at: str) -> int:
     try:
         return ask(at, "/livez").status
@@ -294,7 +280,7 @@ def test_an_address_that_is_free_again_is_taken(monkeypatch: pytest.MonkeyPatch)
         address = ListenAddress("127.0.0.1", other.getsockname()[1])
         made = Listener(address, lambda: None)
         made.start()
-        assert made._server is None
+        assert not made.url
     until(lambda: _status(f"http://{address}") == 200)
     made.close()
     waiting = Listener(ListenAddress("192.0.2.1", 9464), lambda: None)
@@ -309,14 +295,14 @@ def test_a_unix_socket(tmp_path: Path) -> None:
         stale.bind(str(path))
     made = Listener(parse_listen(at), lambda: None)
     made.start()
-    assert made._server is not None
-    assert made._server.where == at
+    assert made.url
+    assert made.url == at
     assert ask(at, "/livez").text == "ok\n"
     assert ask(at, "/livez", Host="anything").status == 200
-    assert stat.S_IMODE(path.stat().st_mode) == listener.SOCKET_MODE
+    assert stat.S_IMODE(path.stat().st_mode) == SOCKET_MODE
     second = Listener(parse_listen(at), lambda: None)
     second.start()
-    assert second._server is None
+    assert not second.url
     assert ask(at, "/livez").status == 200
     made.close()
     second.close()
@@ -324,7 +310,7 @@ def test_a_unix_socket(tmp_path: Path) -> None:
     path.write_text("another program's file")
     third = Listener(parse_listen(at), lambda: None)
     third.start()
-    assert third._server is None
+    assert not third.url
     third.close()
     assert path.read_text() == "another program's file"
 
