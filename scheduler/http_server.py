@@ -26,7 +26,7 @@ from scheduler.connections import BODY_SECONDS, HEAD_SECONDS, READ_SECONDS, UNIX
 from scheduler.errors import ConfigError
 
 MAX_HEADERS = 32 * 1024
-STOP_SECONDS = 3
+STOP_SECONDS = 2
 READ_TIMEOUT = 30.0  # seconds that a body may take to arrive
 STRANGER_TIMEOUT = 10.0  # and that of a sender who is known by the whole of it only
 SAME_SIGNAL_SECONDS = 1.0  # within which a second signal to stop is the first one again

@@ -22,6 +22,7 @@ from scheduler.console.security import Peers
 from scheduler.console.visit import Site
 from scheduler.errors import ConfigError
 from scheduler.http_server import BoundedServer
+from scheduler.nonblocking import unblocked
 
 DEFAULT_LISTEN = "127.0.0.1:8321"
 CONNECTIONS = 3  # to a server: two for requests and bulks, one on which the console looks whether anything has changed
@@ -107,7 +108,9 @@ def serve(
         import webbrowser
 
         webbrowser.open(url)
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.basicConfig(
+        level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=unblocked(sys.stderr)
+    )
     if until_stdin_ends:
         threading.Thread(target=_wait_for_parent, args=(server,), name="console-parent", daemon=True).start()
     server.run()

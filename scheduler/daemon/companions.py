@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -15,6 +17,8 @@ from scheduler.errors import ConfigError
 if TYPE_CHECKING:
     from scheduler.config.model import Config
     from scheduler.messages.service import MessageService
+
+logger = logging.getLogger("scheduler.daemon")
 
 
 class Companion(Protocol):
@@ -38,6 +42,28 @@ class Reloads(Companion, Protocol):
         Returns what puts the change into effect, for another thread; None if nothing of it concerns this companion.
         """
         ...
+
+
+def stop_all(companions: Sequence[Companion], seconds: float) -> None:
+    """Stop them, side by side. One that does not stop in time is left: the process ends soon."""
+    threads = [
+        threading.Thread(target=_stop, args=(one,), name=f"schedd-stop-{type(one).__name__}", daemon=True)
+        for one in companions
+    ]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+        if thread.is_alive():
+            logger.warning("%s does not stop: the daemon ends without it", thread.name.removeprefix("schedd-stop-"))
+
+
+def _stop(companion: Companion) -> None:
+    try:
+        companion.stop()
+    except Exception:
+        logger.exception("%s did not stop in order", type(companion).__name__)
 
 
 class _Holder:

@@ -17,7 +17,7 @@ from scheduler.errors import ConfigError
 
 FIRST_PAUSE, MAX_PAUSE = 1.0, 60.0  # seconds before it is started again
 STEADY = 60.0  # seconds after which an end counts as the first one again
-STOP_SECONDS = 5.0
+STOP_SECONDS = 3.0  # that it may take to answer what is under way, before it is killed
 LOOK_EVERY = 5.0  # seconds between two looks at its memory
 MAX_MEMORY = 512 * 1024 * 1024  # bytes; a graph of 10,000 tasks takes it to a fraction of it
 USAGE = 2  # its exit status for a mistake in the settings: starting it again would not help

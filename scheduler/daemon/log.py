@@ -7,7 +7,6 @@ attempt, key and correlation, and whatever is bound with ``structlog.contextvars
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
 import json
 import logging
@@ -23,6 +22,7 @@ from scheduler.config.model import Log
 from scheduler.engine.attempt.capture import TASK_LOGGER, current_attempt
 from scheduler.model.printable import printable, printable_json
 from scheduler.model.running import LOG_FIELDS, log_fields
+from scheduler.nonblocking import EXIT_SECONDS, writer_of
 
 if TYPE_CHECKING:
     from structlog.typing import Processor
@@ -34,7 +34,6 @@ _FIRST = ("timestamp", "level", "logger", "event")
 _ON_EVERY_LINE = frozenset({*_FIRST, *LOG_FIELDS, "trace_id", "span_id", "exc_info"})
 _PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
 _DEBUG_PRIORITY = 7
-_GONE = frozenset({errno.EPIPE, errno.EBADF, errno.ECONNRESET, errno.ENOTCONN})
 
 
 def configure(settings: Log, stream: TextIO | None = None, environ: Mapping[str, str] = os.environ) -> None:
@@ -207,20 +206,19 @@ def _to_json(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> str
 
 
 class _Handler(logging.Handler):
-    """Writes lines to a stream and never raises: better to lose a line than the attempt that wrote it."""
+    """Writes lines to a stream. It never raises, and never waits for a reader: better to lose a line than the attempt
+    that wrote it."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__()
         self.stream = stream
+        self._writer = writer_of(stream)
+        if self._writer is not None:
+            self._writer.note = self._note
 
     def emit(self, record: logging.LogRecord) -> None:
         with contextlib.suppress(Exception):  # such as a closed stream
-            line = self._line(record)
-            try:
-                self._write(line + "\n")
-            except OSError as error:
-                if error.errno in _GONE:
-                    self._abandon()
+            self._write(self._line(record) + "\n")
 
     def _line(self, record: logging.LogRecord) -> str:
         try:
@@ -232,20 +230,25 @@ class _Handler(logging.Handler):
             return self.format(logging.makeLogRecord(fields | {"msg": text}))
 
     def _write(self, line: str) -> None:
+        if self._writer is not None:
+            self._writer.write(line.encode(self.stream.encoding or "utf-8", "backslashreplace"))
+            return
         try:
             self.stream.write(line)
         except UnicodeEncodeError:
             self.stream.write(line.encode("ascii", "backslashreplace").decode())
         self.stream.flush()
 
-    def _abandon(self) -> None:
-        """Drop a stream without a reader: flushing its buffer at exit would fail again and set status 120."""
-        with contextlib.suppress(OSError, ValueError):
-            null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-            try:
-                os.dup2(null, self.stream.fileno())
-            finally:
-                os.close(null)
+    def _note(self, dropped: int) -> bytes:
+        """The line that says how many lines are missing."""
+        fields = {"name": "scheduler.daemon", "levelno": logging.WARNING, "levelname": "WARNING", "dropped": dropped}
+        text = "nothing has read this log for a while: lines were dropped"
+        return (self._line(logging.makeLogRecord({**fields, "msg": text})) + "\n").encode("utf-8", "backslashreplace")
+
+    def flush(self) -> None:
+        """Wait for a reader, but not for one that stands still."""
+        if self._writer is not None:
+            self._writer.flush(EXIT_SECONDS)
 
 
 class _JournalHandler(_Handler):

@@ -34,6 +34,7 @@ from scheduler.engine.child import cgroups
 from scheduler.errors import ConfigError, SchedulerError, StoreUnavailableError
 from scheduler.model.printable import printable
 from scheduler.model.redact import shown_url
+from scheduler.nonblocking import say, unblocked_output
 from scheduler.telemetry import prometheus
 
 USAGE, INTERRUPTED = 2, 130
@@ -60,6 +61,11 @@ def serve(config: Config, factory: Factory, bounds: BoundedRun) -> DaemonExit:
     """
     if config.metrics.listen is not None:
         prometheus.require("[metrics] listen")
+    with unblocked_output():
+        return _serve(config, factory, bounds)
+
+
+def _serve(config: Config, factory: Factory, bounds: BoundedRun) -> DaemonExit:
     notifier = SystemdNotifier.take()
     config = settled(config)
     config = msgspec.structs.replace(config, log=log.settled(config.log))
@@ -169,12 +175,12 @@ def main(argv: Sequence[str] | None = None, *, factory: Factory = build) -> int:
     except SchedulerError as error:
         if debug:
             traceback.print_exc()
-        print(printable(f"schedd: {error}"), file=sys.stderr)
+        say(printable(f"schedd: {error}"))
         return _status_of(error)
     except (RuntimeError, MemoryError) as error:
         if isinstance(error, RuntimeError) and "can't start new thread" not in str(error):
             raise
-        print(f"schedd: too little memory or too few processes allowed: {NO_ROOM}", file=sys.stderr)
+        say(f"schedd: too little memory or too few processes allowed: {NO_ROOM}")
         leave(FAILED)
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Mapping, MutableMapping
 
+SEND_TIMEOUT = 0.25  # seconds that systemd may take to make room for a message
 _VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
 
@@ -33,7 +34,7 @@ class SystemdNotifier:
         text = "\n".join(line.replace("\n", " ") for line in lines)
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
-                sender.settimeout(1.0)
+                sender.settimeout(SEND_TIMEOUT)
                 sender.connect(address)
                 sender.sendall(text.encode(errors="replace"))
         except OSError:

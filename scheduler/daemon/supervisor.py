@@ -20,7 +20,7 @@ from scheduler.config.scheduler_options import scheduler_options
 from scheduler.config.task_modules import TaskModules
 from scheduler.daemon import log
 from scheduler.daemon.bounded_run import BoundedRun
-from scheduler.daemon.companions import Companion, Reloads
+from scheduler.daemon.companions import Companion, Reloads, stop_all
 from scheduler.daemon.sd_notify import SystemdNotifier
 from scheduler.daemon.signals import BackgroundCall, Signals
 from scheduler.errors import ConfigError, SchedulerError, StoreReplacedError, StoreUnavailableError
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 OK, FAILED, UNREACHABLE, RESTART = 0, 1, 5, 75  # 75: systemd starts the daemon again
 STATUS_EVERY = 10.0
 LAST_WRITE_TIMEOUT = 10.0  # seconds that the last write may take, after the drain time or a second signal
+SAME_SIGNAL = 1.0  # seconds after a signal to stop within which others are that one, sent again
+COMPANIONS_TIMEOUT = 3.5  # seconds that what runs beside the Scheduler may take to stop
 DRAIN_POLL_EVERY = 0.1  # seconds between checks of the deadline while draining
 FIRST_PAUSE, MAX_PAUSE = 0.25, 15.0  # seconds between tries to reach a store that is away at start
 
@@ -142,7 +144,8 @@ class Supervisor:
         self._loader = loader
         self._notifier = notifier
         self._signals = signals
-        self._stops = 0  # signals to stop received
+        self._stops = 0  # signals to stop that count
+        self._counted_at = 0.0  # when the last of them came
         self._reload_wanted = False
         self._restart_wanted = False
         self._engine: Loop | None = None  # kept here, since the service has no engine while it stops
@@ -222,9 +225,17 @@ class Supervisor:
         for number in self._signals.wait(max(0.0, longest)):
             if number == signal.SIGHUP:
                 self._reload_wanted = True
-            else:
+            elif self._counts():
                 self._stops += 1
                 logger.info("%s received", signal.Signals(number).name)
+
+    def _counts(self) -> bool:
+        """Whether a signal to stop is a word of its own. A manager and a terminal send theirs at the same time."""
+        now = time.monotonic()
+        counts = not self._stops or now - self._counted_at >= SAME_SIGNAL
+        if counts:
+            self._counted_at = now
+        return counts
 
     def _wait_until(self, over: Callable[[], bool], longest: float) -> bool:
         """Wait until ``over()``, at most ``longest`` seconds; returns whether it is over."""
@@ -388,6 +399,5 @@ class Supervisor:
             if engine.wait_idle(min(left, DRAIN_POLL_EVERY)) or engine.only_hung():
                 break
         busy = bool(engine.running_ids())
-        for companion in self._companions:
-            companion.stop()  # first: the last to close a SQLite database leaves it as one file
+        stop_all(self._companions, COMPANIONS_TIMEOUT)  # first: the last to close a SQLite database leaves one file
         return self._service.stop_now(), busy

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 STEP_TIMEOUT_S = 60.0  # of one look, in the database
 GOODBYE_S = 2.0  # for giving the leases up
-STOP_WITHIN_S = 5.0  # that a stop waits for all threads
+STOP_WITHIN_S = 3.0  # that a stop waits for all threads
 REST_FRACTION = 0.2  # of an interval: so long a placer rests after a look, however often it is woken
 WORKER_MODULE = "scheduler.daemon.worker_job"
 _OF_THE_DAEMON = ("SCHEDD_", "PG", "CREDENTIALS_DIRECTORY")  # beginnings of names

@@ -54,7 +54,7 @@ class PushedIntake(SourceDuties):
             self._stopped = True
             self._waiting.put(None)
         if self._thread is not None:
-            self._thread.join(5.0)
+            self._thread.join(3.0)
         self._source.close()
 
     def put(self, deliveries: Sequence[Delivery]) -> Future[list[Verdict]]:

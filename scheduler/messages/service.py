@@ -27,7 +27,7 @@ from scheduler.transports.types import make_sink, make_source
 
 PURGE_EVERY = 3600.0  # seconds between removals of messages whose time is over
 AT_ONCE = 8  # sources and sinks that are examined at a time
-STOP_WITHIN = 5.0  # seconds that a stop waits for all receivers
+STOP_WITHIN = 3.0  # seconds that a stop waits for all receivers
 
 log = logging.getLogger("scheduler.messages")
 
