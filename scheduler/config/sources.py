@@ -10,6 +10,7 @@ import json
 import math
 import os
 import re
+import sys
 import tomllib
 import types
 import typing
@@ -340,7 +341,7 @@ def _int(value: object, text: bool) -> int:
 def _float(value: object, text: bool) -> float:
     if text and isinstance(value, str) and re.fullmatch(r"-?\d{1,18}(\.\d{1,18})?", value.strip()):
         return float(value)
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max:
         return float(value)
     raise Unfit("a number")
 

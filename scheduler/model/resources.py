@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,7 +30,7 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def __post_init__(self) -> None:
         cpu, gpu = self.cpu, self.gpu
         number = isinstance(cpu, (int, float)) and not isinstance(cpu, bool)
-        if cpu is not None and not (number and math.isfinite(cpu) and 0 < cpu <= _MOST_CPU):
+        if cpu is not None and not (number and 0 < cpu <= _MOST_CPU):
             raise ConfigError(f"resources: cpu must be a number of cores above 0, not {cpu!r}")
         if gpu is not None and (not isinstance(gpu, int) or isinstance(gpu, bool) or not 0 <= gpu < 2**20):
             raise ConfigError(f"resources: gpu must be a whole number from 0, not {gpu!r}")

@@ -19,15 +19,24 @@ def span_us(value: object, what: str, *, positive: bool = False) -> int:
     """A timedelta or a number of seconds as microseconds. Raises ConfigError that names ``what``."""
     if isinstance(value, timedelta):
         result = value // _MICROSECOND
-    elif isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-        result = round(value * SECOND)
+    elif isinstance(value, (int, float)) and not isinstance(value, bool) and value == value and abs(value) != math.inf:
+        # Compared before it is multiplied: what is too large for a number of microseconds is too long anyhow.
+        result = round(value * SECOND) if abs(value) <= LONGEST else LONGEST + 1 if value > 0 else -1
     else:
-        raise ConfigError(f"{what} must be seconds or a timedelta, not {value!r}")
+        raise ConfigError(f"{what} must be seconds or a timedelta, not {brief(value)}")
     if result < 0 or (positive and result == 0):
-        raise ConfigError(f"{what} must be {'more than' if positive else 'at least'} 0, not {value!r}")
+        raise ConfigError(f"{what} must be {'more than' if positive else 'at least'} 0, not {brief(value)}")
     if result > LONGEST:
-        raise ConfigError(f"{what} is over a thousand years: {value!r}")
+        raise ConfigError(f"{what} is over a thousand years: {brief(value)}")
     return result
+
+
+def brief(value: object) -> str:
+    """A value for an error message; Python refuses to write out an integer of thousands of digits."""
+    try:
+        return f"{value!r:.80}"
+    except ValueError:
+        return "a number of thousands of digits"
 
 
 def instant_us(value: object, what: str) -> int:

@@ -20,6 +20,15 @@ import msgspec
 from scheduler.errors import ConfigError, SchedulerError
 from scheduler.model.times import LAST
 
+MOST_WAIT = 86_400.0  # seconds that a transport may ask to be left alone
+
+
+def bounded_wait(seconds: float | None) -> float | None:
+    """Seconds that a server asked to wait, as far as they make sense: at least 0, at most a day."""
+    if seconds is None or seconds != seconds:
+        return None
+    return float(min(MOST_WAIT, max(0.0, seconds)))
+
 
 class TransportError(SchedulerError):
     """The transport cannot be reached, or refuses everything; the text says why, without secrets.
@@ -29,7 +38,7 @@ class TransportError(SchedulerError):
 
     def __init__(self, text: str, after: float | None = None) -> None:
         super().__init__(text)
-        self.after = after
+        self.after = bounded_wait(after)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +181,9 @@ class Refused:
     reason: str
     final: bool = False
     after: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "after", bounded_wait(self.after))
 
 
 @dataclass(frozen=True, slots=True)

@@ -204,6 +204,8 @@ class _ContextBase(Generic[App_co]):
 
     @staticmethod
     def _clamp(percent: float) -> float:
+        if isinstance(percent, int):  # which may be more than any float
+            percent = min(100, max(0, percent))
         value = float(percent)
         return 0.0 if math.isnan(value) else min(100.0, max(0.0, value))
 
