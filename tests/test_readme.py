@@ -23,7 +23,10 @@ README = "".join(page.read_text(encoding="utf-8") for page in PAGES if page.pare
 BIN = Path(sys.executable).parent
 PATIENCE = 60
 
-PROGRAMS = ("quickstart", "building", "transaction", "handlers", "test_reminders", "shop/shop_tasks", "shop/order")
+PROGRAMS = (
+    *("quickstart", "building", "transaction", "handlers", "nightly", "test_reminders"),
+    *("shop/shop_tasks", "shop/order"),
+)
 FILES = [*(f"examples/{name}.py" for name in PROGRAMS), "examples/shop/config.toml"]
 BLOCK = re.compile(r"<!-- (output: )?(\S+) -->\n```\w+\n(.*?)```\n", re.DOTALL)
 
@@ -69,7 +72,7 @@ def test_no_other_program_is_shown() -> None:
     assert there == {name for name in FILES if name.endswith(".py")}
 
 
-@pytest.mark.parametrize(("name", "times"), [("quickstart", 2), ("transaction", 2), ("handlers", 1)])
+@pytest.mark.parametrize(("name", "times"), [("quickstart", 2), ("transaction", 2), ("handlers", 1), ("nightly", 1)])
 def test_programs_print_what_it_says(name: str, times: int, tmp_path: Path) -> None:
     """Those that can be run again print the same then."""
     printed = [run(tmp_path, sys.executable, EXAMPLES / f"{name}.py") for _ in range(times)]
