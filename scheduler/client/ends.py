@@ -7,6 +7,7 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable, Coroutine
+from contextvars import copy_context
 from typing import Any, TypeAlias, overload
 
 from scheduler.backoff import Backoff, LogOnce
@@ -119,7 +120,7 @@ class Subscription:
             for info in self._infos(batch):
                 if self._stopping.is_set():
                     return
-                self._call(info)
+                copy_context().run(self._call, info)
             del self._found[: len(batch)]
 
     def _infos(self, ids: list[int]) -> list[TaskInfo]:

@@ -10,6 +10,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
+from contextvars import copy_context
 from typing import Any
 
 from scheduler.model.dead_letter import DeadLetter
@@ -69,7 +70,7 @@ class DeadLetterHook:
 
     def _run(self) -> None:
         while (letter := self._waiting.get()) is not None:
-            self._call(letter)
+            copy_context().run(self._call, letter)
 
     def _call(self, letter: DeadLetter) -> None:
         hook = self.hook

@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from contextvars import Context
+from contextvars import Context, copy_context
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -179,7 +179,7 @@ class ThreadSlots:
                 continue
             attempt.thread = ident
             try:
-                outcome = execute(attempt, runtime)
+                outcome = Context().run(execute, attempt, runtime)  # the next one finds none of its variables
             except BaseException as error:  # an error around the handler must not end the slot
                 outcome = internal_failure(attempt, runtime, error)
             if self._forked:
@@ -411,7 +411,7 @@ class InlineSlots:
             outcome = run_in_new_loop(attempt, self._run_async(attempt))
         else:
             attempt.thread = threading.get_ident()
-            outcome = execute(attempt, self._runtime)
+            outcome = copy_context().run(execute, attempt, self._runtime)
         self._report(attempt, outcome)
         return True
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import decimal
 import gc
 import locale
 import logging
@@ -19,6 +21,8 @@ import time
 import warnings
 from pathlib import Path
 from typing import Any
+
+import structlog
 
 from scheduler import AsyncContext, Context, Task
 
@@ -154,3 +158,52 @@ class Disturb(Task, isolation="process"):
 class DisturbByFunction(Task):
     def run(self, ctx: Context) -> None:
         ctx.cpu(disturb)
+
+
+user: contextvars.ContextVar[str] = contextvars.ContextVar("user", default="nobody")
+CLEAN = ["nobody", {}, 28]
+
+
+def bind() -> list[Any]:
+    """What the last one has left in this thread."""
+    found: list[Any] = [user.get(), dict(structlog.contextvars.get_contextvars()), decimal.getcontext().prec]
+    user.set("alice")
+    structlog.contextvars.bind_contextvars(customer="alice")
+    decimal.getcontext().prec = 3
+    return found
+
+
+class Bind(Task):
+    how: str = "here"
+
+    def run(self, ctx: Context) -> Any:
+        return ctx.cpu(bind) if self.how == "cpu" else ctx.step("bind", bind) if self.how == "step" else bind()
+
+
+class ABind(Task):
+    how: str = "here"
+
+    async def run(self, ctx: AsyncContext) -> Any:
+        if self.how == "step":
+            return await ctx.step("bind", bind)
+        if self.how == "executor":
+            return await asyncio.get_running_loop().run_in_executor(None, bind)
+        return await asyncio.to_thread(bind) if self.how == "thread" else bind()
+
+
+class BindInside(Task, isolation="process"):
+    def run(self, ctx: Context) -> Any:
+        return bind()
+
+
+class ABindInside(Task, isolation="process"):
+    async def run(self, ctx: AsyncContext) -> Any:
+        return bind()
+
+
+class BindInHook(Task):
+    def run(self, ctx: Context) -> Any:
+        raise ValueError("no")
+
+    def on_failed(self, ctx: Context, error: BaseException) -> None:
+        ctx.capture(f"{bind()}\n")

@@ -112,11 +112,11 @@ def end_of(call: Future[Any]) -> asyncio.Future[None]:
 
 
 def _with_thread_ident(threads: set[int], function: Callable[..., R], *args: Any) -> R:
-    """Call the function and note its thread meanwhile, so that a log can say where it hangs."""
+    """Call the function in a context of its own, and note its thread meanwhile, so that a log can say where it hangs."""
     ident = threading.get_ident()
     threads.add(ident)
     try:
-        return function(*args)
+        return contextvars.Context().run(function, *args)
     except StopIteration as error:  # no future of asyncio can carry it: who awaits the call would wait for ever
         raise RuntimeError("the function raised StopIteration") from error
     finally:

@@ -19,7 +19,8 @@ import sys
 import threading
 import time
 from collections import namedtuple
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -194,12 +195,15 @@ class ChildProcess:
             what, *values = message_of(data)
             if what == "big":
                 what, *values = self.link.long_message(number)
-            if what == "run":
-                self._run(number, *values)
-            elif what == "cpu":
-                self._call_function(number, *values)
-            else:
-                self._call_hook(number, *values)
+            do = self._run if what == "run" else self._call_function if what == "cpu" else self._call_hook
+            copy_context().run(self._do, do, number, *values)
+
+    @staticmethod
+    def _do(do: Callable[..., None], *about: Any) -> None:
+        """Do a job in a context of its own, with a decimal context, which copies share, of its own, too."""
+        if (decimal := sys.modules.get("decimal")) is not None:
+            decimal.setcontext(decimal.getcontext().copy())
+        do(*about)
 
     def _next(self) -> bytes:
         """The next job. If it is there already, its start is sent with the last one's result."""
