@@ -34,6 +34,7 @@ from scheduler.model.defaults import DRAIN, LEASE, MISFIRE_GRACE, NO_SLOT, POOL_
 from scheduler.model.limits import parse_size
 from scheduler.model.names import is_name
 from scheduler.model.registry import Registry
+from scheduler.model.running import current_attempt
 from scheduler.model.spec import TaskId
 from scheduler.model.task import Task, TaskFunction
 from scheduler.model.times import LONGEST, SECOND, span_us
@@ -443,9 +444,11 @@ class Scheduler(
         """Stop: claim nothing more and wait up to ``drain`` seconds for what runs.
 
         Returns the ids still running then. Their handlers cannot be ended from outside, so the engine renews their
-        lease until they end.
+        lease until they end. A handler that stops its own Scheduler does not wait: it is one of these.
         """
         self._leave_to_parent()
+        if current_attempt.get() is not None:
+            drain = 0.0
         with self._lifecycle:
             engine = self._engine
             if engine is None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from scheduler.errors import ConfigError
+from scheduler.model.running import current_attempt
 from scheduler.model.times import instant_us, span_us
 from scheduler.ports import SECOND, Clock
 
@@ -85,8 +86,10 @@ def engine_of(jobs: Scheduler) -> Engine:
 def drain(jobs: Scheduler, limit: int = 1_000_000) -> int:
     """Run every task that is due, one after the other, in this thread. Returns how many attempts ran.
 
-    Raises RuntimeError after ``limit`` attempts: a task schedules itself again without end.
+    Raises RuntimeError after ``limit`` attempts: a task schedules itself again without end; ConfigError in a handler.
     """
+    if current_attempt.get() is not None:
+        raise ConfigError("a handler is run by drain(), and calls it itself: use ctx.await_task(id)")
     engine = engine_of(jobs)
     ran = 0
     quiet = 0

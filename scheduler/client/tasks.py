@@ -202,8 +202,9 @@ class TaskOperations:
 
         It is what the handler returned, as JSON gives it back: a tuple is a list, a datetime a text.
 
-        Raises TaskFailedError, TaskCancelledError, ResultExpiredError, UnknownTaskError, TimeoutError. A
-        database that goes away, or does not answer, is handled as in :meth:`wait`.
+        Raises TaskFailedError, TaskCancelledError, ResultExpiredError, UnknownTaskError, TimeoutError; ConfigError in a
+        handler, which would keep its slot: ``ctx.await_task(id)`` frees it. A database that goes away, or does not
+        answer, is handled as in :meth:`wait`.
         """
         wait = Wait(self.database, [task_id], timeout)
         with self.database.within(wait.seconds):
@@ -244,8 +245,8 @@ class TaskOperations:
         None waits for ever, 0 not at all (seconds or timedelta). If the database goes away meanwhile, and may come
         back, this waits for it. If it does not answer, this gives up less than a second after the time is up.
 
-        Raises TimeoutError, which says what they wait for; UnknownTaskError; StoreUnavailableError if the database is
-        away at once, or still when the time is up.
+        Raises TimeoutError, which says what they wait for; UnknownTaskError; ConfigError in a handler, as
+        :meth:`result`; StoreUnavailableError if the database is away at once, or still when the time is up.
         """
         wait = Wait(self.database, ids, timeout, first)
         with self.database.within(wait.seconds):

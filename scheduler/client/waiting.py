@@ -9,7 +9,8 @@ from datetime import timedelta
 
 from scheduler.backoff import Backoff
 from scheduler.client.checks import check_id
-from scheduler.errors import StoreUnavailableError, UnknownTaskError
+from scheduler.errors import ConfigError, StoreUnavailableError, UnknownTaskError
+from scheduler.model.running import current_attempt
 from scheduler.model.times import SECOND, span_us
 from scheduler.store.db.database import Database
 from scheduler.store.read import tasks as read_tasks
@@ -40,8 +41,8 @@ class Wait:
     def look(self) -> bool:
         """Look which have ended; whether that is enough.
 
-        Raises TimeoutError, which says what they wait for; UnknownTaskError; StoreUnavailableError if the database is
-        away at the first look, or when the time is up.
+        Raises TimeoutError, which says what they wait for; ConfigError in a handler; UnknownTaskError;
+        StoreUnavailableError if the database is away at the first look, or when the time is up.
         """
         trouble = None
         try:
@@ -54,6 +55,7 @@ class Wait:
         if len(self._done) == len(set(self.wanted)) or (self._first and self._done):
             return True
         if self.left() > 0:
+            self._refuse_in_handler()
             return False
         if trouble is not None:
             raise trouble
@@ -76,6 +78,19 @@ class Wait:
     def ended(self) -> dict[int, TaskRecord]:
         """Those that have ended, in the order in which they were asked for."""
         return {task_id: self._done[task_id] for task_id in self.wanted if task_id in self._done}
+
+    def _refuse_in_handler(self) -> None:
+        """Raise ConfigError where a handler would keep its slot: those that wait for others may come to fill them all.
+
+        A handler of another store's task may wait.
+        """
+        running = current_attempt.get()
+        if running is not None and running.is_of(self._database.url):
+            task_id = next(i for i in self.wanted if i not in self._done)
+            raise ConfigError(
+                f"the handler of task {running.claimed.id} would wait for task {task_id} and keep its slot, which that "
+                f"task may need: use ctx.await_task({task_id}), which frees the slot meanwhile"
+            )
 
     def _ended(self, ids: Sequence[int]) -> dict[int, TaskRecord]:
         """Those of these that have ended. Raises UnknownTaskError."""

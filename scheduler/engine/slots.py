@@ -102,7 +102,7 @@ class ThreadSlots:
         self.size = size
         self.waiting: deque[Attempt] = deque()
         self._name = name
-        self._runtime = runtime
+        self.runtime = runtime
         self._report = report
         self._spawn = spawn
         self._tokens: queue.SimpleQueue[bool] = queue.SimpleQueue()
@@ -162,7 +162,7 @@ class ThreadSlots:
                 self._threads += 1
 
     def _work(self) -> None:
-        waiting, report, runtime = self.waiting, self._report, self._runtime
+        waiting, report, runtime = self.waiting, self._report, self.runtime
         ident = threading.get_ident()
         while True:
             if self._leaving and self._leaves():
@@ -236,7 +236,7 @@ class AsyncSlots:
         self.size = size
         self.waiting: deque[Attempt] = deque()
         self._name = name
-        self._runtime = runtime
+        self.runtime = runtime
         self._report = report
         self._spawn = spawn
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -337,9 +337,9 @@ class AsyncSlots:
         if attempt.claimed.timeout is not None:
             timer = loop.call_later(attempt.claimed.timeout / 1e6, self._time_out, attempt)
         try:
-            outcome = await execute_async(attempt, self._runtime)
+            outcome = await execute_async(attempt, self.runtime)
         except BaseException as error:  # as in threads
-            outcome = internal_failure(attempt, self._runtime, error)
+            outcome = internal_failure(attempt, self.runtime, error)
         finally:
             attempt.asyncio_task = None
             if timer is not None:
@@ -387,7 +387,7 @@ class InlineSlots:
     def __init__(self, size: int, runtime: Runtime, report: Report) -> None:
         self.size = size
         self.waiting: deque[Attempt] = deque()
-        self._runtime = runtime
+        self.runtime = runtime
         self._report = report
 
     def submit(self, attempts: list[Attempt], wake: int) -> None:
@@ -411,7 +411,7 @@ class InlineSlots:
             outcome = run_in_new_loop(attempt, self._run_async(attempt))
         else:
             attempt.thread = threading.get_ident()
-            outcome = copy_context().run(execute, attempt, self._runtime)
+            outcome = copy_context().run(execute, attempt, self.runtime)
         self._report(attempt, outcome)
         return True
 
@@ -419,7 +419,7 @@ class InlineSlots:
         attempt.asyncio_task = asyncio.current_task()
         track_tasks(asyncio.get_running_loop())
         try:
-            return await execute_async(attempt, self._runtime)
+            return await execute_async(attempt, self.runtime)
         finally:
             attempt.asyncio_task = None
 

@@ -54,6 +54,9 @@ class Running(Protocol):
     @property
     def claimed(self) -> Claim: ...
     def capture(self, text: str) -> None: ...
+    def is_of(self, url: object) -> bool:
+        """Whether its task is in the store with this URL."""
+        ...
 
 
 TRACE_HEADERS = frozenset({"traceparent", "tracestate", "baggage"})  # W3C Trace Context and Baggage

@@ -130,6 +130,11 @@ class Attempt:
             self.tail = Tail()
         self.tail.add(text)
 
+    def is_of(self, url: object) -> bool:
+        """Whether its task is in the store with this URL; yes where that is not known, as in a child process."""
+        database = getattr(getattr(self.slot, "runtime", None), "database", None)
+        return database is None or database.url == url
+
     def check(self, monotonic: float) -> None:
         """Raise Cancelled, LeaseLost, Suspended or TaskTimeout if the handler has to end.
 

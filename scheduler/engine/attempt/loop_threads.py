@@ -112,7 +112,7 @@ def end_of(call: Future[Any]) -> asyncio.Future[None]:
 
 
 def _with_thread_ident(threads: set[int], function: Callable[..., R], *args: Any) -> R:
-    """Call the function in a context of its own, and note its thread meanwhile, so that a log can say where it hangs."""
+    """Call the function in its own context, and note its thread meanwhile, so that a log can say where it hangs."""
     ident = threading.get_ident()
     threads.add(ident)
     try:
