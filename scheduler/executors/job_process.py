@@ -22,6 +22,7 @@ from scheduler.executors.ports import NOT_MINE, Phase, Seen
 SHELL = "/bin/sh"
 JOB_MODULE = "scheduler.daemon.job"  # what jobs of schedd run
 # Signals go to the whole group: the job ends by them, and the shell stays to write how it ended.
+# Then it kills the group, itself too: what the job has left behind would go on beside its next attempt.
 # It is started before the trap is set and signals can come: a shell's child that still has the trap would lose them.
 _SHELL_SCRIPT = """
 dir=$1; shift
@@ -34,6 +35,7 @@ while :; do
   kill -0 $job 2> /dev/null || break
 done
 echo $code > "$dir/exit.new" && mv "$dir/exit.new" "$dir/exit"
+kill -KILL 0
 """
 _LOCK_TRIES, _LOCK_PAUSE_S = 20, 0.005
 _GRACE_OVER_LIMIT_S = 10.0  # from SIGTERM to SIGKILL for a job that has run for too long
@@ -73,7 +75,7 @@ def open_log(place: Path) -> int:
 
 
 def keep(place: Path, job: int) -> None:
-    """Do for a job that was forked what the shell does for others: wait for it, and write how it ended.
+    """Do for a job that was forked what the shell does for others: wait for it, write how it ended, and kill its group.
 
     The signals that end jobs have to be blocked. Raises OSError.
     """
@@ -84,6 +86,7 @@ def keep(place: Path, job: int) -> None:
         raise
     code = os.waitstatus_to_exitcode(os.waitpid(job, 0)[1])
     write_private(place / "exit", str(code if code >= 0 else _SIGNALLED - code))
+    os.killpg(0, signal.SIGKILL)  # what the job has left behind, and this process
 
 
 def ask_to_end(place: Path, grace: float) -> None:

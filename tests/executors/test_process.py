@@ -111,6 +111,27 @@ def test_cancelling_asks_first_and_kills_what_stays(executor: ProcessExecutor) -
     executor.cancel([hears.name, "schedd-0-9-1", "../../etc"], 0.0)  # over, unknown, and no job at all
 
 
+@pytest.mark.parametrize("how", ["ends", "is cancelled"])
+def test_what_a_job_has_started_ends_with_it(executor: ProcessExecutor, tmp_path: Path, how: str) -> None:
+    """Also what does not hear SIGTERM, and has no file of the job open."""
+    left = tmp_path / "left"
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"
+    waits = "import time; time.sleep(600)" if how == "is cancelled" else ""
+    script = (
+        "import pathlib, subprocess, sys\n"
+        f"started = subprocess.Popen([sys.executable, '-c', {deaf!r}], stdout=subprocess.PIPE)\n"
+        "started.stdout.readline()\n"
+        f"pathlib.Path({str(left)!r}).write_text(str(started.pid))\n{waits}"
+    )
+    made = Job(name="schedd-0-1-1", argv=[sys.executable, "-c", script])
+    executor.submit([made])
+    until(lambda: left.exists() and left.read_text(), 60.0)
+    if how == "is cancelled":
+        executor.cancel([made.name], 60.0)
+    assert over(executor, made.name).phase is (Phase.SUCCEEDED if how == "ends" else Phase.CANCELLED)
+    until(lambda: not Path(f"/proc/{left.read_text()}").exists(), 10.0)
+
+
 def test_a_job_that_runs_for_too_long_is_ended(executor: ProcessExecutor) -> None:
     one = job(1, "sleep 600", limit=0.01)
     executor.submit([one])
