@@ -82,7 +82,10 @@ async def _call(effect: Call, deferred_cancel: list[asyncio.CancelledError]) -> 
     await wait_uncancelled(running, deferred_cancel)
     if deferred_cancel and running.exception() is not None:
         raise deferred_cancel[-1]
-    returned = running.result()
+    try:
+        returned = running.result()
+    finally:
+        del running  # its error has this frame, which would keep it, and all that the function held
     if not inspect.isawaitable(returned):
         return returned
     if deferred_cancel:
@@ -100,7 +103,10 @@ async def run_in_thread_of(threads: Executor, function: Any, *args: Any, **kwarg
     if deferred_cancel:
         running.exception()  # retrieved, or asyncio would log it
         raise deferred_cancel[-1]
-    return running.result()
+    try:
+        return running.result()
+    finally:
+        del running  # as in _call
 
 
 def _run_in_thread(

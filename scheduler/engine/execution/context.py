@@ -26,7 +26,7 @@ from scheduler.model.typed import App_co, R, Runs, RunsAsync, Schedules
 
 if TYPE_CHECKING:
     from scheduler.engine.attempt.attempt import Attempt
-    from scheduler.engine.attempt.runtime import CpuFuture, Runtime
+    from scheduler.engine.attempt.runtime import Runtime
     from scheduler.engine.execution.transaction import AsyncTransactionBlock, TransactionBlock
 
 MAX_MESSAGE = 2000  # characters kept of a progress message
@@ -333,8 +333,9 @@ class Context(_ContextBase[App_co]):
         cannot be sent.
         """
         self._check()
-        answer: CpuFuture[R] = self._runtime.cpu(self._attempt, function, args)
-        return wait_for(answer, self._check)
+        # No name for it here: its error would have this frame in its traceback, which would keep it.
+        value: R = wait_for(self._runtime.cpu(self._attempt, function, args), self._check)
+        return value
 
     def wait_until(self, awaitable: Any) -> NoReturn:
         """For asynchronous handlers only, see :class:`AsyncContext`. Raises TypeError."""
@@ -474,8 +475,7 @@ class AsyncContext(_ContextBase[App_co]):
         """Run ``function(*args)`` in a child process; see :meth:`Context.cpu`."""
         self._check()
         with active(self._attempt):
-            answer: CpuFuture[R] = self._runtime.cpu(self._attempt, function, args)
-            return await wait_for_async(answer)
+            return await wait_for_async(self._runtime.cpu(self._attempt, function, args))  # nor here
 
     def wait_until(self, awaitable: Awaitable[R]) -> asyncio.Task[R]:
         """Start a coroutine that the attempt waits for before it ends.

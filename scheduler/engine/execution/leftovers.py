@@ -45,7 +45,7 @@ async def finish(attempt: Attempt) -> None:
         await _wait(attempt, left)
     errors, attempt.kept = _errors(attempt), None
     if len(errors) == 1:
-        raise errors[0]
+        raise errors.pop()  # this frame is in its traceback, and keeps nothing of it
     if errors:
         raise BaseExceptionGroup("several coroutines of ctx.wait_until have raised", errors)
 

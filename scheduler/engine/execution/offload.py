@@ -27,7 +27,10 @@ def wait_for(future: CpuFuture[T], check: Callable[[], None]) -> T:
         future.cancel_remote()
         wait([future])
         raise
-    return future.result()
+    try:
+        return future.result()
+    finally:
+        del future  # its error has this frame, which would keep it
 
 
 async def wait_for_async(future: CpuFuture[T]) -> T:
@@ -40,4 +43,7 @@ async def wait_for_async(future: CpuFuture[T]) -> T:
         future.cancel_remote()
         await wait_uncancelled(ended, deferred_cancel)
         raise deferred_cancel[-1] from None
-    return future.result()
+    try:
+        return future.result()
+    finally:
+        del future
