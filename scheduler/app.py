@@ -182,6 +182,7 @@ class Scheduler(
 
         config = load(path)
         made = make_scheduler(config, cls)
+        made.known_sinks = frozenset(config.sinks)
         load_modules(config, made)
         return made
 

@@ -38,11 +38,12 @@ _older = click.option("--older-than", type=SPAN, metavar="7d", help="That died l
 _key = click.option("--key", metavar="K", help="Tasks with this key.")
 _correlation = click.option("--correlation", metavar="C", help="Tasks that belong together under this id.")
 _subject = click.option("--subject", metavar="S", help="Tasks about this subject.")
+_type = click.option("--message-type", metavar="M", help="Of messages of this type.")
 _newer = click.option("--newer-than", type=SPAN, metavar="1h", help="That died since.")
 
 
 def _filters(command: F) -> F:
-    for option in (_newer, _older, _subject, _correlation, _key, _fingerprint, _error_class, _kind):
+    for option in (_newer, _older, _type, _subject, _correlation, _key, _fingerprint, _error_class, _kind):
         command = option(command)
     return command
 
@@ -62,12 +63,13 @@ def _filter(
     key: str | None,
     correlation: str | None,
     subject: str | None,
+    message_type: str | None,
 ) -> Filter:
     from scheduler.store.read.dead_letters import Filter
 
     before = None if older_than is None else now - older_than
     after = None if newer_than is None else now - newer_than
-    return Filter(kind, error_class, fingerprint, before, after, key, correlation, subject)
+    return Filter(kind, error_class, fingerprint, before, after, key, correlation, subject, message_type)
 
 
 @dlq_command.command(name="list")
@@ -263,6 +265,7 @@ def in_batches(limit: int, what: str, batch: Callable[[int, tuple[int, int]], An
 @_key
 @_correlation
 @_subject
+@_type
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @acts
 @common

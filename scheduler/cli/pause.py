@@ -8,7 +8,7 @@ import click
 
 from scheduler.cli.options import acts, common
 from scheduler.cli.output import print_rows, time
-from scheduler.cli.session import Session, note, note_kind, prints
+from scheduler.cli.session import Session, note, note_kind, note_queue, prints
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,6 +98,8 @@ def _change(
     with database.read() as tx:
         for kind in kinds:
             note_kind(tx, kind)
+        for queue in queues:
+            note_queue(tx, queue)
     for (scope, name), changed in zip(scopes, done, strict=True):
         if not changed:
             note(f"{'everything' if scope == ALL else f'{scope} {name}'} was {unchanged}")

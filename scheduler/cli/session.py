@@ -170,6 +170,15 @@ def note_kind(tx: Tx, kind: str | None) -> None:
         note(f"no worker has registered a kind {kind!r}; {there}")
 
 
+def note_queue(tx: Tx, queue: str) -> None:
+    """Note on stderr that no worker and no task knows a queue."""
+    from scheduler.store.read.names import unknown_queue
+
+    text = unknown_queue(tx, queue)
+    if text is not None:
+        note(text)
+
+
 def note_no_worker(why: str | None) -> None:
     """Note on stderr that no worker takes new work, if so."""
     from scheduler.store.read.workers import NOT_LIVE

@@ -13,7 +13,7 @@ from scheduler.cli.group import Group
 from scheduler.cli.masking import Masks
 from scheduler.cli.options import TASK_ID, Number, acts, common, common_but_timeout
 from scheduler.cli.output import print_object, print_rows
-from scheduler.cli.session import Session, note, note_kind, prints
+from scheduler.cli.session import Session, note, note_kind, note_queue, prints
 from scheduler.cli.streams import say
 from scheduler.cli.views import TASK_FIELDS, task_view
 
@@ -179,7 +179,10 @@ def set_queue(
     from scheduler.client.builder import check_text
     from scheduler.model.live_settings import QUEUE
 
-    _set(session, QUEUE, check_text(queue, "a queue"), _limits(max_concurrency, rate_limit), reset=reset)
+    values = _limits(max_concurrency, rate_limit)
+    with session.existing().read() as tx:
+        note_queue(tx, check_text(queue, "a queue"))
+    _set(session, QUEUE, queue, values, reset=reset)
 
 
 def _limits(max_concurrency: str | None, rate_limit: str | None) -> dict[str, Any]:

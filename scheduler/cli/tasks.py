@@ -9,7 +9,7 @@ import click
 from scheduler.cli.masking import Masks, record_reveal, reveals
 from scheduler.cli.options import AGO, TASK_ID, Number, common, read_states
 from scheduler.cli.output import cell, print_fields, print_object, print_rows, print_table, terminal_width
-from scheduler.cli.session import Session, note, note_kind, prints
+from scheduler.cli.session import Session, note, note_kind, note_queue, prints
 from scheduler.cli.streams import say
 from scheduler.cli.views import (
     ATTEMPT_COLUMNS,
@@ -146,6 +146,10 @@ def list_command(
         with database.read() as tx:
             for kind in filters["kind"]:
                 note_kind(tx, kind)
+    if left == limit and filters["queue"]:
+        with database.read() as tx:
+            for queue in filters["queue"]:
+                note_queue(tx, queue)
     if not in_pages:
         print_rows(session, _list_rows(session, collected, database.now(), reveal=reveal), columns)
     if cursor is None:

@@ -90,11 +90,16 @@ class DeadLetters:
         key: str | None = None,
         correlation: str | None = None,
         subject: str | None = None,
+        message_type: str | None = None,
         limit: int = 100,
     ) -> Sequence[TaskInfo]:
         """Dead letters, those that died last first. Raises ConfigError."""
         wanted = self._filter(
-            kind, error_class, fingerprint, older_than, newer_than, key=key, correlation=correlation, subject=subject
+            *(kind, error_class, fingerprint, older_than, newer_than),
+            key=key,
+            correlation=correlation,
+            subject=subject,
+            message_type=message_type,
         )
         with self._owner.database.read() as tx:
             return [task_info(record) for record in store.find(tx, wanted, _at_least_one(limit))]
@@ -110,13 +115,18 @@ class DeadLetters:
         key: str | None = None,
         correlation: str | None = None,
         subject: str | None = None,
+        message_type: str | None = None,
         limit: int = 100,
     ) -> Sequence[DeadLetterGroup]:
         """Dead letters by kind and cause, the largest group first. Raises ConfigError.
 
         ``group.text`` reads like ``412 × ConnectionRefused in EmailTask.run``."""
         wanted = self._filter(
-            kind, error_class, fingerprint, older_than, newer_than, key=key, correlation=correlation, subject=subject
+            *(kind, error_class, fingerprint, older_than, newer_than),
+            key=key,
+            correlation=correlation,
+            subject=subject,
+            message_type=message_type,
         )
         with self._owner.database.read() as tx:
             found = store.groups(tx, wanted, _at_least_one(limit))
@@ -164,6 +174,7 @@ class DeadLetters:
         key: str | None = None,
         correlation: str | None = None,
         subject: str | None = None,
+        message_type: str | None = None,
     ) -> Sequence[TaskId]:
         """Replay up to ``limit`` (at most 10,000) of them, those that died first before others; returns their ids.
 
@@ -179,13 +190,14 @@ class DeadLetters:
             key=key,
             correlation=correlation,
             subject=subject,
+            message_type=message_type,
         )
         at, more = (0, 0), True
         done: list[TaskId] = []
         database = self._owner.database
         database.open()  # opening reads the server's clock
         before = database.now() + 1
-        wanted = Filter(kind, error_class, fingerprint, before, None, key, correlation, subject)
+        wanted = Filter(kind, error_class, fingerprint, before, None, key, correlation, subject, message_type)
         bulk = new_bulk()
         while more and len(done) < limit:
             count, since = min(_BATCH_SIZE, limit - len(done)), at
@@ -195,7 +207,7 @@ class DeadLetters:
                 )
             done += [TaskId(i, created=False) for i in one.ids]
             for task_id, other in one.conflicts.items():
-                log.warning("not replayed: task %d has its key", other, extra={"task": task_id})
+                log.warning("task %d is not replayed: task %d has its key", task_id, other, extra={"task": task_id})
             at, more = one.last, one.more
             if one.ids:
                 self._owner._notify()
@@ -211,6 +223,7 @@ class DeadLetters:
         key: str | None = None,
         correlation: str | None = None,
         subject: str | None = None,
+        message_type: str | None = None,
     ) -> int:
         """Remove those that died longer ago than ``older_than``, in batches; returns how many.
 
@@ -220,7 +233,11 @@ class DeadLetters:
         if older_than is None:
             raise ConfigError("purge wants an age: older_than, in seconds or as a timedelta")
         wanted = self._filter(
-            kind, error_class, fingerprint, older_than, None, key=key, correlation=correlation, subject=subject
+            *(kind, error_class, fingerprint, older_than, None),
+            key=key,
+            correlation=correlation,
+            subject=subject,
+            message_type=message_type,
         )
         removed, more = 0, True
         with acting_as(by), in_bulk(new_bulk(), wanted.chosen()):
@@ -289,7 +306,8 @@ class DeadLetters:
 def warn_left(left: Mapping[int, Other]) -> None:
     """Log the tasks that were not revived because another task has their key."""
     for task_id, other in left.items():
-        log.warning("not revived: task %d has its key %r", other.id, other.key, extra={"task": task_id})
+        text = "task %d is not revived: task %d has its key %r"
+        log.warning(text, task_id, other.id, other.key, extra={"task": task_id})
 
 
 def check_filters(**texts: str | None) -> None:

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 class PublishOperations:
     """The part of the Scheduler that publishes. Needs ``submitter`` and ``threads``."""
 
+    known_sinks: frozenset[str] = frozenset()
+    """Sinks of the program's own configuration."""
+
     @property
     def submitter(self) -> TaskSubmitter:
         raise NotImplementedError
@@ -54,8 +57,8 @@ class PublishOperations:
         knows it again; a message of this key that is stored already keeps this one out. ``group``: messages of one
         group go out one after the other. ``delay``: seconds or timedelta. ``connection``: the caller's own; the
         message goes out if that commits. Returns the id of the task that stands for the message: it is retried, is a
-        dead letter in the end, and can be replayed as any other. Raises PayloadError, ConfigError,
-        StoreUnavailableError.
+        dead letter in the end, and can be replayed as any other. Raises PayloadError; ConfigError, also if workers
+        have sinks, but none of this name; StoreUnavailableError.
         """
         caller = self.submitter
         own = TaskSpec(kind="", payload="", lane="", correlation=correlation, causation=causation)
@@ -80,13 +83,14 @@ class PublishOperations:
             delay=span_us(delay, "delay"),
             keyed=key is not None,
         )
+        known = self.known_sinks
         if connection is None:
-            made = caller.database.change(lambda tx: outbox.put(tx, [spec], [group], ours=True))
+            made = caller.database.change(lambda tx: outbox.put(tx, [spec], [group], ours=True, sinks=known))
             caller.notify()
         else:
             theirs = callers_connection(connection)
             caller.database.open()
-            made = outbox.put(Tx(theirs, caller.database.now()), [spec], [group], ours=False)
+            made = outbox.put(Tx(theirs, caller.database.now()), [spec], [group], ours=False, sinks=known)
             notify_after_commit(theirs, caller.notify)
         return made[0]
 

@@ -425,7 +425,7 @@ class TaskOperations:
 def warn_conflicts(done: Bulk) -> None:
     """Log the tasks that stay ended because another task has their key."""
     for task_id, other in done.conflicts.items():
-        log.warning("not retried: task %d has its key", other, extra={"task": task_id})
+        log.warning("task %d is not retried: task %d has its key", task_id, other, extra={"task": task_id})
 
 
 def _hours(given: float) -> int:

@@ -255,7 +255,10 @@ def _credential_names(directory: str | None) -> list[str]:
 
 def _hint(name: str, names: Mapping[str, object]) -> str:
     """The setting that was probably meant: the same name in another section, or else a close one."""
-    last = name.rpartition(".")[2]
+    section, _, last = name.rpartition(".")
+    switch = f"{section}.listen"
+    if last == "enabled" and any(other.startswith(f"{section}.") for other in names):
+        return f"; {switch} turns it on" if switch in names else ""
     close = [other for other in names if other.rpartition(".")[2] == last]
     close = close or difflib.get_close_matches(name, names, n=1, cutoff=0.75)
     return f"; did you mean {' or '.join(close[:3])}?" if close else ""

@@ -121,6 +121,15 @@ def _is_host(entry: str) -> bool:
     return True
 
 
+def _is_proxy(entry: str) -> bool:
+    import ipaddress  # only when some are trusted
+
+    try:
+        return entry == "unix" or bool(ipaddress.ip_network(entry, strict=False))
+    except ValueError:
+        return False
+
+
 # The check of each entry of a list, and the error's words for a valid entry.
 _ENTRIES: dict[str, tuple[Callable[[str], object], str]] = {
     "worker.queues": (_is_queue, 'the name of a queue, or "*"'),
@@ -129,6 +138,7 @@ _ENTRIES: dict[str, tuple[Callable[[str], object], str]] = {
         re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*@(https?://)?[^@\s/]+").fullmatch,
         '"name@host" or "name@http://host"',
     ),
+    "console.trusted_proxies": (_is_proxy, 'an address, a network such as 10.0.0.0/8, or "unix"'),
     "batch.functions": (re.compile(r"[\w.]+:[\w.]+").fullmatch, '"module:function"'),
 }
 

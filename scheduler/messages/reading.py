@@ -16,6 +16,7 @@ from scheduler.config.messages import Source
 from scheduler.errors import PayloadError, SchedulerError, StoreUnavailableError, UnregisteredKindError
 from scheduler.messages.own_kinds import refuse_own, refuse_results
 from scheduler.messages.texts import as_reason, checked_key, digest, key_of_unknown
+from scheduler.model.envelope import CREATED_AT
 from scheduler.model.fingerprint import describe
 from scheduler.model.registry import Kind, encode_json
 from scheduler.model.sender_keys import sender_key
@@ -125,8 +126,8 @@ class Reader:
         spec.message_type = message.message_type
         spec.correlation, spec.causation = message.correlation_id, message.causation_id
         spec.subject, spec.sequence, spec.payload_ref = message.subject, message.sequence, message.payload_ref
-        if message.headers:
-            spec.headers = encode_headers(message.headers)
+        if message.headers or message.created_at is not None:
+            spec.headers = _headers(message)
         if self._section.task_queue is not None:
             spec.queue = self._section.task_queue
         if not kind.makes_keys:
@@ -155,6 +156,17 @@ class Reader:
                 raise
             return kind
         return published if kind is None or version <= published.record.schema_version else kind
+
+
+def _headers(message: Message) -> str:
+    """The task's: the message's own, and when it was created, which ``ctx.created_at`` says then."""
+    own = encode_headers(message.headers)
+    if message.created_at is None:
+        return own
+    try:
+        return encode_headers({**message.headers, CREATED_AT: message.created_at.isoformat().replace("+00:00", "Z")})
+    except PayloadError:  # there is no room for it
+        return own
 
 
 def _registered(kind: Kind, payload: Any, message: Message) -> TaskSpec:

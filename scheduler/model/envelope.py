@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
 
 import msgspec
+
+CREATED_AT = "created_at"
+"""The header with the time at which a message was created, where its sender said it."""
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,6 +29,16 @@ class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
     payload: str | None
     payload_ref: str | None
+
+
+def created_at(headers: Mapping[str, Any], stored: datetime) -> datetime:
+    """When a task's message was created: as its sender said, else when the task was stored."""
+    text = headers.get(CREATED_AT)
+    try:
+        said = msgspec.convert(text, datetime) if isinstance(text, str) else None
+        return stored if said is None or said.tzinfo is None else said.astimezone(UTC)
+    except (msgspec.ValidationError, ValueError, OverflowError):
+        return stored
 
 
 def idempotency_key(key: str | None, original_id: int | None, task_id: int, epoch: int = 1) -> str:

@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
+from scheduler.errors import ConfigError
 from scheduler.model import state as st
 from scheduler.model.outgoing import OUTBOX, PREFIX
 from scheduler.model.spec import EdgeSpec, TaskId, TaskSpec
 from scheduler.model.state import Otherwise, TaskState, When
+from scheduler.model.texts import listed
 from scheduler.store.db.tx import Tx
 from scheduler.store.tasks.enqueue import enqueue, hold_writes
 
 
-def put(tx: Tx, specs: Sequence[TaskSpec], groups: Sequence[str | None], *, ours: bool) -> list[TaskId]:
+def put(
+    tx: Tx,
+    specs: Sequence[TaskSpec],
+    groups: Sequence[str | None],
+    *,
+    ours: bool,
+    sinks: Collection[str] = (),
+) -> list[TaskId]:
     """Store messages. One of a group waits until those before it have gone out, or are dead letters.
 
     The groups are locked until the transaction ends, so that their order is that of the commits. ``ours``: as
-    :func:`enqueue` has it.
+    :func:`enqueue` has it. ``sinks``: names that the program knows. Raises ConfigError for another sink than workers
+    have published; before any worker has one, all are taken.
     """
+    for kind in dict.fromkeys(spec.kind for spec in specs):
+        if kind.removeprefix(PREFIX) not in sinks:
+            _refuse_unknown(tx, kind, sinks)
     if not ours:
         hold_writes(tx)
     wanted: list[TaskSpec] = []
@@ -41,6 +54,18 @@ def put(tx: Tx, specs: Sequence[TaskSpec], groups: Sequence[str | None], *, ours
         else:
             wanted.append(spec)
     return enqueue(tx, wanted, ours=ours)
+
+
+def _refuse_unknown(tx: Tx, kind: str, sinks: Collection[str]) -> None:
+    if tx.run("SELECT 1 FROM schedd_kinds WHERE name = :kind", kind=kind).first() is not None:
+        return
+    rows = tx.run("SELECT name FROM schedd_kinds WHERE name >= :first AND name < :end", first=PREFIX, end="sinks/")
+    known = sorted({row.name.removeprefix(PREFIX) for row in rows} | set(sinks))
+    if known:
+        raise ConfigError(
+            f"there is no sink {kind.removeprefix(PREFIX)!r}; known are {listed(known)}: write it as [sinks.NAME], and "
+            "start a daemon that has it first"
+        )
 
 
 def _last_of(tx: Tx, kind: str, group: str) -> list[int]:

@@ -235,3 +235,28 @@ def test_a_kind_that_no_worker_has_published(ctl: Ctl, live: Bench) -> None:
     assert ctl.json("dlq", "list")[0]["what"] == "error in Step"
     assert "its payload cannot be checked" in ctl.fails(3, "dlq", "replay", made, "-P", "name=y")
     assert ctl("dlq", "replay", made).exit_code == 0
+
+
+def test_dead_letters_are_chosen_by_the_type_of_their_message(
+    ctl: Ctl, live: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    made, plain = live.die("a", "b")
+    live.execute("UPDATE schedd_tasks SET message_type = 'order.created' WHERE id = :id", id=made)
+    for asked, found in (("order.created", made), ("Step", plain)):
+        assert [row["id"] for row in ctl.json("dlq", "list", "--each", "--message-type", asked)] == [found]
+        assert [one.id for one in live.jobs.dead_letters.list(message_type=asked)] == [found]
+        assert [one.id for one in live.jobs.dead_letters.groups(message_type=asked)] == [found]
+    assert ctl.json("dlq", "list", "--message-type", "none") == []
+    old(live, made, 2)
+    assert ctl.json("dlq", "purge", "--older-than", "1h", "--message-type", "Step", "--yes")["removed"] == 0
+    assert live.jobs.dead_letters.replay_all(message_type="order.created") == [made]
+    assert ctl.json("dlq", "replay-all", "--message-type", "order.created")["replayed"] == []
+
+
+def test_a_warning_names_the_task_and_the_holder(live: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    (dead,) = live.die("mail", key="k1")
+    holder = int(live.step("other").key("k1").after(60).schedule())
+    live.jobs.dead_letters.replay_all()
+    live.jobs.retry_failed(kind="Step")
+    assert f"task {dead} is not replayed: task {holder} has its key" in caplog.text
+    assert f"task {dead} is not retried: task {holder} has its key" in caplog.text

@@ -8,6 +8,19 @@ from support.bench import Bench, Step
 from .conftest import Ctl
 
 
+def test_a_queue_that_nothing_knows_is_said_and_the_close_one_named(ctl: Ctl, live: Bench) -> None:
+    live.step("a").queue("mail").schedule()
+    for command in (
+        ("pause", "--queue", "mial"), ("resume", "--queue", "mial"), ("set", "queue", "mial", "--max-concurrency", "2"),
+        ("list", "--queue", "mial"),
+    ):  # fmt: skip
+        said = ctl(*command)
+        assert said.exit_code == 0
+        assert "names the queue 'mial', and no task waits in it; did you mean 'mail'?" in said.stderr, command
+        assert "names the queue" not in ctl(*[word.replace("mial", "mail") for word in command]).stderr
+    assert "known are default, mail" in ctl("pause", "--queue", "zzz").stderr
+
+
 def test_pause_is_shown_and_ended(ctl: Ctl, live: Bench) -> None:
     live.drain()
     (row,) = ctl.json("pause", "--queue", "mail", "--by", "alice", "--reason", "provider down")

@@ -129,3 +129,23 @@ def test_the_kind_of_a_message() -> None:
     section = read('[sources.o]\ntype = "probe"\nkinds = ["order.created = TakeOrder"]\nkind = "Other"\n').sources["o"]
     assert (section.kind_of("order.created"), section.kind_of("order.gone")) == ("TakeOrder", "Other")
     assert read('[sources.o]\ntype = "probe"\n').sources["o"].kind_of("Mail") == "Mail"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[console]\nenabled = true", "unknown setting console.enabled in {file}; console.listen turns it on"),
+        ("[door]\nenabled = true", "unknown setting door.enabled in {file}; door.listen turns it on"),
+        ("[worker]\nenabled = true", "unknown setting worker.enabled in {file}"),
+        ('[console]\ntrusted_proxies = ["nonsense"]', "console.trusted_proxies"),
+    ],
+)
+def test_a_mistake_gets_the_right_hint(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        load(str(file), {})
+    assert said.format(file=file) in str(error.value)
+    assert "alerts" not in str(error.value)
+    file.write_text('[console]\ntrusted_proxies = ["unix", "10.0.0.1", "fd00::/8"]')
+    load(str(file), {})

@@ -16,6 +16,7 @@ from scheduler.messages.receiver import Receiver
 from scheduler.messages.unreadable import UnreadableMessage
 from scheduler.model.inbox import InboxState
 from scheduler.model.json_text import elements, too_deep
+from scheduler.model.times import to_datetime
 from scheduler.ports import FAILPOINTS, SECOND
 from scheduler.store import inbox, pauses
 from scheduler.testing import FakeClock, drain
@@ -596,3 +597,22 @@ def test_the_elements_of_a_list_are_found_however_deep_they_are() -> None:
     assert [too_deep(one) for one in (deep, b'["' + b"[" * 9000 + b'"]', b"[" + b"[]," * 9000 + b"[]]")] == [
         True, False, False,
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("more", ["", "x" * 16_360])
+def test_the_time_at_which_a_message_was_created_is_kept(make: Make, more: str) -> None:
+    rig, seen = make(kind="Told"), []
+
+    class Told(Task):
+        def run(self, ctx: Context) -> None:
+            seen.append((ctx.created_at.isoformat(), "created_at" in ctx.headers))
+
+    rig.jobs.register(Told)
+    fields = {"more": more} if more else {}
+    rig.queue.send({"idempotency_key": "a", "created_at": "2026-01-31T12:00:00+01:00", **fields})
+    rig.queue.send({"idempotency_key": "b", **fields})
+    rig.turn()
+    rig.run()
+    stored = to_datetime(rig.clock.now()).isoformat()
+    there = (stored, False)
+    assert sorted(seen) == sorted([there if more else ("2026-01-31T11:00:00+00:00", True), there]), "as far as it fits"

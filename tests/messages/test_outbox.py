@@ -293,3 +293,17 @@ def test_batches_keep_to_all_limits_with_headroom(sizes: list[int], limits: Limi
         more = sum(one.size + limits.overhead for one in [*left, right[0]])
         full = len(left) == min(most, limits.max_batch)
         assert full or (limits.max_batch_size is not None and more > int(limits.max_batch_size * 0.98))
+
+
+def test_a_sink_that_nobody_has_is_refused_with_those_that_there_are(make: Make) -> None:
+    rig = make()
+    drain(rig.jobs)  # publishes the kinds
+    with pytest.raises(ConfigError, match="there is no sink 'shpo'; known are shop: write it as"):
+        rig.jobs.publish("shpo", {})
+    assert rig.jobs.list_tasks() == []
+    with rig.jobs.database.open().connect() as connection, pytest.raises(ConfigError, match="no sink 'shpo'"):
+        rig.jobs.publish("sinks.shpo", {}, connection=connection)
+    rig.jobs.publish("shop", {})
+    rig.jobs.known_sinks = frozenset({"new"})
+    rig.jobs.publish("new", {})
+    assert len(rig.jobs.list_tasks()) == 2

@@ -17,7 +17,7 @@ from scheduler.engine.durable.thread_driver import drive
 from scheduler.engine.execution import leftovers
 from scheduler.engine.execution.offload import wait_for, wait_for_async
 from scheduler.errors import PermanentError
-from scheduler.model.envelope import idempotency_key
+from scheduler.model.envelope import created_at, idempotency_key
 from scheduler.model.spec import TaskId
 from scheduler.model.task import Task, TaskFunction
 from scheduler.model.texts import storable
@@ -132,8 +132,9 @@ class _ContextBase(Generic[App_co]):
 
     @property
     def created_at(self) -> datetime:
-        """When it was scheduled, UTC."""
-        return to_datetime(self._attempt.claimed.created_at)
+        """When it was scheduled, or its message was created if its sender said when; UTC."""
+        stored = to_datetime(self._attempt.claimed.created_at)
+        return created_at(self.headers, stored) if self._attempt.claimed.headers else stored
 
     @property
     def queue(self) -> str:

@@ -25,7 +25,8 @@ DEAD = (
 class Filter(NamedTuple):
     """Which dead letters. ``before`` and ``after``: died before, or since, this instant (microseconds).
 
-    ``correlation`` also means the task that has this id and no correlation of its own.
+    ``correlation`` also means the task that has this id and no correlation of its own; ``message_type`` is the kind
+    where none was given.
     """
 
     kind: str | None = None
@@ -36,6 +37,7 @@ class Filter(NamedTuple):
     key: str | None = None
     correlation: str | None = None
     subject: str | None = None
+    message_type: str | None = None
 
     def where(self, ended: str = DEAD) -> tuple[str, dict[str, Any]]:
         """The condition on ``t``, and what it binds. ``ended``: the states, if others than dead."""
@@ -48,6 +50,7 @@ class Filter(NamedTuple):
             "key": "t.key = :key",
             "correlation": "(t.correlation = :correlation OR (t.correlation IS NULL AND t.id = :own))",
             "subject": "t.subject = :subject",
+            "message_type": "(t.message_type = :message_type OR (t.message_type IS NULL AND t.kind = :message_type))",
         }
         bound: dict[str, Any] = {name: value for name, value in self._asdict().items() if value is not None}
         where = " AND ".join([ended, *(parts[name] for name in bound)])

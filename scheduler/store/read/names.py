@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
+
+from scheduler.model.inbox import INBOX
+from scheduler.model.outgoing import OUTBOX
 from scheduler.model.state import TaskState
+from scheduler.model.texts import listed
+from scheduler.store.broken_rows import options_of
 from scheduler.store.db.tx import Tx
-from scheduler.store.predicates import CLAIMABLE
+from scheduler.store.predicates import CLAIMABLE, HELD
+from scheduler.store.read.workers import workers
+
+_MOST_QUEUES = 1000
 
 
 def queue_names(tx: Tx, limit: int) -> list[str]:
@@ -20,6 +29,24 @@ def queue_names(tx: Tx, limit: int) -> list[str]:
         last = row[0]
         found.append(last)
     return sorted({"default", *found})
+
+
+def unknown_queue(tx: Tx, queue: str) -> str | None:
+    """A sentence about a queue that nothing knows, with the one that was probably meant; None if something does.
+
+    A queue is known by a task that waits or runs in it, by a worker that names it, or by a kind whose tasks go there.
+    """
+    known = {"default", OUTBOX, INBOX} | {name for worker in workers(tx) for name in worker.queues} - {"*"}
+    known |= {str(options_of(row.options).get("queue")) for row in tx.run("SELECT options FROM schedd_kinds")}
+    if queue in known:
+        return None
+    for states in (CLAIMABLE, HELD):
+        if tx.run(f"SELECT 1 FROM schedd_tasks t WHERE {states} AND t.queue = :queue LIMIT 1", queue=queue).first():
+            return None
+    known |= set(queue_names(tx, _MOST_QUEUES))
+    close = difflib.get_close_matches(queue, sorted(known), n=1)
+    meant = f"did you mean {close[0]!r}?" if close else f"known are {listed(sorted(known - {OUTBOX, INBOX}))}"
+    return f"no worker and no kind names the queue {queue!r}, and no task waits in it; {meant}"
 
 
 def ids_from(tx: Tx, start: str, limit: int) -> list[tuple[int, str, str]]:
