@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 _FIELDS = (
     *("name", "verb", "state", "total", "looked_at", "done", "passed", "failed", "dependants", "created_at"),
-    *("updated_at", "finished_at", "actor", "reason", "options", "chosen", "plan", "undoes"),
+    *("updated_at", "finished_at", "actor", "reason", "options", "chosen", "plan", "undoes", "left", "rate"),
 )
-_COLUMNS = ("name", "verb", "state", "total", "done", "passed", "failed", "created_at", "actor", "reason")
+_COLUMNS = ("name", "verb", "state", "total", "left", "done", "passed", "failed", "created_at", "actor", "reason")
 _ITEMS = ("position", "task_id", "before", "result", "note")
 _VERBS = ("cancel", "retry", "rerun", "replay", "purge")
 
@@ -36,7 +36,7 @@ def bulk_command() -> None:
 
 @bulk_command.command(name="plan")
 @click.argument("verb", type=click.Choice(_VERBS))
-@filter_options("tasks")
+@filter_options("tasks", "Ended, or of cancel stored,")
 @click.option("--cascade", is_flag=True, help="cancel: end what waits for their success too, as cancelled.")
 @click.option("--force", is_flag=True, help="cancel: end what is running without waiting for its handler.")
 @click.option("--no-downstream", is_flag=True, help="retry, rerun: leave what is below them alone.")
@@ -55,7 +55,7 @@ def plan_(
     limit: int | None,
     **given: Any,
 ) -> int:
-    """Freeze what the filters choose, 10,000 tasks at most, and say what `bulk run` would do with it.
+    """Freeze what the filters choose, 1,000,000 tasks at most, and say what `bulk run` would do with it.
 
     Without --status they choose what the verb is for: retry chooses what failed or died.
     """
@@ -71,10 +71,11 @@ def plan_(
     if not any(value is not None and value != () for value in given.values()):
         raise click.UsageError("say which tasks: by --kind, --key, --correlation or another filter")
     options = BulkOptions(cascade, force, not no_downstream, read_params(params) or None)
-    made = stored_bulks.create(session.existing(), verb, task_filter(session, given), options, patched_payload)
+    wanted = task_filter(session, given, ended=verb != "cancel")
+    made = stored_bulks.create(session.existing(), verb, wanted, options, patched_payload)
     if made.plan["more"]:
         note(f"the filters choose more than {MAX_TASKS} tasks: the newest {made.total} are the scope")
-    if not print_object(session, _view(made)):
+    if not print_object(session, _view(made, session)):
         _say_plan(made)
     return exits.DONE
 
@@ -97,27 +98,51 @@ def _say_plan(made: BulkRecord) -> None:
 @bulk_command.command(name="run")
 @click.argument("name")
 @click.option("--canary", is_flag=True, help="retry, rerun, replay: one task first, the rest if it succeeds.")
+@click.option("--rate", type=float, metavar="N", help="Tasks a second at most.")
 @acts
 @common
 @prints(_FIELDS, lasting=True)
-def run_(session: Session, /, name: str, canary: bool) -> int:
-    """Start a bulk, or go on with one that was stopped or whose process died, and run it to its end.
+def run_(session: Session, /, name: str, canary: bool, rate: float | None) -> int:
+    """Start a bulk, or go on with one that was stopped or interrupted, and run it to its end.
 
-    Interrupted, it stays as it is: the same command goes on after a minute. The status is 4 if it passed tasks over.
+    An interrupted bulk stays as it is until somebody gives this command again. The status is 4 if it passed tasks over,
+    and 1 if it did not come to its end: it was stopped, or the canary did not succeed.
     """
-    import time
-
     from scheduler.client.payloads import patched_payload
+    from scheduler.model.bulk import check_rate
     from scheduler.store import bulks
     from scheduler.store.admin import stored_bulks
 
-    session.write(lambda tx: bulks.start(tx, name, canary=canary))
-    done = stored_bulks.run(
-        session.database, name, each=lambda _: session.wake(), patched=patched_payload, wait=time.sleep
-    )
+    checked = check_rate(rate)
+    session.write(lambda tx: bulks.start(tx, name, canary=canary, rate=checked))
+    try:
+        done = stored_bulks.run(session.database, name, each=lambda _: session.wake(), patched=patched_payload)
+    except KeyboardInterrupt:
+        _note_interrupted(session, name)
+        raise
     session.wake()
-    if not print_object(session, _view(done)):
+    return _end(session, done)
+
+
+def _note_interrupted(session: Session, name: str) -> None:
+    from scheduler.store import bulks
+
+    with session.database.read() as tx:
+        bulk = bulks.get(tx, name)
+    undo = f", `schedctl bulk undo {name}` takes it back" if bulk.verb == "cancel" and bulk.done else ""
+    note(f"interrupted after {bulk.position} of {bulk.total}: `schedctl bulk run {name}` goes on{undo}")
+
+
+def _end(session: Session, done: BulkRecord) -> int:
+    """Print how a run of a bulk ended. Returns the exit status."""
+    from scheduler.model.bulk import BulkState
+
+    if not print_object(session, _view(done, session)):
         _say_done(done)
+    if done.state is not BulkState.DONE:
+        why = "the canary did not succeed" if done.options.canary and done.done == 1 else f"it is {done.state}"
+        note(f"{done.total - done.position} tasks are left: {why}")
+        return exits.FAILED
     return exits.CONFLICT if done.passed or done.failed else exits.DONE
 
 
@@ -140,7 +165,7 @@ def stop_(session: Session, /, name: str) -> None:
     from scheduler.store import bulks
 
     done = session.write(lambda tx: bulks.stop(tx, name))
-    if not print_object(session, _view(done)):
+    if not print_object(session, _view(done, session)):
         say(f"{name} is stopped after {done.position} of {done.total}")
 
 
@@ -150,7 +175,10 @@ def stop_(session: Session, /, name: str) -> None:
 @common
 @prints(_FIELDS, lasting=True)
 def undo_(session: Session, /, name: str) -> int:
-    """Take back a cancel of what had not begun: those tasks wait, or are scheduled, again."""
+    """Take back a cancel of what had not begun: those tasks wait, or are scheduled, again.
+
+    The bulk itself ends, so that nothing goes on with it.
+    """
     from scheduler.store import bulks
     from scheduler.store.admin import stored_bulks
 
@@ -158,9 +186,7 @@ def undo_(session: Session, /, name: str) -> int:
     session.write(lambda tx: bulks.start(tx, made.name))
     done = stored_bulks.run(session.database, made.name)
     session.wake()
-    if not print_object(session, _view(done)):
-        _say_done(done)
-    return exits.CONFLICT if done.passed or done.failed else exits.DONE
+    return _end(session, done)
 
 
 @bulk_command.command(name="list")
@@ -173,7 +199,7 @@ def list_(session: Session, /, limit: int) -> None:
 
     with session.existing().read() as tx:
         found = bulks.newest(tx, limit)
-    print_rows(session, [_view(one) for one in found], _COLUMNS)
+    print_rows(session, [_view(one, session) for one in found], _COLUMNS)
 
 
 @bulk_command.command(name="show")
@@ -219,12 +245,9 @@ def _notes(tx: Tx, items: Sequence[BulkItem]) -> dict[int, str | None]:
     return notes | {task.id: hidden.error(task.id, task.kind, notes[task.id]) for task in tasks}
 
 
-def _view(one: BulkRecord) -> dict[str, Any]:
-    given = one._asdict()
-    return {
-        **{name: given[name] for name in _FIELDS if name in given},
-        "state": one.state.value,
-        "looked_at": one.position,
-        "options": one.options._asdict(),
-        **{name: time(given[name]) for name in ("created_at", "updated_at", "finished_at")},
-    }
+def _view(one: BulkRecord, session: Session) -> dict[str, Any]:
+    from scheduler.client.bulks import bulk_values
+
+    given = bulk_values(one, session.database.now())
+    times = {name: time(getattr(one, name)) for name in ("created_at", "updated_at", "finished_at")}
+    return {**{name: given[name] for name in _FIELDS}, "state": given["state"].value, **times}

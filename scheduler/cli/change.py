@@ -131,7 +131,7 @@ class _NotReally(Exception):
 @click.command(name="retry")
 @click.argument("ids", metavar="[ID…]", type=TASK_ID, nargs=-1)
 @click.option("--no-downstream", is_flag=True, help="Leave the tasks alone that ended because of these.")
-@filter_options("what failed or died by itself, or ended as --status says")
+@filter_options("what failed or died by itself, or ended as --status says", "Ended")
 @click.option("--dry-run", is_flag=True, help="With filters: only say what would run again.")
 @acts
 @common

@@ -26,8 +26,11 @@ CHANGED_FIELDS = ("changed", "refused", "kinds", "more", "dry_run", "bulk")
 _MAX_LIMIT = 100_000_000
 
 
-def filter_options(what: str) -> Callable[[F], F]:
-    """Adds the filters, which choose among ``what``; they arrive as :func:`task_filter` reads them."""
+def filter_options(what: str, ages: str = "Stored") -> Callable[[F], F]:
+    """Adds the filters, which choose among ``what``; they arrive as :func:`task_filter` reads them.
+
+    ``ages``: since when tasks are how old.
+    """
     options = (
         click.option("--kind", metavar="K[,K…]", help=f"Instead of IDs: {what}, of these kinds."),
         click.option("--queue", metavar="Q", help="Of this queue."),
@@ -39,8 +42,10 @@ def filter_options(what: str) -> Callable[[F], F]:
         click.option(
             "--field", "fields", multiple=True, metavar="NAME=TEXT | NAME:=JSON", help="With this in the payload."
         ),
-        click.option("--older-than", type=SPAN, metavar="2h", help="Stored longer ago than this."),
-        click.option("--newer-than", type=SPAN, metavar="2h", help="Stored since."),
+        click.option("--error-class", metavar="E", help="Whose last failure was of this class."),
+        click.option("--fingerprint", metavar="F", help="Whose last failure had this cause, as `dlq list` names it."),
+        click.option("--older-than", type=SPAN, metavar="2h", help=f"{ages} longer ago than this."),
+        click.option("--newer-than", type=SPAN, metavar="2h", help=f"{ages} since."),
         click.option("--limit", type=Number(1, _MAX_LIMIT), metavar="N", help="How many of these at most."),
     )
 
@@ -62,8 +67,8 @@ def chosen_by_filters(ids: tuple[int, ...], given: Mapping[str, Any], limit: int
     return chosen
 
 
-def task_filter(session: Session, given: Mapping[str, Any]) -> TaskFilter:
-    """The filter of the options. Raises UsageError."""
+def task_filter(session: Session, given: Mapping[str, Any], *, ended: bool = False) -> TaskFilter:
+    """The filter of the options. ``ended``: ages count from the tasks' ends. Raises UsageError."""
     from scheduler.cli.payload import read_params
     from scheduler.store.read.choose import TaskFilter
 
@@ -80,9 +85,9 @@ def task_filter(session: Session, given: Mapping[str, Any]) -> TaskFilter:
         subject=given["subject"],
         message_type=given["message_type"],
         payload=read_params(given["fields"]),
-        before=None if given["older_than"] is None else now - given["older_than"],
-        since=None if given["newer_than"] is None else now - given["newer_than"],
-    )
+        error_class=given["error_class"],
+        fingerprint=given["fingerprint"],
+    ).aged(now, given["older_than"], given["newer_than"], ended=ended)
 
 
 def cancel_chosen(
@@ -229,7 +234,7 @@ def retry_chosen(session: Session, given: Mapping[str, Any], limit: int, *, down
     from scheduler.store.read.tasks import get_tasks
 
     database = session.existing()
-    wanted = task_filter(session, given)
+    wanted = task_filter(session, given, ended=True)
     with _breaking_off(session, "retry") as each:
         done = retry_many(database, wanted, downstream=downstream, limit=limit, dry_run=dry_run, each=each)
     for task_id, holder in done.conflicts.items():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import builtins
 import logging
+import secrets
 import threading
-import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Unpack
@@ -15,7 +15,7 @@ import msgspec
 from scheduler.client.filters import Filters
 from scheduler.client.payloads import patched_payload
 from scheduler.errors import ConfigError, InvalidTransitionError, SchedulerError, StoreUnavailableError
-from scheduler.model.bulk import BulkOptions, BulkState, ItemResult, Verb
+from scheduler.model.bulk import BulkOptions, BulkState, ItemResult, Verb, check_rate
 from scheduler.model.state import TaskState
 from scheduler.model.times import to_datetime
 from scheduler.store import bulks
@@ -26,7 +26,7 @@ from scheduler.store.db.database import Database
 from scheduler.store.read.choose import TaskFilter
 
 log = logging.getLogger("scheduler")
-LOOK_EVERY_S = 5.0  # for bulks whose process has died
+LOOK_EVERY_S = 5.0  # for bulks that were started through another process, and for tasks that go first
 MAX_LISTED = 10_000
 
 
@@ -35,7 +35,8 @@ class BulkInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     Those are ``done``, ``passed`` over or ``failed``. ``dependants``: other tasks that ended, or ran again, because of
     it. ``chosen``: the filter; ``plan``: what it would have done when its scope was frozen. ``undoes``: the bulk whose
-    changes it takes back.
+    changes it takes back. ``left``: how many tasks were not looked at yet; ``rate``: how many a second it has looked at
+    since it was last started; its limit is among ``options``.
     """
 
     name: str
@@ -57,6 +58,8 @@ class BulkInfo(msgspec.Struct, frozen=True, kw_only=True):
     failed: int
     dependants: int
     undoes: str | None
+    left: int
+    rate: float | None
 
 
 class BulkItemInfo(msgspec.Struct, frozen=True):
@@ -69,20 +72,32 @@ class BulkItemInfo(msgspec.Struct, frozen=True):
     note: str | None
 
 
-def bulk_info(record: BulkRecord) -> BulkInfo:
-    """A stored bulk as programs see it."""
-    given = {name: getattr(record, name) for name in BulkInfo.__struct_fields__ if name != "looked_at"}
+def bulk_info(record: BulkRecord, now: int) -> BulkInfo:
+    """A stored bulk as programs see it at ``now`` (microseconds)."""
+    return BulkInfo(**bulk_values(record, now))
+
+
+def bulk_values(record: BulkRecord, now: int) -> dict[str, Any]:
+    """The fields of :class:`BulkInfo`."""
+    made = ("looked_at", "left", "options", "state")
+    given = {name: getattr(record, name) for name in BulkInfo.__struct_fields__ if name not in made}
     for name in ("created_at", "updated_at", "finished_at"):
         given[name] = None if given[name] is None else to_datetime(given[name])
-    return BulkInfo(**{**given, "looked_at": record.position, "options": record.options._asdict()})
+    options = record.options._asdict()
+    del options["began_at"], options["began_from"]
+    return {
+        **given,
+        "state": record.shown_state(now),
+        "looked_at": record.position,
+        "left": record.total - record.position,
+        "options": options,
+    }
 
 
 class Bulks:
     """``jobs.bulks``: changes of many tasks, whose scope is a list of ids that was made once."""
 
-    def __init__(
-        self, database: Database, chosen: Callable[[Filters], TaskFilter], notify: Callable[[], object]
-    ) -> None:
+    def __init__(self, database: Database, chosen: Callable[..., TaskFilter], notify: Callable[[], object]) -> None:
         self._database, self._chosen, self._notify = database, chosen, notify
 
     def plan(
@@ -95,7 +110,7 @@ class Bulks:
         **filters: Unpack[Filters],
     ) -> BulkPlan:
         """Read what a bulk would do, and change nothing. See :meth:`create`. Raises ConfigError."""
-        wanted = self._chosen(filters)
+        wanted = self._chosen(filters, ended=verb != "cancel")
         return plan(self._database, verb, wanted, BulkOptions(cascade, force, downstream))
 
     def create(
@@ -108,63 +123,76 @@ class Bulks:
         fields: Mapping[str, Any] | None = None,
         **filters: Unpack[Filters],
     ) -> BulkInfo:
-        """Freeze what these :class:`Filters` choose now, 10,000 tasks at most. Changes none before :meth:`run`.
+        """Freeze what these :class:`Filters` choose now, 1,000,000 tasks at most. Changes none before :meth:`run`.
 
         ``verb``: cancel, retry, rerun, replay (of dead letters) or purge. Without ``status`` they choose what the verb
         is for: retry chooses what failed or died. ``cascade``, ``force``: as :meth:`~Scheduler.cancel_tasks` has them.
         ``fields``: of replay, fields that each payload gets before it runs; they must fit the schema that workers have
         published. Raises ConfigError, PayloadError, UnregisteredKindError.
         """
-        wanted = self._chosen(filters)
+        wanted = self._chosen(filters, ended=verb != "cancel")
         options = BulkOptions(cascade, force, downstream, None if fields is None else dict(fields))
-        return bulk_info(stored_bulks.create(self._database, verb, wanted, options, patched_payload))
+        return self._info(stored_bulks.create(self._database, verb, wanted, options, patched_payload))
 
-    def start(self, name: str, *, canary: bool = False) -> BulkInfo:
-        """Let a bulk be run by whatever process runs bulks; :meth:`run` does both.
+    def _info(self, record: BulkRecord) -> BulkInfo:
+        return bulk_info(record, self._database.now())
 
+    def start(self, name: str, *, canary: bool = False, rate: float | None = None) -> BulkInfo:
+        """Let a bulk be run by a console within a minute; :meth:`run` does both.
+
+        One that was stopped or interrupted goes on, in the name of who says so. ``rate``: tasks a second at most.
         ``canary``: of retry, rerun and replay, one task goes first. The rest follows when that one has succeeded; else
         the bulk stops, and another start goes on with the rest. Raises UnknownBulkError, ConfigError,
         InvalidTransitionError if it is done.
         """
-        return bulk_info(self._database.change(lambda tx: bulks.start(tx, name, canary=canary)))
+        checked = check_rate(rate)
+        return self._info(self._database.change(lambda tx: bulks.start(tx, name, canary=canary, rate=checked)))
 
-    def run(self, name: str, each: Callable[[BulkInfo], object] = lambda _: None, *, canary: bool = False) -> BulkInfo:
+    def run(
+        self,
+        name: str,
+        each: Callable[[BulkInfo], object] = lambda _: None,
+        *,
+        canary: bool = False,
+        rate: float | None = None,
+    ) -> BulkInfo:
         """Start a bulk, or go on with it, and change its tasks, 100 in a transaction, until it is done or stopped.
 
-        What it has done is not done twice. ``each``: called after each transaction. ``canary``: as :meth:`start` has
-        it; this waits until that task has ended. Raises UnknownBulkError; InvalidTransitionError if it is done, or
-        another process runs it; StoreUnavailableError, ConfigError.
+        What it has done is not done twice. ``each``: called after each transaction. ``canary`` and ``rate``: as
+        :meth:`start` has them; this waits until that task has ended. What breaks this off leaves the bulk interrupted.
+        Raises UnknownBulkError; InvalidTransitionError if it is done or undone, or another process runs it;
+        StoreUnavailableError, ConfigError.
         """
 
         def after(record: BulkRecord) -> None:
             self._notify()
-            each(bulk_info(record))
+            each(self._info(record))
 
-        self.start(name, canary=canary)
-        done = stored_bulks.run(self._database, name, each=after, patched=patched_payload, wait=time.sleep)
+        self.start(name, canary=canary, rate=rate)
+        done = stored_bulks.run(self._database, name, each=after, patched=patched_payload)
         self._notify()
-        return bulk_info(done)
+        return self._info(done)
 
     def stop(self, name: str) -> BulkInfo:
         """Let a bulk stop after its present transaction. Raises UnknownBulkError, InvalidTransitionError."""
-        return bulk_info(self._database.change(lambda tx: bulks.stop(tx, name)))
+        return self._info(self._database.change(lambda tx: bulks.stop(tx, name)))
 
     def undo(self, name: str) -> BulkInfo:
-        """Make a bulk that takes back a cancel of what had not begun; :meth:`run` runs it.
+        """Make a bulk that takes back a cancel of what had not begun; :meth:`run` runs it. The old one has ended.
 
         Raises UnknownBulkError; InvalidTransitionError if nothing of it can be taken back.
         """
-        return bulk_info(stored_bulks.undo(self._database, name))
+        return self._info(stored_bulks.undo(self._database, name))
 
     def get(self, name: str) -> BulkInfo:
         """One bulk. Raises UnknownBulkError."""
         with self._database.read() as tx:
-            return bulk_info(bulks.get(tx, name))
+            return bulk_info(bulks.get(tx, name), tx.now)
 
     def list(self, limit: int = 50) -> builtins.list[BulkInfo]:
         """The newest bulks. Raises ConfigError."""
         with self._database.read() as tx:
-            return [bulk_info(record) for record in bulks.newest(tx, _number(limit))]
+            return [bulk_info(record, tx.now) for record in bulks.newest(tx, _number(limit))]
 
     def items(
         self, name: str, *, result: ItemResult | str | None = None, limit: int = 100, cursor: int = -1
@@ -196,13 +224,15 @@ def _number(limit: int) -> int:
 
 
 class BulkRunner:
-    """A thread that runs started bulks, one after the other, also those whose process has died.
+    """A thread that runs the bulks that people start, one after the other.
 
-    ``notify``: called after each transaction, to wake workers.
+    One whose process has died stays interrupted until a person goes on with it. ``notify``: called after each
+    transaction, to wake workers.
     """
 
     def __init__(self, database: Database, notify: Callable[[], object]) -> None:
         self._database, self._notify = database, notify
+        self._runner = secrets.token_hex(8)
         self._stop, self._wake = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -216,7 +246,7 @@ class BulkRunner:
         self._wake.set()
 
     def stop(self, timeout: float = 30.0) -> None:
-        """End after the present transaction; another process may go on at once."""
+        """End after the present transaction; what is not done is interrupted."""
         self._stop.set()
         self._wake.set()
         if self._thread is not None:
@@ -226,7 +256,7 @@ class BulkRunner:
         while not self._stop.is_set():
             try:
                 with self._database.read() as tx:
-                    waiting = bulks.unfinished(tx)
+                    waiting = bulks.handed_over(tx, self._runner)
                 for name in waiting:
                     if not self._stop.is_set():
                         self._run_one(name)
@@ -238,7 +268,14 @@ class BulkRunner:
     def _run_one(self, name: str) -> None:
         try:
             stored_bulks.run(
-                self._database, name, each=lambda _: self._notify(), stop=self._stop, patched=patched_payload
+                self._database,
+                name,
+                runner=self._runner,
+                each=lambda _: self._notify(),
+                stop=self._stop,
+                patched=patched_payload,
+                wait=self._stop.wait,
+                patient=False,
             )
             self._notify()
         except InvalidTransitionError:

@@ -12,9 +12,10 @@ class Filters(TypedDict, total=False):
 
     ``kind``: one or several. ``status``: states or short names. ``correlation`` also means the task with this id and
     none of its own; ``message_type`` is the kind where none was given. ``payload``: field -> value, ``a.b`` is field b
-    of object a. ``older_than`` and ``newer_than``: stored longer ago than this, or since (seconds or timedelta).
-    ``ids``: one of these. ``error_class`` and ``fingerprint``: of the last failure. ``up_to``: no task with a higher
-    id, such as those that were stored after a plan was made: its ``up_to``.
+    of object a. ``older_than`` and ``newer_than``: longer ago than this, or since (seconds or timedelta). Verbs on what
+    has ended (retry, rerun, replay, purge) count from the end, others from when a task was stored. ``ids``: one of
+    these. ``error_class`` and ``fingerprint``: of the last failure. ``up_to``: no task with a higher id, such as those
+    that were stored after a plan was made: its ``up_to``.
     """
 
     ids: Iterable[int]

@@ -200,7 +200,7 @@ class SteeringOperations(TaskOperations):
         """
         done = retry_many(
             self.database,
-            self._chosen(filters),
+            self._chosen(filters, ended=True),
             downstream=downstream,
             limit=_limit(limit),
             dry_run=dry_run,
@@ -245,8 +245,8 @@ class SteeringOperations(TaskOperations):
 
         return after
 
-    def _chosen(self, given: Filters) -> TaskFilter:
-        """Check filters. Raises ConfigError."""
+    def _chosen(self, given: Filters, *, ended: bool = False) -> TaskFilter:
+        """Check filters. ``ended``: ages count from the tasks' ends. Raises ConfigError."""
         unknown = set(given) - Filters.__optional_keys__
         if unknown or not given:
             detail = f"there is no filter {', '.join(sorted(unknown))}" if unknown else "say which tasks"
@@ -270,9 +270,12 @@ class SteeringOperations(TaskOperations):
             kinds=kinds,
             states=tuple(parse_states(given["status"])) if "status" in given else (),
             payload=dict(fields),
-            before=now - span_us(given["older_than"], "older_than") if "older_than" in given else None,
-            since=now - span_us(given["newer_than"], "newer_than") if "newer_than" in given else None,
             **texts,
+        ).aged(
+            now,
+            span_us(given["older_than"], "older_than") if "older_than" in given else None,
+            span_us(given["newer_than"], "newer_than") if "newer_than" in given else None,
+            ended=ended,
         )
         if wanted.empty:
             raise ConfigError(f"say which tasks: by {', '.join(sorted(Filters.__optional_keys__))}")

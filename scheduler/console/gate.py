@@ -125,7 +125,7 @@ class Gate:
             message = await receive()
             if message["type"] == "lifespan.startup":
                 if not self.settings.read_only:
-                    self._wake_bulks()  # what a console that died has left
+                    self._wake_bulks()  # for those that programs start
                 await send({"type": "lifespan.startup.complete"})
             else:
                 self.close()

@@ -18,6 +18,7 @@ from scheduler.store.db.dialect import DIALECTS, bind_rows
 from scheduler.store.db.tx import Tx
 
 RUNNER_US = 60 * SECOND  # for so long a bulk is its runner's, from each of its transactions on
+_INSERTED = 10_000  # items that one statement stores
 _STATES, _RESULTS = tuple(BulkState), tuple(ItemResult)
 _COLUMNS = (
     *("name", "verb", "state", "created_at", "updated_at", "finished_at", "actor", "via", "reason", "options"),
@@ -62,9 +63,20 @@ class BulkRecord(NamedTuple):
         """In whose name its changes are made."""
         return Actor(self.actor, self.via, self.reason, self.name, self.chosen)
 
+    def shown_state(self, now: int) -> BulkState:
+        """Its state for people: one that is to run, and that nothing has run for a while, is interrupted."""
+        return BulkState.INTERRUPTED if self.idle(now) else self.state
+
     def idle(self, now: int) -> bool:
-        """Whether it is to be gone on with, and nothing does."""
-        return self.state is BulkState.RUNNING and (self.runner_until is None or self.runner_until < now)
+        """Whether its process has died, or nobody has taken it since it was started."""
+        return self.state is BulkState.RUNNING and (self.runner_until is None or self.runner_until <= now)
+
+    @property
+    def rate(self) -> float | None:
+        """Tasks a second since it was last started or gone on with; None: none was looked at since."""
+        began, ended = self.options.began_at, self.updated_at
+        looked = self.position - self.options.began_from
+        return None if began is None or ended <= began or looked <= 0 else looked * SECOND / (ended - began)
 
 
 class BulkItem(NamedTuple):
@@ -112,12 +124,13 @@ def insert(
         total=len(ids),
         undoes=undoes,
     )
-    tx.rows(
-        "INSERT INTO schedd_bulk_items (bulk, position, task_id) "
-        f"SELECT CAST(:bulk AS text), position, task_id FROM {tx.dialect.rows({'position': int, 'task_id': int})} j",
-        rows=bind_rows(list(enumerate(map(int, ids)))),
-        bulk=name,
-    )
+    for at in range(0, len(ids), _INSERTED):
+        tx.rows(
+            "INSERT INTO schedd_bulk_items (bulk, position, task_id) SELECT CAST(:bulk AS text), position, task_id "
+            f"FROM {tx.dialect.rows({'position': int, 'task_id': int})} j",
+            rows=bind_rows(list(enumerate(map(int, ids[at : at + _INSERTED]), at))),
+            bulk=name,
+        )
     return name
 
 
@@ -134,11 +147,15 @@ def newest(tx: Tx, limit: int = 50) -> list[BulkRecord]:
     return [_record(row) for row in tx.run(f"{_ROW} ORDER BY t.created_at DESC, t.name LIMIT :limit", limit=limit)]
 
 
-def unfinished(tx: Tx) -> list[str]:
-    """The bulks that are to be gone on with and that nothing runs, the oldest first."""
+def handed_over(tx: Tx, runner: str) -> list[str]:
+    """The bulks that a person has just started and nothing runs yet, and those of this runner; the oldest first.
+
+    None that was interrupted: whether that goes on is for a person to say.
+    """
     rows = tx.run(
         f"SELECT name FROM schedd_bulks WHERE state = {BulkState.RUNNING.code} "
-        "AND (runner_until IS NULL OR runner_until < :now) ORDER BY created_at, name",
+        "AND (runner IS NULL OR runner = :runner) AND runner_until > :now ORDER BY created_at, name",
+        runner=runner,
         now=tx.now,
     )
     return [row[0] for row in rows]
@@ -214,44 +231,84 @@ def _save(tx: Tx, bulk: BulkRecord) -> None:
     )
 
 
-def start(tx: Tx, name: str, *, canary: bool = False) -> BulkRecord:
-    """Let a planned or stopped bulk be run. Does nothing for one that runs.
+def start(tx: Tx, name: str, *, canary: bool = False, rate: float | None = None) -> BulkRecord:
+    """Let a planned bulk be run, or go on with one that was stopped or interrupted. Does nothing for one that runs.
 
-    ``canary``: one task first, the rest if that one succeeds. Raises UnknownBulkError; InvalidTransitionError if it is
-    done; ConfigError if its verb runs no task.
+    Who goes on with a bulk does so in their own name. ``canary``: one task first, the rest if that one succeeds;
+    ``rate``: tasks a second at most, None: as it was. Raises UnknownBulkError; InvalidTransitionError if it is done or
+    undone; ConfigError if its verb runs no task.
     """
     bulk = get(tx, name, tx.dialect.lock)
-    if bulk.state is BulkState.RUNNING:
+    state = bulk.shown_state(tx.now)
+    if state is BulkState.RUNNING:
         return bulk
-    if bulk.state is BulkState.DONE:
-        raise InvalidTransitionError(f"bulk {name} is done; make another one")
+    if state in (BulkState.DONE, BulkState.UNDONE):
+        raise InvalidTransitionError(f"bulk {name} is {state}; make another one")
     if canary and bulk.verb not in WITH_CANARY:
         raise ConfigError(f"a {bulk.verb} runs no task, so that none can go first")
-    if canary is not bulk.options.canary:
-        bulk = bulk._replace(options=bulk.options._replace(canary=canary))
-        text = msgspec.json.encode(bulk.options).decode()
-        tx.run("UPDATE schedd_bulks SET options = :options WHERE name = :name", options=text, name=name)
-    changed = bulk._replace(state=BulkState.RUNNING, updated_at=tx.now, runner=None, runner_until=None)
+    options = bulk.options._replace(
+        canary=canary,
+        rate=bulk.options.rate if rate is None else rate,
+        began_at=tx.now,
+        began_from=bulk.position,
+    )
+    bulk = bulk._replace(options=options)
+    if bulk.position:
+        who = actor()
+        named = audit.user() if who.name is None else who.name
+        bulk = bulk._replace(actor=named, via=who.via, reason=bulk.reason if who.reason is None else who.reason)
+    tx.run(
+        "UPDATE schedd_bulks SET options = :options, actor = :actor, via = :via, reason = :reason WHERE name = :name",
+        options=msgspec.json.encode(options).decode(),
+        actor=bulk.actor,
+        via=bulk.via,
+        reason=bulk.reason,
+        name=name,
+    )
+    changed = bulk._replace(state=BulkState.RUNNING, updated_at=tx.now, runner=None, runner_until=tx.now + RUNNER_US)
     _save(tx, changed)
     numbers = {"verb": bulk.verb, "tasks": bulk.total, "looked_at": bulk.position, "filter": bulk.chosen}
-    audit.record(tx, "bulk started", subject=f"bulk {name}", after=numbers)
+    action = "bulk continued" if bulk.position else "bulk started"
+    audit.record(tx, action, subject=f"bulk {name}", before=state.value, after=numbers)
     return changed
 
 
 def stop(tx: Tx, name: str) -> BulkRecord:
     """Let a bulk stop after its present transaction; :func:`start` goes on with it.
 
-    Raises UnknownBulkError, InvalidTransitionError if it is done.
+    Raises UnknownBulkError, InvalidTransitionError if it is done or undone.
     """
     bulk = get(tx, name, tx.dialect.lock)
     if bulk.state is BulkState.STOPPED:
         return bulk
-    if bulk.state is BulkState.DONE:
-        raise InvalidTransitionError(f"bulk {name} is done; it cannot be stopped")
+    if bulk.state in (BulkState.DONE, BulkState.UNDONE):
+        raise InvalidTransitionError(f"bulk {name} is {bulk.state}; it cannot be stopped")
     changed = bulk._replace(state=BulkState.STOPPED, updated_at=tx.now, runner=None, runner_until=None)
     _save(tx, changed)
     _record_stop(tx, bulk)
     return changed
+
+
+def end_undone(tx: Tx, bulk: BulkRecord) -> None:
+    """End a bulk that the caller has locked and takes back: it never goes on."""
+    if bulk.state not in (BulkState.RUNNING, BulkState.STOPPED):
+        return
+    changed = bulk._replace(
+        state=BulkState.UNDONE, updated_at=tx.now, finished_at=tx.now, runner=None, runner_until=None
+    )
+    _save(tx, changed)
+    numbers = {"looked_at": bulk.position, "tasks": bulk.total, "done": bulk.done}
+    audit.record(tx, "bulk undone", subject=f"bulk {bulk.name}", after=numbers)
+
+
+def leave(tx: Tx, name: str, runner: str) -> None:
+    """Leave a bulk as it is, interrupted: a person may go on with it at once."""
+    tx.run(
+        "UPDATE schedd_bulks SET runner_until = :now WHERE name = :name AND runner = :runner",
+        name=name,
+        runner=runner,
+        now=tx.now,
+    )
 
 
 def _record_stop(tx: Tx, bulk: BulkRecord, **more: Any) -> None:
@@ -283,14 +340,16 @@ def take(tx: Tx, name: str, runner: str) -> BulkRecord:
     bulk = get(tx, name, tx.dialect.lock)
     if bulk.state is not BulkState.RUNNING:
         return bulk
-    if bulk.runner not in (None, runner) and not bulk.idle(tx.now):
-        raise InvalidTransitionError(f"bulk {name} is run by another process")
+    if bulk.runner not in (None, runner):
+        why = "was interrupted: start it again" if bulk.idle(tx.now) else "is run by another process"
+        raise InvalidTransitionError(f"bulk {name} {why}")
     return bulk._replace(runner=runner)
 
 
 _OLD = {
     name: "SELECT t.name FROM schedd_bulks t WHERE t.created_at < :before AND t.updated_at < :before "
-    f"AND t.state <> {BulkState.RUNNING.code} ORDER BY t.created_at LIMIT :batch {dialect.skip_locked}"
+    f"AND (t.state <> {BulkState.RUNNING.code} OR coalesce(t.runner_until, 0) <= :before) "
+    f"ORDER BY t.created_at LIMIT :batch {dialect.skip_locked}"
     for name, dialect in DIALECTS.items()
 }
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
+
 from scheduler.ports import SECOND
+from scheduler.store.admin import stored_bulks
 from support.bench import Bench, Step
 
 from .conftest import Ctl
@@ -132,6 +135,64 @@ def test_bulk_from_plan_to_undo(ctl: Ctl, live: Bench) -> None:
     assert "which tasks" in ctl.fails(2, "bulk", "plan", "cancel")
     ctl.fails(3, "bulk", "run", "nothing")
     ctl.fails(2, "bulk", "plan", "cancel", "--subject", "ada", "--limit", "3")
+
+
+@pytest.mark.case(98)
+def test_a_canary_that_dies_ends_with_1(ctl: Ctl, live: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    live.die("a", "b", "c")
+    mark = ctl.json("dlq", "list")[0]["fingerprint"]
+    made = ctl.json("bulk", "plan", "replay", "--fingerprint", mark, "--error-class", "PermanentError", "-P", "name=a")
+    assert made["total"] == 3
+    assert ctl.json("bulk", "plan", "replay", "--error-class", "OSError")["total"] == 0
+    monkeypatch.setitem(stored_bulks.run.__kwdefaults__, "wait", lambda _: live.drain())
+    result = ctl("bulk", "run", made["name"], "--canary")
+    assert result.exit_code == 1, result.output
+    assert "2 tasks are left: the canary did not succeed" in result.stderr
+    assert live.jobs.bulks.get(made["name"]).state == "stopped"
+
+
+@pytest.mark.case(98)
+def test_an_interrupted_bulk_says_how_to_go_on(ctl: Ctl, live: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(3):
+        live.step(f"s{number}").subject("ada").after(3600).schedule()
+    made = ctl.json("bulk", "plan", "cancel", "--subject", "ada")
+    steps: list[Any] = []
+    step = stored_bulks.step
+
+    def once(*given: Any) -> Any:
+        if steps:
+            raise KeyboardInterrupt
+        steps.append(step(*given))
+        return steps[0]
+
+    monkeypatch.setattr(stored_bulks, "BATCH", 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(stored_bulks, "step", once)
+        result = ctl("bulk", "run", made["name"], "--rate", "1000")
+    assert f"interrupted after 2 of 3: `schedctl bulk run {made['name']}` goes on" in result.stderr
+    (listed,) = ctl.json("bulk", "list")
+    assert (listed["state"], listed["left"], listed["options"]["rate"]) == ("interrupted", 1, 1000.0)
+    assert ctl.json("bulk", "run", made["name"])["state"] == "done"
+    assert "a second" in ctl.fails(2, "bulk", "run", made["name"], "--rate", "0")
+
+
+@pytest.mark.parametrize("verb", ["retry", "plan"])
+def test_ages_of_what_has_ended_count_from_the_end(ctl: Ctl, live: Bench, verb: str) -> None:
+    old, new = live.die("old", "new")
+    for task_id, stored, ended in ((old, 1, 9), (new, 9, 1)):
+        live.execute(
+            "UPDATE schedd_tasks SET created_at = created_at - :stored, finished_at = finished_at - :ended "
+            "WHERE id = :id",
+            id=task_id, stored=stored * 3_600_000_000, ended=ended * 3_600_000_000,
+        )  # fmt: skip
+    command = ["retry", "--dry-run"] if verb == "retry" else ["bulk", "plan", "retry"]
+    for age, expected in (("--newer-than", new), ("--older-than", old)):
+        found = ctl.json(*command, "--kind", "Step", age, "2h")
+        if verb == "plan":
+            found = ctl.json("bulk", "show", found["name"])
+            assert [item["task_id"] for item in found] == [expected]
+        else:
+            assert [task["id"] for task in found] == [expected]
 
 
 def test_a_bulk_that_passed_tasks_over_ends_with_4(ctl: Ctl, live: Bench) -> None:

@@ -19,11 +19,12 @@ from scheduler.errors import UnknownBulkError
 from scheduler.model.bulk import MAX_TASKS, WITH_CANARY, BulkState, ItemResult
 from scheduler.model.bulk import Verb as BulkVerb
 from scheduler.model.state import TaskState
-from scheduler.model.times import SECOND
 from scheduler.store.read.kinds import get_kind
-from scheduler.store.read.search import Term, search
+from scheduler.store.read.search import Term, search_ids
 
 ITEMS = 100
+_UNDOABLE = (BulkState.DONE, BulkState.STOPPED, BulkState.INTERRUPTED)
+_FOUND = 5_000  # ids that one read looks for
 TYPED_FROM = 100  # of more tasks the number has to be typed before what cannot be taken back
 _VERBS = {
     "retry": Verb.RETRY,
@@ -71,6 +72,7 @@ def bulk(visit: Visit) -> Page:
         "with_canary": found.verb in WITH_CANARY,
         "masked_text": masked_text,
         "masked": masked,
+        "can_undo": can_undo(found),
     }
     items_data = [
         {"task": i.task_id, "before": i.before, "result": i.result, "note": masked_text(i.note)} for i in items
@@ -132,12 +134,12 @@ def _chosen(visit: Visit, verb: str) -> Filters:
         return {"ids": [int(one) for one in ids]}
     with visit.read() as tx:
         wanted = parse(visit.given("q"), tx.now, lambda path: secret_path(tx, path))
-        simple = _as_filters(wanted, tx.now)
+        simple = _as_filters(wanted)
     return simple if simple is not None else {"ids": _found(visit, wanted, verb)}
 
 
 def _found(visit: Visit, wanted: Filter, verb: str) -> list[int]:
-    """The ids of all that fit, 10,000 at most, the newest first: for filters that only pages have."""
+    """The ids of all that fit, 1,000,000 at most, the newest first: for filters that only pages have."""
     terms = list(wanted.terms)
     if not any(term.field == "state" for term in terms):
         terms.append(Term("state", tuple(state.value for state in _FOR[verb])))
@@ -145,8 +147,8 @@ def _found(visit: Visit, wanted: Filter, verb: str) -> list[int]:
     cursor: int | None = None
     while True:
         with visit.read() as tx:
-            found = search(tx, terms, limit=1000, cursor=cursor)
-        ids += [task.id for task in found.tasks]
+            found = search_ids(tx, terms, limit=_FOUND, cursor=cursor)
+        ids += found.ids
         cursor = found.cursor
         if cursor is None or len(ids) >= MAX_TASKS:
             break
@@ -155,7 +157,7 @@ def _found(visit: Visit, wanted: Filter, verb: str) -> list[int]:
     return ids[:MAX_TASKS]
 
 
-def _as_filters(wanted: Filter, now: int) -> Filters | None:
+def _as_filters(wanted: Filter) -> Filters | None:
     """The filter as programs have it, so that the audit says it; None where they have no such filter."""
     made: Filters = {}
     names = {"queue": "queue", "key": "key", "correlation": "correlation", "subject": "subject"}
@@ -167,10 +169,6 @@ def _as_filters(wanted: Filter, now: int) -> Filters | None:
             made["status"] = list(term.values)
         elif term.field == "kind":
             made["kind"] = list(term.values)
-        elif term.field == "since":
-            made["newer_than"] = max(0.0, (now - int(term.values[0])) / SECOND)
-        elif term.field == "until":
-            made["older_than"] = max(0.0, (now - int(term.values[0])) / SECOND)
         elif term.field in names and len(term.values) == 1:
             made[names[term.field]] = term.values[0]  # type: ignore[literal-required]
         else:
@@ -185,9 +183,16 @@ def _start(visit: Visit, *, verb: str) -> Done:
     typed = _is_typed(verb, found.options.get("cascade", False)) and found.total > TYPED_FROM
     if typed and visit.given("number") != str(found.total):
         raise BadInputError(f"type the number of tasks, {found.total}, to go on")
-    visit.jobs.bulks.start(name, canary=visit.ticked("canary"))
+    visit.jobs.bulks.start(name, canary=visit.ticked("canary"), rate=_rate(visit.given("rate")))
     visit.site.wake_bulks()
     return Done("It runs in the background.", f"/bulks/{name}")
+
+
+def _rate(given: str) -> float | None:
+    try:
+        return float(given) if given else None
+    except ValueError:
+        raise BadInputError(f"the rate is a number of tasks a second, not {given!r:.40}") from None
 
 
 def _stop(visit: Visit, *, verb: str) -> Done:
@@ -218,7 +223,7 @@ def _of_verb(visit: Visit, name: str, verb: str) -> Any:
 
 def can_undo(found: Any) -> bool:
     """Whether some of a bulk can be taken back: a cancel of what had not begun."""
-    return found.verb == "cancel" and found.state in (BulkState.DONE, BulkState.STOPPED) and found.done > 0
+    return found.verb == "cancel" and found.state in _UNDOABLE and found.done > 0
 
 
 for _verb in get_args(BulkVerb):

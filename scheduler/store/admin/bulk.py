@@ -121,6 +121,7 @@ def retry_many(
     no states are named. What fails again meanwhile is not retried twice."""
     _among(wanted, UNSUCCESSFUL)
     wanted, done = _begin(database, wanted, name)
+    shown = wanted.chosen()
     also = set[int]()
     if wanted.ended_before is None:
         wanted = msgspec.structs.replace(wanted, ended_before=database.now() + 1)
@@ -137,7 +138,7 @@ def retry_many(
             done.count(found.rows)
             after, more = found.last, found.more
             continue
-        with in_bulk(done.name, wanted.chosen()):
+        with in_bulk(done.name, shown):
             one = database.change(
                 lambda tx, n=count, a=after: redrive(  # type: ignore[misc]
                     tx, wanted, limit=n, downstream=downstream, after=a

@@ -1,15 +1,17 @@
 """Makes and runs bulks with a frozen scope: cancel, retry, rerun, replay, purge of what a filter chose once.
 
 The scope is a list of ids, so that a bulk changes what its plan showed and nothing else. Each transaction changes
-100 of them and records what became of each, so that any process may go on where another one has died: no task is
-changed twice.
+100 of them and records what became of each, so that a person may have any process go on where another one has died:
+no task is changed twice.
 """
 
 from __future__ import annotations
 
 import secrets
 import threading
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -98,11 +100,12 @@ def store(database: Database, made: BulkPlan, options: BulkOptions, chosen: dict
 def undo(database: Database, name: str) -> BulkRecord:
     """Make a bulk that takes back a cancel of what had not begun: those tasks wait, or are scheduled, again.
 
-    It is planned, as any other. Raises UnknownBulkError; InvalidTransitionError if nothing of it can be taken back.
+    It is planned, as any other; the old one has ended, also if it was running, stopped or interrupted. Raises
+    UnknownBulkError; InvalidTransitionError if nothing of it can be taken back.
     """
 
     def work(tx: Tx) -> BulkRecord:
-        bulk = bulks.get(tx, name)
+        bulk = bulks.get(tx, name, tx.dialect.lock)
         codes = ", ".join(str(state.code) for state in UNBEGUN)
         rows = tx.run(
             "SELECT task_id FROM schedd_bulk_items WHERE bulk = :name "
@@ -113,6 +116,7 @@ def undo(database: Database, name: str) -> BulkRecord:
             raise InvalidTransitionError(
                 f"bulk {name} cannot be undone: only a cancel of tasks that had not begun can be taken back"
             )
+        bulks.end_undone(tx, bulk)
         made = bulks.insert(tx, "uncancel", [row[0] for row in rows], chosen={"bulk": name}, undoes=name)
         return bulks.get(tx, made)
 
@@ -123,41 +127,44 @@ def run(
     database: Database,
     name: str,
     *,
+    runner: str | None = None,
     each: Callable[[BulkRecord], object] = lambda _: None,
     stop: threading.Event | None = None,
     patched: Patched | None = None,
-    wait: Callable[[float], object] | None = None,
+    wait: Callable[[float], object] = time.sleep,
+    patient: bool = True,
 ) -> BulkRecord:
     """Run a started bulk until it is done or stopped. ``each``: called after each transaction.
 
-    ``stop``: once it is set, this leaves the bulk to others. ``patched``: makes payloads with other fields. ``wait``:
-    waits so many seconds while the task that goes first has not ended; None: this leaves the bulk to a later call then.
-    Raises UnknownBulkError; InvalidTransitionError if another process runs it; StoreUnavailableError.
+    What breaks it off, or ``stop``, leaves it interrupted. ``patched``: makes payloads with other fields. ``wait``:
+    waits so many seconds. Without ``patient`` this returns while the task that goes first has not ended; ``runner``
+    then calls again within a minute. Raises UnknownBulkError; InvalidTransitionError if another process runs it;
+    StoreUnavailableError.
     """
-    runner = secrets.token_hex(8)
+    runner = secrets.token_hex(8) if runner is None else runner
     with database.read() as tx:
         position = bulks.get(tx, name).position
-    while True:
-        bulk = database.change(lambda tx: step(tx, name, runner, patched))
-        if bulk.state is not BulkState.RUNNING:
-            return bulk
-        waits = bulk.position == position
-        position = bulk.position
-        if not waits:
-            each(bulk)
-        if (waits and wait is None) or (stop is not None and stop.is_set()):
-            database.change(lambda tx: _leave(tx, name, runner))
-            return bulk
-        if waits and wait is not None:
-            wait(CANARY_EVERY_S)
-
-
-def _leave(tx: Tx, name: str, runner: str) -> None:
-    tx.run(
-        "UPDATE schedd_bulks SET runner = NULL, runner_until = NULL WHERE name = :name AND runner = :runner",
-        name=name,
-        runner=runner,
-    )
+    try:
+        while True:
+            bulk = database.change(lambda tx: step(tx, name, runner, patched))
+            if bulk.state is not BulkState.RUNNING:
+                return bulk
+            moved, position = bulk.position - position, bulk.position
+            if moved:
+                each(bulk)
+            if stop is not None and stop.is_set():
+                database.change(lambda tx: bulks.leave(tx, name, runner))
+                return bulk
+            if not moved and not patient:
+                return bulk
+            if not moved:
+                wait(CANARY_EVERY_S)
+            elif bulk.options.rate is not None:
+                wait(moved / bulk.options.rate)
+    except BaseException:
+        with suppress(SchedulerError):  # if that fails, too, its time runs out
+            database.change(lambda tx: bulks.leave(tx, name, runner))
+        raise
 
 
 def step(tx: Tx, name: str, runner: str, patched: Patched | None = None) -> BulkRecord:
@@ -177,12 +184,17 @@ def step(tx: Tx, name: str, runner: str, patched: Patched | None = None) -> Bulk
         if end is not TaskState.SUCCESS:
             with acting(bulk.who):
                 return bulks.stop_after_canary(tx, bulk, canary, end)
-    some, _ = bulks.items(tx, name, limit=1 if alone else BATCH, cursor=bulk.position - 1)
+    some, _ = bulks.items(tx, name, limit=1 if alone else _batch(bulk.options.rate), cursor=bulk.position - 1)
     places = {item.task_id: item.position for item in some}
     with acting(bulk.who):
         results, dependants = _APPLY[bulk.verb](tx, list(places), bulk.options, patched)
     rows = [(places[task_id], before, result, note) for task_id, (before, result, note) in results.items()]
     return bulks.write(tx, bulk, rows, dependants)
+
+
+def _batch(rate: float | None) -> int:
+    """How many tasks a transaction changes: with a rate what is due in a second, so that nothing comes in bursts."""
+    return BATCH if rate is None else max(1, min(BATCH, round(rate)))
 
 
 _Results = dict[int, tuple[int | None, ItemResult, str | None]]  # id -> (state before, result, note)

@@ -29,9 +29,9 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Which tasks. Each condition that is given must hold.
 
     ``payload``: field -> value; ``a.b`` is field b of object a. ``before`` and ``since``: stored before, or at or
-    after, this instant; ``ended_before``: ended before it (microseconds). ``correlation`` also means the task that has
-    this id and no correlation of its own; ``message_type`` is the kind where none was given. ``ids``: one of these;
-    ``up_to``: none with a higher id.
+    after, this instant; ``ended_before`` and ``ended_since``: ended before it, or at or after it (microseconds).
+    ``correlation`` also means the task that has this id and no correlation of its own; ``message_type`` is the kind
+    where none was given. ``ids``: one of these; ``up_to``: none with a higher id.
     """
 
     ids: tuple[int, ...] = ()
@@ -49,6 +49,15 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
     before: int | None = None
     since: int | None = None
     ended_before: int | None = None
+    ended_since: int | None = None
+
+    def aged(self, now: int, older_than: int | None, newer_than: int | None, *, ended: bool) -> TaskFilter:
+        """With two ages: since tasks ended, for verbs on what has ended; else since they were stored."""
+        before = None if older_than is None else now - older_than
+        since = None if newer_than is None else now - newer_than
+        if ended:
+            return msgspec.structs.replace(self, ended_before=before, ended_since=since)
+        return msgspec.structs.replace(self, before=before, since=since)
 
     @property
     def empty(self) -> bool:
@@ -56,8 +65,8 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
         return not self.chosen().keys() - {"up_to"}
 
     def chosen(self) -> dict[str, Any]:
-        """What it chooses by, for the audit; not by which end of a bulk's own it is bounded."""
-        given = {name: getattr(self, name) for name in self.__struct_fields__ if name != "ended_before"}
+        """What it chooses by, for the audit."""
+        given = {name: getattr(self, name) for name in self.__struct_fields__}
         given["kind"] = self.kinds[0] if len(self.kinds) == 1 else list(given.pop("kinds"))
         given["status"] = [state.value for state in given.pop("states")]
         given["ids"] = None if not self.ids else ranges(self.ids)
@@ -92,6 +101,7 @@ class TaskFilter(msgspec.Struct, frozen=True, kw_only=True):
             ("before", "t.created_at < :before"),
             ("since", "t.created_at >= :since"),
             ("ended_before", "t.finished_at < :ended_before"),
+            ("ended_since", "t.finished_at >= :ended_since"),
             ("up_to", "t.id <= :up_to"),
         ):
             if getattr(self, name) is not None:

@@ -14,7 +14,7 @@ from scheduler.model.task import Priority
 from scheduler.ports import SECOND
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
-from scheduler.store.read.paging import Asked, Led, Window, first_id, ids_of, of_correlation
+from scheduler.store.read.paging import Asked, Ids, Led, Window, first_id, ids_of, of_correlation
 from scheduler.store.read.tasks import Found, get_tasks
 
 WINDOW = 100_000  # tasks that are looked at for one page where no index leads to them, the newest first
@@ -61,12 +61,17 @@ def search(
 
     ``broken``: called with each row that cannot be read, which is left out.
     """
+    page = search_ids(tx, terms, limit=limit, cursor=cursor)
+    return Found(get_tasks(tx, page.ids, broken), page.cursor, page.bound)
+
+
+def search_ids(tx: Tx, terms: Sequence[Term], *, limit: int, cursor: int | None = None) -> Ids:
+    """The ids of a page of :func:`search`."""
     asked = _asked(tx, terms)
     payload = [term for term in terms if term.field == "payload"]
     window = Window(WINDOW)
     if not payload:
-        page = ids_of(tx, asked, cursor, limit, window)
-        return Found(get_tasks(tx, page.ids, broken), page.cursor, page.bound)
+        return ids_of(tx, asked, cursor, limit, window)
     ids: list[int] = []
     while True:
         page = ids_of(tx, asked, cursor, _CHUNK, window)
@@ -74,9 +79,9 @@ def search(
         ids += [one for one in page.ids if one in texts and all(_fits(term, texts[one]) for term in payload)]
         cursor = page.cursor
         if len(ids) > limit:
-            return Found(get_tasks(tx, ids[:limit], broken), ids[limit - 1], False)
+            return Ids(ids[:limit], ids[limit - 1])
         if cursor is None or page.bound:
-            return Found(get_tasks(tx, ids, broken), cursor, page.bound)
+            return Ids(ids, cursor, page.bound)
 
 
 def any_with(tx: Tx, *terms: Term) -> bool:

@@ -115,11 +115,11 @@ def test_one_task_goes_first_and_the_rest_if_it_succeeds(bench: Bench, small: No
     database = bench.jobs.database
     bench.jobs.bulks.start(made.name, canary=True)
     for _ in range(2):  # the second waits for what the first has begun
-        waits = stored_bulks.run(database, made.name)
+        waits = stored_bulks.run(database, made.name, runner="console", patient=False)
         assert (waits.state, waits.position) == (BulkState.RUNNING, 1)
     assert bench.states(*dead) == ["scheduled", *["dead"] * 4]
     bench.drain()  # it dies again
-    stopped = stored_bulks.run(database, made.name)
+    stopped = stored_bulks.run(database, made.name, runner="console")
     assert (stopped.state, stopped.done) == (BulkState.STOPPED, 1)
     assert bench.jobs.audit(action="bulk stopped")[0].after["canary"] == dead[0]
     assert bench.states(*dead) == ["dead"] * 5, "the rest is as it was"
@@ -184,11 +184,7 @@ def test_a_bulk_whose_process_died_is_gone_on_with_once(bench: Bench, small: Non
         database.change(lambda tx: stored_bulks.step(tx, made.name, "dead process"))
     with pytest.raises(InvalidTransitionError, match="another process"):
         bench.jobs.bulks.run(made.name)
-    with database.read() as tx:
-        assert bulks.unfinished(tx) == []
     bench.clock.advance(bulks.RUNNER_US / SECOND + 1)
-    with database.read() as tx:
-        assert bulks.unfinished(tx) == [made.name]
     assert bench.jobs.bulks.run(made.name).done == 7
     assert bench.states(*tasks) == ["cancelled"] * 7
     late = database.change(lambda tx: stored_bulks.step(tx, made.name, "dead process"))
@@ -267,46 +263,38 @@ def test_the_scope_is_bounded(bench: Bench, small: None, monkeypatch: pytest.Mon
     due(bench, 7, subject="ada")
     plan = bench.jobs.bulks.plan("cancel", subject="ada")
     assert (len(plan.ids), plan.more) == (4, True)
-    assert model.MAX_TASKS == 10_000
+    assert model.MAX_TASKS == 1_000_000
 
 
-def test_a_thread_runs_what_is_started_and_what_was_left(
-    bench: Bench, small: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_thread_runs_what_is_started(bench: Bench, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "LOOK_EVERY_S", 0.02)
     tasks = due(bench, 5, subject="ada")
-    left = bench.jobs.bulks.create("cancel", ids=tasks[:3])
-    database = bench.jobs.database
-    bench.jobs.bulks.start(left.name)
-    database.change(lambda tx: stored_bulks.step(tx, left.name, "dead process"))
-    bench.clock.advance(bulks.RUNNER_US / SECOND + 1)
+    made = [bench.jobs.bulks.create("cancel", ids=some) for some in (tasks[:3], tasks[3:])]
     notified = threading.Event()
 
     def notify() -> None:
-        names = (left.name, made.name)
-        if all(bench.jobs.bulks.get(name).state is BulkState.DONE for name in names):
+        if all(bench.jobs.bulks.get(one.name).state is BulkState.DONE for one in made):
             notified.set()
 
-    made = bench.jobs.bulks.create("cancel", ids=tasks[3:])
-    runner = BulkRunner(database, notify)
+    runner = BulkRunner(bench.jobs.database, notify)
     runner.start()
     try:
-        bench.jobs.bulks.start(made.name)
+        for one in made:
+            bench.jobs.bulks.start(one.name)
         runner.wake()
         assert notified.wait(30)
     finally:
         runner.stop()
     assert bench.states(*tasks) == ["cancelled"] * 5
-    assert [one.name for one in bench.jobs.bulks.list()] in ([made.name, left.name], [left.name, made.name])
-    assert {item.result for item in bench.jobs.bulks.items(made.name)} == {ItemResult.DONE}
+    assert {item.result for item in bench.jobs.bulks.items(made[1].name)} == {ItemResult.DONE}
 
 
 def test_old_bulks_go_with_the_audit(bench: Bench) -> None:
     old = bench.jobs.bulks.create("cancel", ids=due(bench, 2))
     bench.jobs.bulks.run(old.name)
     waiting = bench.jobs.bulks.create("cancel", ids=due(bench, 2))
-    bench.jobs.bulks.start(waiting.name)
     bench.clock.advance(400 * 86_400)
+    bench.jobs.bulks.start(waiting.name)
     kept = dict.fromkeys(("success", "failed", "outcomes", "events", "audit"), 86400.0)
     bench.jobs.database.change(lambda tx: purge_batch(tx, kept))
     assert [one.name for one in bench.jobs.bulks.list()] == [waiting.name], "one that runs stays"
