@@ -2,7 +2,7 @@
 
 import sys
 
-from scheduler.daemon.main import main
+from scheduler.daemon import run
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run())

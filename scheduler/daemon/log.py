@@ -34,6 +34,7 @@ _FIRST = ("timestamp", "level", "logger", "event")
 _ON_EVERY_LINE = frozenset({*_FIRST, *LOG_FIELDS, "trace_id", "span_id", "exc_info"})
 _PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
 _DEBUG_PRIORITY = 7
+ATTEMPTS = "scheduler.engine.attempts"  # the logger of lines about the ends of attempts
 
 
 def configure(settings: Log, stream: TextIO | None = None, environ: Mapping[str, str] = os.environ) -> None:
@@ -127,8 +128,44 @@ def _renderers(settings: Log, stream: TextIO, environ: Mapping[str, str]) -> lis
     terminal = is_terminal(stream)
     if settings.format == "console" or (settings.format == "auto" and terminal):
         colors = terminal and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
-        return [_printable, structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=_plain_traceback)]
+        shown = structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=_plain_traceback)
+        return [_printable, _OneRow(shown, colors) if terminal else shown]
     return [structlog.processors.format_exc_info, _to_json]
+
+
+class _OneRow:
+    """Renders the line about an attempt's end in one row of a terminal; other lines as ``shown`` does.
+
+    The rest of its fields is in ``schedctl show``, and in a log that is not a terminal's.
+    """
+
+    def __init__(self, shown: Processor, colors: bool) -> None:
+        import structlog
+
+        self._shown = shown
+        self._styles = structlog.dev.ConsoleRenderer.get_default_level_styles(colors)
+        self._reset = structlog.dev.RESET_ALL if colors else ""
+
+    def __call__(self, logger: Any, method: str, event: MutableMapping[str, Any]) -> Any:
+        if event.get("logger") != ATTEMPTS or "outcome" not in event or "task" not in event:
+            return self._shown(logger, method, event)
+        level = str(event.get("level", ""))
+        time = str(event.get("timestamp", ""))[11:19]
+        row = f"{time} [{self._styles.get(level, '')}{level:<7}{self._reset}] {event['outcome']:<9} "
+        row += f"{event.get('kind')} {event['task']}"
+        if event.get("attempt", 1) != 1:
+            row += f", attempt {event['attempt']}"
+        if event.get("key") is not None:
+            row += f", key {event['key']}"
+        if isinstance(event.get("ms"), (int, float)):
+            row += f", {_lasting(event['ms'])}"
+        return row if event.get("error") is None else f"{row}: {event['error']}"
+
+
+def _lasting(milliseconds: float) -> str:
+    if milliseconds < 10:
+        return f"{milliseconds:.1f} ms"
+    return f"{milliseconds:.0f} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.1f} s"
 
 
 def _printable(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

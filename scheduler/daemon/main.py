@@ -87,6 +87,8 @@ def _serve(config: Config, factory: Factory, bounds: BoundedRun) -> DaemonExit:
         logger.warning("%s", user_modules.advice(path))
     for module in loader.idle:
         logger.warning("module %s defines no task type and has no setup()", module)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # which processes get that tasks fork
     with Signals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         supervisor = Supervisor(config, service, loader, notifier, signals, companions, bounds)
         with _monitoring(config, supervisor):
@@ -187,6 +189,8 @@ def main(argv: Sequence[str] | None = None, *, factory: Factory = build) -> int:
     if ended.hard:
         leave(ended.status)
     if argv is None:  # the process is ours: no caller continues after this
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)  # it has stopped, and says so by its status
         _leave_soon(ended.status)
     return ended.status
 

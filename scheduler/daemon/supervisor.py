@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from scheduler.telemetry.health import Vitals
     from scheduler.telemetry.registry import MetricsRegistry
 
+NOTHING_NEW = "reloaded: nothing has changed in the configuration; new code of task modules needs a restart"
+NOTHING_NOW = "reloaded: nothing of what has changed takes effect before a restart"
 OK, FAILED, UNREACHABLE, RESTART = 0, 1, 5, 75  # 75: systemd starts the daemon again
 STATUS_EVERY = 10.0
 LAST_WRITE_TIMEOUT = 10.0  # seconds that the last write may take, after the drain time or a second signal
@@ -343,7 +345,11 @@ class Supervisor:
             later.append("tasks.modules")  # imported modules stay imported
         if set(old.tasks.builtin) - set(kept.tasks.builtin):
             later.append("tasks.builtin")
-        logger.info("reloaded", extra={"changed": changed(old, kept), "kinds_registered": kinds})
+        now = changed(old, kept)
+        if now or kinds:
+            logger.info("reloaded", extra={"changed": now, "kinds_registered": kinds})
+        else:
+            logger.info("%s", NOTHING_NOW if later else NOTHING_NEW, extra={"file": kept.file})
         if later:
             logger.warning("only a restart puts these into effect: %s", ", ".join(later))
 

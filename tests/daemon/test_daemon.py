@@ -235,8 +235,7 @@ def test_a_second_signal_stops_at_once(start: Start, systemd: Systemd, number: i
     systemd.expect("READY=1")
     child.kill(number)
     child.says("drain")
-    child.kill(number)
-    child.expect("stopping at once")
+    child.kill_until(number, "stopping at once")
     child.says("stop now")
     child.expect("1 tasks were still running")
     assert child.end() == 0
@@ -247,10 +246,9 @@ def test_a_third_signal_ends_it_whatever_happens(start: Start, systemd: Systemd)
     systemd.expect("READY=1")
     child.kill(signal.SIGTERM)
     child.says("drain")
-    child.kill(signal.SIGTERM)
+    child.kill_until(signal.SIGTERM, "stopping at once")
     child.says("stop now")
-    child.kill(signal.SIGTERM)
-    child.expect("could not release")
+    child.kill_until(signal.SIGTERM, "could not release")
     assert child.end() == 5
 
 
@@ -444,6 +442,22 @@ def test_reload_takes_what_is_safe_and_names_the_rest(start: Start, systemd: Sys
     child.expect("only a restart puts these into effect: worker.lease, log.attempts")
     child.kill(signal.SIGTERM)
     child.expect("running ones have 3 s")
+    assert child.end() == 0
+
+
+def test_a_reload_that_changes_nothing_says_so(start: Start, systemd: Systemd, tmp_path: Path) -> None:
+    write(tmp_path, "[worker]\nlease = 9")
+    child = start()
+    systemd.expect("READY=1")
+    child.kill(signal.SIGHUP)
+    line = json.loads(child.expect("reloaded"))
+    assert "nothing has changed" in line["event"]
+    assert "changed" not in line
+    write(tmp_path, "[worker]\nlease = 8")
+    child.kill(signal.SIGHUP)
+    assert "changed" not in json.loads(child.expect("reloaded: nothing of what has changed takes effect before"))
+    child.expect("only a restart puts these into effect: worker.lease")
+    child.kill(signal.SIGTERM)
     assert child.end() == 0
 
 

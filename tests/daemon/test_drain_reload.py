@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import queue
 import signal
 import sqlite3
 import time
@@ -112,16 +110,6 @@ def test_drain_lets_running_tasks_finish_and_leaves_the_others(
     assert not [line for line in child.rest(child.out) if line.startswith("running")]
 
 
-def signals_until(child: Child, line: str) -> None:
-    """Send SIGTERM until the daemon says it: within a second of the first one it counts as the first."""
-    deadline = time.monotonic() + PATIENCE
-    while not any(line in one for one in child.seen):
-        assert time.monotonic() < deadline
-        child.kill(signal.SIGTERM)
-        with contextlib.suppress(queue.Empty):
-            child.err.get(timeout=0.1)
-
-
 @pytest.mark.case(8)
 def test_two_signals_within_a_moment_are_one(database: Database, jobs: Scheduler, nursery: Nursery) -> None:
     """As timeout(1), honcho and a terminal's Ctrl-C beside a manager send them: what runs comes to its end."""
@@ -148,7 +136,7 @@ def test_what_still_runs_is_handed_back(database: Database, jobs: Scheduler, nur
     child.kill(signal.SIGTERM)
     if how == "a second signal":
         child.expect("stopping: no new tasks")
-        signals_until(child, "stopping at once")
+        child.kill_until(signal.SIGTERM, "stopping at once")
     child.expect("1 tasks were still running")
     assert child.end() == 0
     back = jobs.get_task(task_id)

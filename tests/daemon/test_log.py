@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -341,3 +342,44 @@ def test_importing_it_does_not_import_structlog() -> None:
     code = "import sys, scheduler.daemon.log; print('structlog' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
     assert done.stdout == "False\n"
+
+
+ENDED = {
+    "task": 4711,
+    "kind": "billing.SendInvoice",
+    "attempt": 1,
+    "key": None,
+    "correlation": "order-42-of-a-customer",
+    "idempotency_key": "0123456789abcdef0123456789abcdef",
+    "message_type": "billing.SendInvoice",
+    "schema_version": 1,
+    "created_at": "2026-11-26T14:20:46.247263Z",
+    "outcome": "succeeded",
+    "ms": 1234.5678,
+}
+
+
+@pytest.mark.parametrize("colors", [True, False])
+def test_an_attempt_is_one_row_of_a_terminal(colors: bool) -> None:
+    stream = Terminal()
+    log.configure(Log(), stream, {"TERM": "xterm"} if colors else {"NO_COLOR": "1"})
+    attempts = logging.getLogger("scheduler.engine.attempts")
+    attempts.info("attempt succeeded", extra=ENDED)
+    again = {"attempt": 3, "key": "a", "ms": 2.34, "outcome": "dead", "error": "bad \x1b[31mnumber"}
+    attempts.error("attempt dead", extra=ENDED | again)
+    first, second = [re.sub(r"\x1b\[\d*m", "", line)[9:] for line in stream.getvalue().splitlines()]
+    assert first == "[info   ] succeeded billing.SendInvoice 4711, 1.2 s"
+    assert second == "[error  ] dead      billing.SendInvoice 4711, attempt 3, key a, 2.3 ms: bad ·[31mnumber"
+    assert len(first) + 9 <= 80
+    assert ("\x1b" in stream.getvalue()) is colors
+
+
+def test_an_attempt_has_all_its_fields_where_no_person_reads() -> None:
+    stream = io.StringIO()
+    log.configure(Log(format="console"), stream)
+    logging.getLogger("scheduler.engine.attempts").info("attempt succeeded", extra=ENDED)
+    assert "idempotency_key=0123456789abcdef0123456789abcdef" in stream.getvalue()
+    log.configure(Log(), stream := io.StringIO())
+    logging.getLogger("scheduler.engine.attempts").info("attempt succeeded", extra=ENDED)
+    (line,) = lines(stream)
+    assert ENDED.items() <= line.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import re
@@ -71,6 +72,15 @@ class Child:
 
     def kill(self, number: int) -> None:
         self.process.send_signal(number)
+
+    def kill_until(self, number: int, said: str) -> None:
+        """Send a signal until the daemon says so: within a second of the one before it counts as that one."""
+        deadline = time.monotonic() + PATIENCE
+        while not any(said in line for line in self.seen):
+            assert time.monotonic() < deadline, f"no line has {said!r}; the last were:\n" + self._last()
+            self.kill(number)
+            with contextlib.suppress(queue.Empty):
+                self.err.get(timeout=0.1)
 
     def end(self) -> int:
         """Wait for its end; its status."""
