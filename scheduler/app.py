@@ -30,7 +30,16 @@ from scheduler.engine.options import EngineOptions, ProcessOptions
 from scheduler.errors import ConfigError
 from scheduler.forking import after_fork, leave_to_parent
 from scheduler.model.dead_letter import DeadLetter
-from scheduler.model.defaults import DRAIN, LEASE, MISFIRE_GRACE, NO_SLOT, POOL_SLOTS, PROCESS_GRACE, RETENTION
+from scheduler.model.defaults import (
+    DRAIN,
+    LEASE,
+    MISFIRE_GRACE,
+    NO_SLOT,
+    POOL_SLOTS,
+    PROCESS_GRACE,
+    RETENTION,
+    UNMOVED_AFTER,
+)
 from scheduler.model.limits import parse_size
 from scheduler.model.names import is_name
 from scheduler.model.registry import Registry
@@ -71,11 +80,13 @@ class Scheduler(
     ``url``: SQLAlchemy URL of a SQLite file or a PostgreSQL database. ``state``: the application's own object,
     ``ctx.state`` in handlers. ``settings``: sections of the configuration for the built-in tasks. ``pools``:
     (thread slots, async slots) by name. ``lease``, ``drain``, ``misfire_grace``: seconds. ``default_timeout``:
-    seconds that an attempt of a task without a timeout may take, 0: for ever. ``retention``: seconds by success,
-    failed, outcomes, events, results, keys, audit, stats; and by dead, cancelled, skipped, which stay as long as failed
-    where they are not given. ``rollups``: keep the numbers of :meth:`stats`. ``metrics``: keep this worker's own
-    metrics, for Prometheus or OpenTelemetry. ``otel``: trace tasks with OpenTelemetry, with
-    these settings of ``[otel]`` (endpoint, ratio, parent, service, slow, settle, logs, metrics); None: do not.
+    seconds that an attempt of a task without a timeout may take, 0: for ever. ``unmoved_after``: seconds after which an
+    attempt without a timeout or a heartbeat that does not move is named as a problem, 0: never. ``retention``: seconds
+    by success, failed, outcomes, events, results, keys, audit, stats; and by dead, cancelled, skipped, which stay as
+    long as failed where they are not given. ``rollups``: keep the numbers of :meth:`stats`.
+    ``metrics``: keep this worker's own metrics, for Prometheus or OpenTelemetry. ``otel``: trace tasks with
+    OpenTelemetry, with these settings of ``[otel]`` (endpoint, ratio, parent, service, slow, settle, logs, metrics);
+    None: do not.
     ``before_schedule(builder)`` is called before anything is stored, ``around_run(ctx)`` must return a context
     manager that surrounds each run, ``on_dead_letter(letter)`` is called, once and after the commit, for each task
     that failed for good while this process ran it.
@@ -102,6 +113,7 @@ class Scheduler(
         drain: float = DRAIN,
         max_concurrent_tasks: int = 0,
         default_timeout: float = 0.0,
+        unmoved_after: float = UNMOVED_AFTER,
         timezone: str = "UTC",
         misfire_grace: float = MISFIRE_GRACE,
         retention: Mapping[str, float] | None = None,
@@ -143,6 +155,7 @@ class Scheduler(
             max_concurrent=_whole(max_concurrent_tasks, "max_concurrent_tasks", 0),
             lease=_positive(lease, "lease"),
             default_timeout=round(_seconds(default_timeout, "default_timeout") * SECOND),
+            unmoved_after=_seconds(unmoved_after, "unmoved_after"),
             misfire_grace=_positive(misfire_grace, "misfire_grace", 1),
             retention=_retention(retention or {}),
             log_attempts=log_attempts,

@@ -53,6 +53,7 @@ ENGINE: tuple[frozenset[str], ...] = (
     frozenset({"attempt", "dead_letter_hook", "fair_rotation", "options"}),
     frozenset({"durable"}),
     frozenset({"execution"}),
+    frozenset({"moves"}),
     frozenset({"child", "state"}),
     frozenset({"processes"}),
     frozenset({"slots"}),

@@ -27,6 +27,7 @@ from scheduler.cli.views import (
     edge_view,
     placement_view,
     task_view,
+    time,
 )
 from scheduler.cli.watch import watchable
 
@@ -232,6 +233,7 @@ def _show_at(session: Session, ids: tuple[int, ...], at: int) -> None:
 @watchable
 def why_command(session: Session, /, ids: tuple[int, ...]) -> None:
     """Why tasks do not run, or how they ended."""
+    from scheduler.store.read.explain import runs_text
     from scheduler.store.read.tasks import get_task
     from scheduler.store.read.why_chain import whole_why
 
@@ -242,7 +244,8 @@ def why_command(session: Session, /, ids: tuple[int, ...]) -> None:
         for task_id in ids:
             task = get_task(tx, task_id)
             state, reason = task.at(now).state.value, whole_why(tx, task_id)
-            row = {"id": task_id, "kind": task.kind, "state": state, "why": reason or "it is running"}
+            runs = runs_text(task.state, task.started_at, task.last_heartbeat_at, now)
+            row = {"id": task_id, "kind": task.kind, "state": state, "why": reason or runs}
             rows.append(Masks(tx, [task.kind]).view(task, row))
     print_rows(session, rows, whole=True)
 
@@ -253,8 +256,9 @@ def view_of(session: Session, task_id: int, *, reveal: bool = False) -> dict[str
     from scheduler.store.durable import checkpoints, waits
     from scheduler.store.placements import placements_of
     from scheduler.store.read.audit import of_task
+    from scheduler.store.read.explain import runs_text
     from scheduler.store.read.graph import dependencies, dependents
-    from scheduler.store.read.history import attempt_log, attempts, stack_of
+    from scheduler.store.read.history import attempt_log, attempts, stack_of, standing_of
     from scheduler.store.read.tasks import get_task
     from scheduler.store.read.why_chain import whole_why
     from scheduler.store.read.workers import workers
@@ -270,10 +274,15 @@ def view_of(session: Session, task_id: int, *, reveal: bool = False) -> dict[str
         labels = {w.id: w.label for w in workers(tx)} if task.worker is not None else {}
         log = attempt_log(tx, task_id)
         hangs = None if task.worker is None else stack_of(tx, task_id, task.claim)
+        stands = None if task.worker is None else standing_of(tx, task_id, task.claim)
+        if hangs is None and stands is not None:
+            hangs = stands.stack
         view = {
             **task_view(task.at(now)),
             "worker": labels.get(task.worker or 0),
             "why": whole_why(tx, task_id),
+            "runs": runs_text(task.state, task.started_at, task.last_heartbeat_at, now) if task.worker else None,
+            "standing": None if stands is None else {"since": time(stands.since), "where": stands.where},
             "depends_on": [edge_view(e, e.parent) for e in dependencies(tx, task_id)],
             "dependents": [edge_view(e, e.child) for e in dependents(tx, task_id)],
             "attempts": [attempt_view(a) for a in attempts(tx, task_id)],
@@ -320,7 +329,7 @@ def print_view(view: dict[str, Any]) -> None:
     fields += [("payload", view["payload"]), ("result", view["result"]), ("error", view["error"])]
     print_fields(fields)
     say()
-    say(f"why: {cell(view['why'])}" if view["why"] is not None else "it is running")
+    say(f"why: {cell(view['why'])}" if view["why"] is not None else view["runs"] or "it is running")
     edges = sorted(view["depends_on"], key=lambda edge: bool(edge["satisfied"]))  # what it waits for comes first
     for title, rows, some, columns in (
         ("depends on", view["depends_on"], edges[:ROWS], EDGE_COLUMNS),
@@ -337,7 +346,7 @@ def print_view(view: dict[str, Any]) -> None:
             say(f"\n{title}:" if whole else f"\n{title} ({len(some)} of {len(rows)}; `-o json` has all):")
             print_table(rows if whole else some, columns, indent="  ")
     if view["stack"]:
-        say("\nit hangs in:")
+        say("\nit hangs in:" if view["standing"] is None else f"\nit stands, since {view['standing']['since']}, in:")
         for line in view["stack"]:
             say(f"  {line}")
     if view["log"]:

@@ -25,6 +25,8 @@ SHOW_FIELDS = (
     *(
         "worker",
         "why",
+        "runs",
+        "standing",
         "depends_on",
         "dependents",
         "attempts",

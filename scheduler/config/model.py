@@ -16,7 +16,7 @@ from scheduler.config.gateway import Gateway
 from scheduler.config.messages import Door, Sink, Source, common_settings, is_secret_option
 from scheduler.config.section import Section
 from scheduler.config.sources import OPEN, Duration, format_duration, is_duration
-from scheduler.model.defaults import DRAIN, LEASE, MISFIRE_GRACE, POOL_SLOTS, PROCESS_GRACE, RETENTION
+from scheduler.model.defaults import DRAIN, LEASE, MISFIRE_GRACE, POOL_SLOTS, PROCESS_GRACE, RETENTION, UNMOVED_AFTER
 from scheduler.model.redact import redact, shown_url
 
 Count = Annotated[int, Meta(ge=0)]
@@ -58,6 +58,7 @@ class Worker(Section, frozen=True):
     recycle_memory: str = "0"
     max_concurrent_tasks: Count = 0
     default_timeout: Duration = 0.0
+    unmoved_after: Duration = UNMOVED_AFTER
     restart_when_hung: bool = False
 
 

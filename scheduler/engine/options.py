@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from scheduler.model.defaults import LEASE, MISFIRE_GRACE, POOL_SLOTS, PROCESS_GRACE, RETENTION
+from scheduler.model.defaults import LEASE, MISFIRE_GRACE, POOL_SLOTS, PROCESS_GRACE, RETENTION, UNMOVED_AFTER
 
 
 class ProcessOptions(NamedTuple):
@@ -31,7 +31,8 @@ class EngineOptions(NamedTuple):
     """Pools are (thread slots, async slots) by name; times are seconds.
 
     ``ahead``: how far ahead of the slots to claim; ``give_back``: attempts not started by then are released;
-    ``default_timeout``: microseconds, of tasks that have none; 0: none either. ``rollups``: keep numbers of attempts.
+    ``default_timeout``: microseconds, of tasks that have none; 0: none either. ``unmoved_after``:
+    after so long an attempt that does not move is published; 0: never. ``rollups``: keep numbers of attempts.
     ``any_executor``: run tasks that name an executor, too.
     ``executor``: run tasks that name this one, too; ``job``: its job that this worker is.
     ``metrics``: keep this worker's own metrics, see ``telemetry/registry.py``.
@@ -45,6 +46,7 @@ class EngineOptions(NamedTuple):
     give_back: float = 1.0
     poll: float = 1.0
     default_timeout: int = 0
+    unmoved_after: float = UNMOVED_AFTER
     misfire_grace: float = MISFIRE_GRACE
     retention: Mapping[str, float] = RETENTION
     log_attempts: str = "notable"

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from scheduler.engine.attempt.attempt import Attempt
 from scheduler.engine.attempt.runtime import CpuFuture, StoredDrafts
 from scheduler.engine.dead_letter_hook import DeadLetterHook
+from scheduler.engine.moves import Moves
 from scheduler.engine.options import Adjustable, EngineOptions
 from scheduler.errors import StoreUnavailableError
-from scheduler.model.capacity import Capacity, HungHandler, OrphanedAttempts
+from scheduler.model.capacity import Capacity, HungHandler, OrphanedAttempts, UnmovedHandler
 from scheduler.model.defaults import RETENTION
 from scheduler.model.outcome import Lives, Outcome, OutcomeColumns
 from scheduler.model.pauses import Pauses
@@ -85,6 +86,7 @@ class ChildProcesses(Protocol):
     @property
     def backing_off(self) -> bool: ...
     def can_run(self, kind: Kind) -> bool: ...
+    def look(self, attempt: Attempt) -> None: ...
     def submit_function(
         self, attempt: Attempt, function: Callable[..., Any], args: tuple[Any, ...]
     ) -> CpuFuture[Any]: ...
@@ -133,6 +135,8 @@ class EngineState:
         self.busy_at = self.monotonic()  # when tasks were last claimed, or an attempt ended
         self.losing: set[tuple[int, int]] = set()  # claims taken from attempts that still run
         self.hung: tuple[HungHandler, ...] = ()  # handlers that hang
+        self.unmoved: tuple[UnmovedHandler, ...] = ()  # handlers that may hang
+        self.moves = Moves()  # of running attempts, not written yet
         self.traffic = Traffic()  # of this process's sources and sinks
         self.means: dict[str, float] = {}  # seconds by kind
         counted = options.rollups or options.metrics
@@ -373,6 +377,7 @@ class EngineState:
             childless=self.processes is not None and self.processes.backing_off,
             orphans=self._orphaned_attempts(),
             hung=self.hung,
+            unmoved=self.unmoved,
             begun="" if self.begun is None else str(self.begun.path),
             lease_needed=self.lease_needed,
             troubles=self.traffic.troubles,

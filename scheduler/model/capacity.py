@@ -17,6 +17,7 @@ from scheduler.model.trouble import Trouble
 
 SLOT_TYPES = ("thread", "async", "process")  # published names of the slot types, in the order of their numbers
 HIGH = 0
+MAX_UNMOVED = 50  # handlers that one worker names
 
 
 class Room(NamedTuple):
@@ -80,6 +81,19 @@ class HungHandler(msgspec.Struct, frozen=True, array_like=True):
         return f"`schedctl cancel --force {self.task}` ends the task, {restart}" if self.task else restart
 
 
+class UnmovedHandler(msgspec.Struct, frozen=True, array_like=True):
+    """A handler without a limit of its own that has not moved since ``since`` (microseconds), at ``where`` in its code.
+
+    It may hang, or wait for something slow.
+    """
+
+    task: int
+    claim: int
+    kind: str
+    since: int
+    where: str = ""
+
+
 class Scale(msgspec.Struct, frozen=True, omit_defaults=True):
     """What an executor that starts workers publishes: how many it wants now, and may have; ``older``: seconds that a
     task is due before another one is started; ``trouble``: why the last one did not begin."""
@@ -94,11 +108,11 @@ class Capacity(msgspec.Struct, frozen=True, omit_defaults=True):
     """Pools are (thread slots, async slots).
 
     ``processes``: children, None: an older program did not say; ``most``: tasks that it holds at most, 0: as many as
-    its slots take; ``childless``: no child can be started at present; ``hung``: handlers
-    that hang; ``begun``: the file on its host that says which handlers have begun; ``lease_needed``: the
-    database is too far away for its lease, so it claims nothing until that has so many seconds; ``troubles``: what is
-    wrong with the sources and sinks of its process; ``job``: the executor's job that it is; ``scale``: of an executor
-    that starts workers.
+    its slots take; ``childless``: no child can be started at present; ``hung``: handlers that hang; ``unmoved``: some
+    that may hang; ``begun``: the file on its host that says which handlers have begun; ``lease_needed``: the database
+    is too far away for its lease, so it claims nothing until that has so many seconds; ``troubles``: what is wrong with
+    the sources and sinks of its process; ``job``: the executor's job that it is; ``scale``: of an executor that starts
+    workers.
     """
 
     high: tuple[int, int] = (0, 0)
@@ -109,6 +123,7 @@ class Capacity(msgspec.Struct, frozen=True, omit_defaults=True):
     childless: bool = False
     orphans: tuple[OrphanedAttempts, ...] = ()
     hung: tuple[HungHandler, ...] = ()
+    unmoved: tuple[UnmovedHandler, ...] = ()
     begun: str = ""
     lease_needed: float | None = None
     troubles: tuple[Trouble, ...] = ()

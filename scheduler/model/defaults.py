@@ -18,6 +18,7 @@ RETENTION: Mapping[str, float] = {
     "stats": 365 * 86400.0,
 }
 LEASE = 30.0
+UNMOVED_AFTER = 600.0  # seconds
 DRAIN = 30.0
 PROCESS_GRACE = 5.0
 MISFIRE_GRACE = 60.0

@@ -89,6 +89,15 @@ def plant_hung(live: Bench) -> Planted:
     return Planted("hangs on worker", (made,), "its handler hangs", ("cancel", "--force", str(made)))
 
 
+def plant_unmoved(live: Bench) -> Planted:
+    made = held(live)
+    pools = f'{{"medium":[8,0],"processes":2,"unmoved":[[{made},1,"Step",1000000,"/app/steps.py:7 run"]]}}'
+    live.execute("UPDATE schedd_workers SET pools = :pools", pools=pools)
+    live.execute(f"UPDATE schedd_tasks SET state = 5, started_at = 1000000, timeout = NULL WHERE id = {made}")
+    words = "not moved since 1970-01-01T00:00:01Z, at /app/steps.py:7 run"
+    return Planted(words, (made,), "at /app/steps.py:7 run; if it hangs", ("cancel", "--force", str(made)))
+
+
 def plant_lease(live: Bench) -> Planted:
     made = held(live)
     live.execute("UPDATE schedd_workers SET lease_until = 1000000")

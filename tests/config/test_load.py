@@ -34,6 +34,7 @@ recycle_tasks = 1000
 recycle_memory = "512M"
 max_concurrent_tasks = 12
 default_timeout = "2h"
+unmoved_after = "20m"
 restart_when_hung = true
 [pools.high]
 slots = 4

@@ -24,7 +24,7 @@ from scheduler.store.durable import checkpoints, waits
 from scheduler.store.graph import spawned
 from scheduler.store.read import audit
 from scheduler.store.read.graph import EdgeRecord, dependencies, dependents
-from scheduler.store.read.history import AttemptRecord, attempt_logs, attempts, stack_of
+from scheduler.store.read.history import AttemptRecord, attempt_logs, attempts, stack_of, standing_of
 from scheduler.store.read.lives import task_at, timeline
 from scheduler.store.read.search import Term, any_with, search
 from scheduler.store.read.tasks import TaskRecord, ends, get_task, removed_at
@@ -111,6 +111,7 @@ def _page(visit: Visit, tx: Tx, found: TaskRecord) -> Page:
     held = None if found.worker is None else next((w for w in workers(tx) if w.id == found.worker), None)
     copies = search(tx, [Term("correlation", (found.correlation,))], limit=ROWS).tasks
     stack = None if found.worker is None else stack_of(tx, task_id, found.claim)
+    stands = None if found.worker is None else standing_of(tx, task_id, found.claim)
     payload, result = mask.payload(shown.payload), mask.json(shown.result_text)
     entries = audit.of_task(tx, task_id, ROWS)
     chain = why_chain(tx, found)
@@ -137,7 +138,8 @@ def _page(visit: Visit, tx: Tx, found: TaskRecord) -> Page:
         "spans": past.spans,
         "worker": held,
         "related": [one for one in copies if one.id != task_id],
-        "stack": mask.text(stack),
+        "stack": mask.text(stack if stack is not None or stands is None else stands.stack),
+        "stands": stands,
         "audit": entries,
         "masked": masked,
         "log": [(claim, tail(log_text(mask, text))) for claim, text in log[-1:]],

@@ -54,6 +54,13 @@ class Attempt:
     marked = False
     last_activity = 0.0  # its last heartbeat, progress or checkpoint (monotonic)
     stalled = False  # and that is logged
+    looked_at = False  # where it stands: see engine/maintenance/movement.py
+    seen: Any = None  # at the last look: a Look of place.py
+    moved_mono = 0.0  # when it was last seen to have moved (monotonic)
+    place: str | None = None  # where it has stood for a while, as that is stored
+    in_child = 0  # functions of ctx.cpu that it waits for
+    child_moved = False  # since the last look
+    child_place: tuple[str, str] | None = None  # where its child stands, and the stack
     asyncio_task: Any = None
     thread = 0  # ident of the handler's thread; 0: an event loop's, or unknown
     isolated = False  # quarantined: it runs in a child process of its own

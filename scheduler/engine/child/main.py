@@ -29,6 +29,7 @@ from scheduler.config import user_modules
 from scheduler.engine.attempt.attempt import Attempt
 from scheduler.engine.attempt.capture import TASK_LOGGER, current_attempt
 from scheduler.engine.attempt.outcomes import internal_failure, outcome_of_external_end
+from scheduler.engine.attempt.place import Look, Threads, look, stack_of, where
 from scheduler.engine.child import cgroups
 from scheduler.engine.child.imports import resolve, set_main
 from scheduler.engine.child.output import Output, Records, write_past_python
@@ -68,6 +69,8 @@ class ChildProcess:
         self.link = Link(talk, self.interrupter)
         self.link.on_stop = self.stop
         self.link.check_lease = self.check_lease
+        self.link.on_look = self.look
+        self._seen: tuple[int, Look] | None = None  # the last look, and the job
         self.registry = Registry()
         self.import_errors: dict[str, str] = {}  # kind -> why it cannot run here
         self.remote = RemoteRuntime(self.link)
@@ -375,7 +378,23 @@ class ChildProcess:
             return "memory"
         return None
 
-    # being stopped: in the listening thread
+    # looked at and stopped: in the listening thread
+
+    def look(self, number: int) -> None:
+        """Say where job ``number`` stands, if it still runs."""
+        with self._lock:
+            if number != self.number:
+                return
+            attempt = self.attempt
+        if attempt is None:
+            attempt = RemoteAttempt(None, number, self._send_output)  # a function: only its thread is looked at
+        threads, main = Threads(), threading.main_thread().ident or 0
+        seen = look(attempt, threads, main)
+        moved = self._seen is not None and self._seen[0] == number and seen.moved_since(self._seen[1])
+        self._seen = number, seen
+        thread = main if attempt.asyncio_task is None else 0
+        at, stack = where(attempt, threads, thread), stack_of(attempt, threads, thread)
+        self.link.put("stands", number, moved, storable(at), storable(stack))
 
     def check_lease(self) -> float | None:
         """Stop the attempt once the lease has run out: another worker may claim its task.

@@ -98,6 +98,7 @@ class Link:
         self._last_request = 0
         self._long_messages: dict[int, Future[list[Any]]] = {}
         self.on_stop: Callable[[int, str], None] = lambda number, why: None
+        self.on_look: Callable[[int], None] = lambda number: None
         self.on_lease: Callable[[float], None] = lambda until: None
         self.check_lease: Callable[[], float | None] = lambda: None  # returns the seconds until its next call
 
@@ -191,6 +192,8 @@ class Link:
             future.set_result(values[1])
         elif what == "stop":
             self.on_stop(*values)
+        elif what == "look":
+            self.on_look(*values)
         elif what == "lease":
             self.on_lease(*values)
 

@@ -272,6 +272,8 @@ class DispatchCycle:
         started = self._started(held)
         if started:
             cycle.marked = claims.mark_running(tx, self.worker, started)
+        if engine_state.moves:
+            engine_state.moves.write(tx, self.worker, cycle.gone)
         self.quarantine.clear(tx, self.worker, cycle.gone)
         if cycle.claiming and not self.completer.one_by_one:
             self._claim(tx, cycle, held)

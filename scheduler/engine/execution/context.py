@@ -334,9 +334,13 @@ class Context(_ContextBase[App_co]):
         cannot be sent.
         """
         self._check()
-        # No name for it here: its error would have this frame in its traceback, which would keep it.
-        value: R = wait_for(self._runtime.cpu(self._attempt, function, args), self._check)
-        return value
+        self._attempt.in_child += 1
+        try:
+            # No name for it here: its error would have this frame in its traceback, which would keep it.
+            value: R = wait_for(self._runtime.cpu(self._attempt, function, args), self._check)
+            return value
+        finally:
+            self._attempt.in_child -= 1
 
     def wait_until(self, awaitable: Any) -> NoReturn:
         """For asynchronous handlers only, see :class:`AsyncContext`. Raises TypeError."""
@@ -476,7 +480,11 @@ class AsyncContext(_ContextBase[App_co]):
         """Run ``function(*args)`` in a child process; see :meth:`Context.cpu`."""
         self._check()
         with active(self._attempt):
-            return await wait_for_async(self._runtime.cpu(self._attempt, function, args))  # nor here
+            self._attempt.in_child += 1
+            try:
+                return await wait_for_async(self._runtime.cpu(self._attempt, function, args))  # nor here
+            finally:
+                self._attempt.in_child -= 1
 
     def wait_until(self, awaitable: Awaitable[R]) -> asyncio.Task[R]:
         """Start a coroutine that the attempt waits for before it ends.

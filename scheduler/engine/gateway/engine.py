@@ -19,6 +19,7 @@ from scheduler.engine.dispatch.completion import CompletedBatch, finalize
 from scheduler.engine.engine import LOCKED_RETRY_S, RELEASE_DELAY_US
 from scheduler.engine.gateway.client import GatewayClient
 from scheduler.engine.gateway.messages import Asked, Attach, Load, Sync, Synced
+from scheduler.engine.maintenance.movement import LOOK_EVERY
 from scheduler.engine.maintenance.stalls import stalled_text
 from scheduler.engine.placed import NotMineError, PlacedEngine
 from scheduler.engine.state import EngineState, Request
@@ -98,6 +99,8 @@ class GatewayEngine(PlacedEngine):
                 self._join()
             if self._attached is not None:
                 self._begin(*self._attached)
+            if self.engine_state.held and self.periodic.timers.due("movement", LOOK_EVERY):
+                self.periodic.movement.check()
             if self._is_due():
                 self._exchange()
             return self._pause()
@@ -141,6 +144,7 @@ class GatewayEngine(PlacedEngine):
     def _exchange(self, *, leaves: bool = False) -> None:
         """Send what there is to be written; take what the answer brings."""
         state, timers = self.engine_state, self.periodic.timers
+        self._tell_of_moves(renews=timers.remaining("renew") <= 0)
         if self._outcome is None and state.outcomes:
             self._outcome = state.outcomes.popleft()
         state.requests.extend(state.put_off)
@@ -185,6 +189,15 @@ class GatewayEngine(PlacedEngine):
             attempt.cancelled = True
             if attempt.slot is not None:
                 attempt.slot.interrupt(attempt)
+
+    def _tell_of_moves(self, *, renews: bool) -> None:
+        """Have a handler that moves stamped, with a message that renews the lease."""
+        state = self.engine_state
+        state.moves.standing.clear()  # the gateway has no place for it
+        moved, attempt = state.moves.stamps, next(iter(list(state.held.values())), None)
+        if renews and moved and attempt is not None and self._outcome is None:
+            state.request(attempt, "beat", {"percent": None, "message": None})
+            moved.clear()
 
     def _answer(self, asked: Sequence[Request], given: Synced) -> None:
         answers = given.answers if given.held else [{"held": False}] * len(asked)

@@ -7,18 +7,14 @@ its thread: in the log, in ``schedctl show``, and in the worker's published capa
 from __future__ import annotations
 
 import logging
-import sys
-import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from scheduler.engine.attempt.attempt import Attempt
-from scheduler.engine.attempt.attempt import __file__ as _attempt_file
-from scheduler.engine.attempt.loop_threads import __file__ as _threads_file
+from scheduler.engine.attempt.place import Threads, stack_of
 from scheduler.engine.slots import AsyncSlots, Slots
 from scheduler.engine.state import EngineState
 from scheduler.model.capacity import HungHandler
@@ -35,7 +31,6 @@ log = logging.getLogger("scheduler.engine")
 
 HUNG_AFTER_S = 5.0  # past its timeout, or without a round of its event loop
 MAX_NAMED = 50  # tasks that stand still because of one
-MAX_STACK_CHARS = 8000  # characters of a stack: its end
 
 
 class HungHandlers:
@@ -52,7 +47,7 @@ class HungHandlers:
         stacks: dict[tuple[int, int, bool], str] = {}
         found: dict[tuple[int, int, bool], HungHandler] = {}
         self._counts.clear()
-        for hang, attempt, frame in self._found(sys._current_frames()):
+        for hang, attempt, thread in self._found():
             key = (hang.task, hang.claim, hang.blocks)
             if attempt is not None:
                 self._counts[attempt.slot_key] += 1
@@ -60,7 +55,7 @@ class HungHandlers:
                     continue  # it is published as an orphan
             known = self._known.get(key)
             if known is None:
-                stacks[key] = storable(_stack_of(attempt, frame))[-MAX_STACK_CHARS:]
+                stacks[key] = storable(stack_of(attempt, Threads(), thread))
             found[key] = hang if known is None else msgspec.structs.replace(hang, since=known.since)
         for key, stack in stacks.items():
             _log_hang(found[key], worker, stack)
@@ -92,7 +87,8 @@ class HungHandlers:
         hung |= {pair for hang in self._state.hung for pair in hang.behind}
         return bool(hung) and all(key in hung for key in list(self._state.held))
 
-    def _found(self, frames: Mapping[int, FrameType]) -> Iterator[tuple[HungHandler, Attempt | None, FrameType | None]]:
+    def _found(self) -> Iterator[tuple[HungHandler, Attempt | None, int]]:
+        """Those that hang, and the ident of the thread that blocks a loop, else 0."""
         engine_state = self._state
         mono, now = engine_state.monotonic(), engine_state.now()
         blocked: set[int] = set()
@@ -108,51 +104,18 @@ class HungHandlers:
                 yield (
                     HungHandler(task, claim, kind, priority, slot_type, since, True, pairs),
                     attempt,
-                    frames.get(stuck.thread),
+                    stuck.thread,
                 )
         for attempt in list(engine_state.held.values()):
             late = attempt.deadline is not None and mono >= attempt.deadline + HUNG_AFTER_S
             if not late or attempt.ended or attempt.slot_key[1] == PROCESS or id(attempt) in blocked:
                 continue
             since = (attempt.started_at or now) + (attempt.claimed.timeout or 0)
-            yield (
-                HungHandler(*_named(attempt), *attempt.slot_key, since),
-                attempt,
-                frames.get(attempt.thread or _of_a_call(attempt)),
-            )
+            yield HungHandler(*_named(attempt), *attempt.slot_key, since), attempt, 0
 
 
 def _named(attempt: Attempt) -> tuple[int, int, str]:
     return attempt.claimed.id, attempt.claimed.claim, attempt.claimed.kind
-
-
-def _of_a_call(attempt: Attempt) -> int:
-    """The ident of a thread that runs a call of its coroutine; 0 if there is none."""
-    return next(iter(tuple(attempt.call_threads or ())), 0)
-
-
-def _stack_of(attempt: Attempt | None, frame: FrameType | None) -> str:
-    """Where it hangs, from its handler on, without the engine's frames."""
-    if frame is not None:
-        frames = traceback.extract_stack(frame)
-        ours = [i for i, one in enumerate(frames) if one.filename in (_attempt_file, _threads_file)]
-        return _formatted(frames, ours[-1] + 1 if ours else 0)
-    return "" if attempt is None or attempt.asyncio_task is None else _awaiting(attempt.asyncio_task)
-
-
-def _formatted(frames: list[traceback.FrameSummary], start: int) -> str:
-    return "".join(traceback.StackSummary.from_list(frames[start:]).format())
-
-
-def _awaiting(task: Any) -> str:
-    """What a coroutine awaits, and what that awaits, and so on."""
-    found: list[traceback.FrameSummary] = []
-    coroutine = task.get_coro()
-    while coroutine is not None and getattr(coroutine, "cr_frame", None) is not None:
-        found += traceback.extract_stack(coroutine.cr_frame, limit=1)
-        coroutine = coroutine.cr_await
-    ours = [i for i, one in enumerate(found) if one.filename == _attempt_file]
-    return _formatted(found, ours[-1] + 1 if ours else 0)
 
 
 def _log_hang(hang: HungHandler, worker: int, stack: str) -> None:

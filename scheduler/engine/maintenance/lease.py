@@ -133,6 +133,8 @@ class Lease:
             database.dialect.forget_plans(tx.connection)
             tx = tx.at(self.engine_state.now())  # the clock was measured anew
             held = workers.renew(tx, worker, round(lease * SECOND), state, database.offset, incarnation)
+            if held and self.engine_state.moves:
+                self.engine_state.moves.write(tx, worker)
         moved = abs(database.offset - offset) > lease / 3 * SECOND
         if begun - self._renewed > lease * 2 / 3 or moved:
             # The database was away or its clock jumped, perhaps for the others, too: they need time to renew.

@@ -20,6 +20,7 @@ from scheduler.engine.maintenance.jobs import (
     write_rollups,
 )
 from scheduler.engine.maintenance.lease import Lease
+from scheduler.engine.maintenance.movement import LOOK_EVERY, Movement
 from scheduler.engine.maintenance.stalls import watch_stalls
 from scheduler.engine.options import Adjustable
 from scheduler.engine.state import EngineState
@@ -102,6 +103,7 @@ class PeriodicWork:
         self.schedules = ScheduleFirer(engine_state)
         self.retention_job = RetentionJob(engine_state)
         self.hung = HungHandlers(engine_state, dispatch.slots)
+        self.movement = Movement(engine_state)
         self.sweeping = False  # whether there is more to remove
         self.idled = 0.0  # seconds that the engine slept since the last batch
         self._swept = 0.0  # seconds that the last batch took
@@ -136,6 +138,7 @@ class PeriodicWork:
         known, processes = self.known_capacity, self.engine_state.processes
         childless = processes is not None and processes.backing_off
         moved = known.childless != childless or known.hung != self.engine_state.hung
+        moved |= known.unmoved != self.engine_state.unmoved
         moved |= known.troubles != self.engine_state.traffic.troubles
         moved |= known.lease_needed != self.engine_state.lease_needed or self._resized
         if moved or self.engine_state.orphans or known.orphans:
@@ -291,9 +294,12 @@ class PeriodicWork:
         if not self.engine_state.held:
             if self.engine_state.hung:
                 self.hung.clear()
+            self.movement.clear()
             return False
         if self.timers.due("hung", HUNG_EVERY):
             self.attempt("looking for handlers that hang", lambda: self.hung.check(connection, self.dispatch.worker))
+        if self.engine_state.inline is None and self.timers.due("movement", LOOK_EVERY):
+            self.attempt("looking where handlers stand", self.movement.check)
         taken = self.timers.due("stalls", STALLS_EVERY) and bool(
             self.attempt(
                 "looking for stalls",

@@ -80,6 +80,8 @@ class ChildHandle:
         self.kill_at: float | None = None
         self.killed = False
         self.lease_expired = False  # it was killed because the engine's lease had run out
+        self.asked = False  # where its job stands, and it has not answered
+        self.spent = ""  # what the kernel had counted for its main thread then
         self.lease_sent = 0.0  # the end of the lease that it knows (monotonic)
         self.deferred_reports: list[tuple[Job, Over]] = []  # sent once all that their handlers started has ended
         self.completed = 0  # jobs

@@ -68,6 +68,15 @@ class Log(Message, tag="log"):
     fields: dict[str, Any]
 
 
+class Stands(Message, tag="stands"):
+    """Where a job stands, and whether it has moved since it was last asked."""
+
+    job: Number
+    moved: bool
+    where: str
+    stack: str
+
+
 class Traced(Message, tag="traced"):
     """What a traced attempt noted: a span inside it, or its own."""
 
@@ -107,7 +116,7 @@ class Hooked(Over, tag="hooked"):
 
 
 _decoder = msgspec.msgpack.Decoder(
-    Ready | Unfit | Ask | Start | Output | Log | Traced | Decided | Done | Computed | Hooked
+    Ready | Unfit | Ask | Start | Output | Log | Stands | Traced | Decided | Done | Computed | Hooked
 )
 
 

@@ -9,7 +9,9 @@ import logging
 import time
 from collections.abc import Iterable
 
+from scheduler.engine.attempt.attempt import Attempt
 from scheduler.engine.attempt.outcomes import with_log
+from scheduler.engine.attempt.place import MAX_STACK_CHARS, spent
 from scheduler.engine.child import cgroups
 from scheduler.engine.processes.child_handle import ChildHandle, Job, describe_exit, out_of_memory_kills
 from scheduler.engine.processes.children import ChildRegistry, Event, Exited, Readable, Written
@@ -26,6 +28,7 @@ from scheduler.engine.processes.messages import (
     Output,
     Over,
     Ready,
+    Stands,
     Start,
     Traced,
     Unfit,
@@ -37,6 +40,7 @@ from scheduler.engine.processes.queue import JobQueue
 log = logging.getLogger("scheduler.engine")
 
 MAX_MESSAGE_CHUNKS = 100_000  # that a dead child may have left
+MAX_PLACE_CHARS = 1000
 MAX_OUTPUT_CHUNKS = 64  # that a handler may have left
 GARBLED_TEXT = (
     "its process was killed: something in it had written into the socket through which it talks with the engine"
@@ -117,13 +121,13 @@ class ChildMonitor:
                 child.init_error = message.why
             case Ask():
                 self._ask(child, message)
-            case Start() | Output() | Log() | Traced() | Decided() | Over():
+            case Start() | Output() | Log() | Stands() | Traced() | Decided() | Over():
                 job = child.jobs.get(message.job)
                 if job is not None:
                     self._handle_job(child, job, message)
 
     def _handle_job(
-        self, child: ChildHandle, job: Job, message: Start | Output | Log | Traced | Decided | Over
+        self, child: ChildHandle, job: Job, message: Start | Output | Log | Stands | Traced | Decided | Over
     ) -> None:
         attempt = job.attempt
         match message:
@@ -138,6 +142,12 @@ class ChildMonitor:
                 attempt.capture(message.text)
             case Log():
                 replay_record(attempt, message.fields)
+            case Stands():
+                attempt.child_moved |= message.moved
+                attempt.child_place = message.where[:MAX_PLACE_CHARS], message.stack[-MAX_STACK_CHARS:]
+                child.asked = False
+                if "\0" in message.where + message.stack:
+                    raise GarbledError("it said where it stands in what cannot be stored")
             case Traced():
                 if attempt.trace is not None:
                     attempt.trace.receive(message.note)
@@ -227,6 +237,19 @@ class ChildMonitor:
             return
         if hook is not None:
             self._queue.add(hook)
+
+    def look(self, attempt: Attempt) -> None:
+        """Ask where an attempt, or a function that it waits for, stands."""
+        for child in self._children.children.values():
+            job = child.current
+            if job is None or job.attempt is not attempt:
+                continue
+            used = spent(f"/proc/{child.pid}/schedstat")
+            if child.asked:  # and has not answered: its code keeps the interpreter
+                attempt.child_moved |= used != child.spent
+                attempt.child_place = "code outside Python, which keeps the interpreter", ""
+            child.spent, child.asked = used, True
+            self._children.say(child, "look", job.number)
 
     # ending it
 

@@ -30,6 +30,12 @@ class Interrupt(NamedTuple):
     attempt: Attempt
 
 
+class Look(NamedTuple):
+    """Ask the child where this attempt, or its function, stands."""
+
+    attempt: Attempt
+
+
 class Asker(NamedTuple):
     """The request (its tag) to answer, and the child that sent it."""
 
@@ -45,7 +51,7 @@ class Reply(NamedTuple):
     value: Any
 
 
-Order = Submit | Cancel | Interrupt | Reply
+Order = Submit | Cancel | Interrupt | Look | Reply
 
 
 class Orders:

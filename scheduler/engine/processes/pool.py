@@ -25,7 +25,7 @@ from scheduler.engine.processes.child_handle import Job
 from scheduler.engine.processes.children import ChildRegistry
 from scheduler.engine.processes.host import ChildHost, resolve
 from scheduler.engine.processes.monitor import ChildMonitor
-from scheduler.engine.processes.orders import Cancel, Interrupt, Order, Reply, Submit
+from scheduler.engine.processes.orders import Cancel, Interrupt, Look, Order, Reply, Submit
 from scheduler.engine.processes.queue import JobQueue
 from scheduler.engine.processes.timeouts import ChildTimeouts
 from scheduler.errors import ProcessDied
@@ -102,6 +102,10 @@ class ProcessPool:
         if closed:
             future.set_exception(ProcessDied("the engine has stopped"))
         return future
+
+    def look(self, attempt: Attempt) -> None:
+        """Have its child say where it stands; the answer comes to the attempt."""
+        self.orders.post(Look(attempt))
 
     def can_run(self, kind: Kind) -> bool:
         """Whether a child can run this kind, which was not made for it."""
@@ -191,6 +195,8 @@ class ProcessPool:
                 found = self.queue.find(attempt)
                 if found is not None:  # else it waits, or has ended
                     self.monitor.stop(*found, "lost" if attempt.lost else "cancelled")
+            case Look(attempt):
+                self.monitor.look(attempt)
             case Reply(to, fine, value):
                 if to.child in self.children.children:
                     self.children.say(self.children.children[to.child], "answer", to.request, fine, value)

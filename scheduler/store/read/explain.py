@@ -25,7 +25,9 @@ from scheduler.store.read import audit
 from scheduler.store.read import executors as placed
 from scheduler.store.read import slot_usage as slots
 from scheduler.store.read.graph import dependencies
+from scheduler.store.read.history import standing_of
 from scheduler.store.read.ready import cause_of, due_since, unserved_reason
+from scheduler.store.read.stuck_workers import at
 from scheduler.store.read.workers import GONE, LOST, Fleet, WorkerRecord, fleet_of, workers
 from scheduler.store.tasks import keys, stalls
 
@@ -192,7 +194,29 @@ def _held(tx: Tx, row: sa.Row[Any], state: TaskState, alive: dict[int, WorkerRec
             f"stalled: running on {worker} without a heartbeat for {span_text(quiet.quiet)}, "
             f"over its kind's {span_text(quiet.stall_after)}: {stalls.remedy(str(row.id))}"
         )
-    return None
+    return _unmoved(tx, row, holder)
+
+
+def _unmoved(tx: Tx, row: sa.Row[Any], holder: WorkerRecord) -> str | None:
+    """That its handler does not move, since when and where; None if it does."""
+    told = next((one for one in holder.unmoved if (one.task, one.claim) == (row.id, row.claim)), None)
+    found = told or standing_of(tx, row.id, row.claim)
+    if found is None:
+        return None
+    since = f"since {rfc3339(found.since, exact=False)} ({span_text(tx.now - found.since)})"
+    runs = "" if row.started_at is None else f" since {rfc3339(row.started_at, exact=False)}"
+    text = f"it runs on worker {holder.label}{runs}, and has not moved {since}{at(found.where)}"
+    return text if told is None else f"{text}; if it hangs, `schedctl cancel --force {row.id}` ends it"
+
+
+def runs_text(state: TaskState, started_at: int | None, heartbeat_at: int | None, now: int) -> str:
+    """What to say of a task that :func:`why` has nothing to say of, since it runs."""
+    if state is not TaskState.RUNNING or started_at is None:
+        return "it is running"
+    since = f"it is running since {rfc3339(started_at, exact=False)} ({span_text(now - started_at)})"
+    return (
+        since if heartbeat_at is None else f"{since}; its last sign of life was at {rfc3339(heartbeat_at, exact=False)}"
+    )
 
 
 def _placed(tx: Tx, row: sa.Row[Any], placement: PlacementRecord) -> str:

@@ -126,6 +126,15 @@ TABLE: tuple[ProblemType, ...] = (
         page=_WORKERS,
     ),
     ProblemType(
+        "unmoved",
+        "An attempt without a timeout or a heartbeat has not moved for `[worker] unmoved_after`.",
+        "`schedctl show ID` has its stack. If it hangs, `schedctl cancel --force ID` ends it; give its kind a timeout.",
+        workers.unmoved,
+        "movement",
+        rule="stalled",
+        page=_RUNNING,
+    ),
+    ProblemType(
         "lease",
         "A worker lost its lease, or its process is gone, while it holds tasks.",
         "Nothing to do: the next live worker takes them back.",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from scheduler.model.capacity import MAX_UNMOVED, UnmovedHandler
 from scheduler.model.problem import Problem
 from scheduler.model.redact import redact
 from scheduler.model.texts import counted, listed, rfc3339, span_text
 from scheduler.model.trouble import Side, Trouble
 from scheduler.store.read.snapshot import Snapshot
 from scheduler.store.read.workers import LOST, WorkerRecord, far_text, hung_text, orphans_text
+
+_EXAMPLES = 5
 
 
 def of_transports(seen: Snapshot) -> list[Problem]:
@@ -82,6 +85,30 @@ def orphans(seen: Snapshot) -> list[Problem]:
         for w in seen.workers
         if (text := orphans_text(w)) is not None
     ]
+
+
+def unmoved(seen: Snapshot) -> list[Problem]:
+    """Handlers that have not moved for long, though nothing limits them: by kind, and by where they stand."""
+    found: dict[tuple[str, str], list[tuple[WorkerRecord, UnmovedHandler]]] = {}
+    for worker in seen.workers:
+        for one in worker.unmoved:
+            found.setdefault((one.kind, one.where), []).append((worker, one))
+    problems = []
+    for (kind, where), several in sorted(found.items()):
+        since = min(one.since for _, one in several)
+        tasks = tuple(sorted(one.task for _, one in several))
+        some = "at least " if any(len(worker.unmoved) >= MAX_UNMOVED for worker, _ in several) else ""
+        who = f"task {tasks[0]} ({kind})" if len(tasks) == 1 else f"{some}{counted(len(tasks), 'task')} of kind {kind}"
+        on = listed(sorted({worker.label for worker, _ in several}))
+        verb = "has" if len(tasks) == 1 else "have"
+        text = f"{who} on worker {on} {verb} not moved since {rfc3339(since, exact=False)}{at(where)}"
+        problems.append(Problem("unmoved", text, len(tasks), tasks[:_EXAMPLES], since))
+    return problems
+
+
+def at(where: str) -> str:
+    """``, at file:line function``."""
+    return f", at {where}" if where else ""
 
 
 def hung(seen: Snapshot) -> list[Problem]:

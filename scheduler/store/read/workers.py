@@ -11,7 +11,7 @@ import msgspec
 import sqlalchemy as sa
 
 from scheduler.model import state as st
-from scheduler.model.capacity import SLOT_TYPES, Capacity, HungHandler, OrphanedAttempts
+from scheduler.model.capacity import SLOT_TYPES, Capacity, HungHandler, OrphanedAttempts, UnmovedHandler
 from scheduler.model.defaults import POOLS
 from scheduler.model.texts import counted, listed, rfc3339
 from scheduler.ports import FOREVER
@@ -104,6 +104,11 @@ class WorkerRecord(NamedTuple):
     def hung(self) -> tuple[HungHandler, ...]:
         """The handlers that hang here; none of a worker that does not go round any more."""
         return self.capacity.hung if self.alive else ()
+
+    @property
+    def unmoved(self) -> tuple[UnmovedHandler, ...]:
+        """The handlers that have not moved for long; none of a worker that does not go round any more."""
+        return self.capacity.unmoved if self.alive else ()
 
     def knows(self, kind: str, version: int) -> bool:
         """Whether it can read tasks of this kind that were scheduled with this schema_version."""

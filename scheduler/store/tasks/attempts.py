@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+import msgspec
+
 from scheduler.model.outcome import AttemptEnd, Outcome, OutcomeColumns
-from scheduler.store.db.dialect import bind_rows
+from scheduler.store.db.dialect import bind_rows, fence
 from scheduler.store.db.statements import Columns, run_across, run_over
 from scheduler.store.db.tx import Tx
+from scheduler.store.predicates import IS_HELD
 from scheduler.store.tasks.row import INLINE
 
 _PLAIN_COLUMNS: Columns = (  # of an attempt without an error: each column bound costs
@@ -93,6 +96,32 @@ def keep_long(tx: Tx, outcomes: Sequence[Outcome]) -> None:
 def stack_name(claim: int) -> str:
     """The name of the side value with the stack of this claim's hung handler."""
     return f"stack:{claim}"
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """Where an attempt has stood since ``since`` (microseconds): ``file:line function``, and the whole stack."""
+
+    since: int
+    where: str
+    stack: str
+
+
+def standing_name(claim: int) -> str:
+    """The name of the side value that says where this claim's attempt stands."""
+    return f"standing:{claim}"
+
+
+def write_standing(tx: Tx, worker: int, rows: Sequence[tuple[int, int, Standing | None]]) -> None:
+    """Write where attempts stand, rows (id, claim, where), under the fence; None: they go on."""
+    source = tx.dialect.rows({"id": int, "claim": int, "name": str, "value": str})
+    values = [(i, claim, standing_name(claim), msgspec.json.encode(found).decode()) for i, claim, found in rows]
+    tx.run(
+        "INSERT INTO schedd_task_values (task_id, name, value) "
+        f"SELECT t.id, j.name, j.value FROM {source} j JOIN schedd_tasks t ON t.id = j.id WHERE {fence(IS_HELD)} "
+        "ON CONFLICT (task_id, name) DO UPDATE SET value = excluded.value",
+        rows=bind_rows(values),
+        worker=worker,
+    )
 
 
 def write_values(tx: Tx, values: Sequence[tuple[int, str, str]]) -> None:
