@@ -48,6 +48,7 @@ _TITLES = {
     "dead_messages": ("messages can become no task", "warning", ""),
     "problem": ("something is stuck", "critical", ""),
     "long_run": ("attempts run unusually long", "warning", "tasks?state=running"),
+    "store_away": ("the database cannot be used", "critical", ""),
     "silent_schedule": ("a schedule has not succeeded in time", "critical", "schedules"),
 }
 

@@ -8,7 +8,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from scheduler.alerts.delivery import Courier, MessageCourier, StateCourier
@@ -18,6 +18,7 @@ from scheduler.alerts.messages import Origin
 from scheduler.alerts.rules import us
 from scheduler.alerts.sinks.alertmanager import Alertmanager
 from scheduler.alerts.sinks.make import make_sink
+from scheduler.alerts.store_watch import RULE, StoreWatch
 from scheduler.backoff import LogOnce
 from scheduler.config.scheduler_options import task_settings
 from scheduler.errors import StoreUnavailableError
@@ -51,7 +52,9 @@ def make_sinks(config: Config) -> dict[str, Any]:
 class AlertService:
     """Evaluates and delivers between :meth:`start` and :meth:`stop`. Raises ConfigError for a sink that cannot be."""
 
-    def __init__(self, config: Config, clock: Clock | None = None) -> None:
+    def __init__(
+        self, config: Config, clock: Clock | None = None, outage: Callable[[], str | None] = lambda: None
+    ) -> None:
         settings = config.alerts
         self._database = Database(config.store.url, clock or SystemClock(), auto_migrate=False)
         holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
@@ -61,6 +64,7 @@ class AlertService:
         self._stopping = threading.Event()
         self._logged = LogOnce()
         self._couriers = self._make_couriers(make_sinks(config), settings)
+        self._watch = self._make_watch(config, outage)
         self._thread: threading.Thread | None = None
 
     def _make_couriers(self, sinks: Mapping[str, Any], settings: Alerts) -> dict[str, Courier]:
@@ -73,11 +77,27 @@ class AlertService:
                 found[name] = MessageCourier(name, sink, timeout, self._database, self._leads)
         return found
 
+    def _make_watch(self, config: Config, outage: Callable[[], str | None]) -> StoreWatch | None:
+        rule, alerts = self._evaluator.rules.get(RULE), config.alerts
+        if rule is None:
+            return None
+        sinks = {name: sink for name, sink in make_sinks(config).items() if alerts.sinks[name].takes(RULE)}
+        origin = Origin(alerts.label, alerts.console_url)
+        # A database of its own: it must not wait for a look that waits.
+        apart = Database(config.store.url, self._database.clock, auto_migrate=False)
+        return StoreWatch(apart, rule, sinks, origin, outage)
+
+    def watch(self) -> None:
+        """Begin to look whether the store can be used, before it has been opened."""
+        if self._watch is not None:
+            self._watch.start()
+
     def _leads(self) -> bool:
         return self._leading
 
     def start(self) -> None:
         """Start the threads."""
+        self.watch()
         for courier in self._couriers.values():
             courier.start()
         self._thread = threading.Thread(target=self._run, name="schedd-alert-rules", daemon=True)
@@ -87,6 +107,8 @@ class AlertService:
         """Stop, and let another daemon evaluate. Returns within ``STOP_WITHIN`` seconds, whatever sinks do."""
         deadline = time.monotonic() + STOP_WITHIN
         self._stopping.set()
+        if self._watch is not None:
+            self._watch.stop()
         for courier in self._couriers.values():
             courier.stop()
         ended = True
@@ -97,6 +119,8 @@ class AlertService:
             if not courier.join(max(0.0, min(0.5, deadline - time.monotonic()))):
                 courier.abandon()
                 log.warning("alert sink %s hangs: its message comes again from another daemon", courier.name)
+        if self._watch is not None:
+            self._watch.join(max(0.0, deadline - time.monotonic()))
         if ended:
             self._database.settle()
 

@@ -74,6 +74,13 @@ class DeadMessagesRule(Section, frozen=True):
     within: Annotated[Duration, Meta(ge=60)] = 24 * HOUR
 
 
+class StoreAwayRule(Section, frozen=True):
+    """A daemon has not been able to use the database for ``after``: each tells the sinks directly."""
+
+    enabled: bool = True
+    after: Annotated[Duration, Meta(ge=1)] = MINUTE
+
+
 class LongRunRule(Section, frozen=True):
     """An attempt runs longer than ``factor`` times the p95 of its kind, and longer than ``above``."""
 
@@ -107,6 +114,7 @@ class AlertRules(Section, frozen=True):
     problem: PresentRule = PresentRule()
     long_run: LongRunRule = LongRunRule()
     silent_schedule: SilentScheduleRule = SilentScheduleRule()
+    store_away: StoreAwayRule = StoreAwayRule()
 
 
 class AlertSink(Section, frozen=True):

@@ -97,12 +97,29 @@ class _Holder:
 
 
 class AlertCompanion(_Holder):
-    """Evaluates alerts while ``[alerts]`` says so. A change of it starts another service, which reads the store."""
+    """Evaluates alerts while ``[alerts]`` says so. A change of it starts another service, which reads the store.
+
+    ``outage``: what the engine says of the store; set once there is one.
+    """
 
     def __init__(self, config: Config) -> None:
         """Raises ConfigError."""
-        super().__init__(_alert_service(config))
+        self.outage: Callable[[], str | None] = lambda: None
+        super().__init__(self._make(config))
         self._settings = config.alerts
+
+    def _make(self, config: Config) -> Companion | None:
+        if not config.alerts.on:
+            return None
+        from scheduler.alerts.service import AlertService
+
+        return AlertService(config, outage=lambda: self.outage())
+
+    def watch(self) -> None:
+        """Look at the store from now on, before :meth:`start`: it may be away already."""
+        watch = getattr(self._service, "watch", None)
+        if watch is not None:
+            watch()
 
     def adopt(self, kept: Config, wanted: Config) -> Config:
         """See :class:`Reloads`."""
@@ -114,7 +131,7 @@ class AlertCompanion(_Holder):
             return None
         with _beside_what_waits():
             check(config)
-        made = _alert_service(config)
+        made = self._make(config)
 
         def change() -> None:
             self._put(lambda: made)
@@ -167,11 +184,3 @@ def _beside_what_waits() -> Iterator[None]:
         yield
     except ConfigError as error:
         raise ConfigError(f"{error} (as long as the other changes wait for a restart)") from None
-
-
-def _alert_service(config: Config) -> Companion | None:
-    if not config.alerts.on:
-        return None
-    from scheduler.alerts.service import AlertService
-
-    return AlertService(config)

@@ -20,7 +20,7 @@ from scheduler.config.scheduler_options import scheduler_options
 from scheduler.config.task_modules import TaskModules
 from scheduler.daemon import log
 from scheduler.daemon.bounded_run import BoundedRun
-from scheduler.daemon.companions import Companion, Reloads, stop_all
+from scheduler.daemon.companions import AlertCompanion, Companion, Reloads, stop_all
 from scheduler.daemon.sd_notify import SystemdNotifier
 from scheduler.daemon.signals import BackgroundCall, Signals
 from scheduler.errors import ConfigError, SchedulerError, StoreReplacedError, StoreUnavailableError
@@ -48,6 +48,9 @@ class Loop(Protocol):
 
     replaced: StoreReplacedError | None
     """The reason why the engine stopped by itself: its database file was replaced."""
+
+    outage: str | None
+    """Why the database cannot be used at present; None: it can."""
 
     def loop_age(self) -> float:
         """Seconds since the last dispatch cycle."""
@@ -169,9 +172,14 @@ class Supervisor:
 
         Raises ConfigError or StoreUnavailableError when it cannot start and waiting would not help.
         """
+        watches = [one for one in self._companions if isinstance(one, AlertCompanion)]
+        for watch in watches:
+            watch.watch()
         if not self._start():
             return self._stop() if self._service.is_running() else DaemonExit(OK, hard=True)
-        self._engine = self._service.engine
+        self._engine = engine = self._service.engine
+        for watch in watches:
+            watch.outage = lambda: engine.outage
         self._engine.on_restart(self._want_restart)
         BackgroundCall(
             self._signals, self._engine.wait_ended, "schedd-watch"

@@ -115,6 +115,7 @@ class Engine:
         )
         self.draining = False  # it is about to stop
         self.replaced: StoreReplacedError | None = None  # why it has ended by itself
+        self.outage: str | None = None  # why the database is away
         self.handed_back: list[int] = []  # tasks released while they ran, at a hard stop
         self.cycles = 0
         self._connection: sa.Connection | None = None
@@ -280,6 +281,7 @@ class Engine:
             self._answered_at = self._step_ended_at
             if self._backoff.current:
                 log.info("the database is back")
+                self.outage = None
                 self._backoff.reset()
                 self._logged.clear()
             if not self._ready.is_set():
@@ -330,7 +332,8 @@ class Engine:
         if isinstance(error, StoreError) and error.locked:
             with suppress(TimeoutError, StoreUnavailableError, RuntimeError):
                 holder = in_time(self.database.locked_by, FIND_HOLDER_S)
-        log.error("the database is away, trying again: %s%s", error, "" if holder is None else f"; {holder}")
+        self.outage = f"{error}" if holder is None else f"{error}; {holder}"
+        log.error("the database is away, trying again: %s", self.outage)
 
     def step(self) -> float:
         """Do upkeep that is due and one cycle. Returns seconds to sleep. Raises StoreUnavailableError."""

@@ -66,7 +66,8 @@ def in_the_way(connection: sa.Connection, ours: Collection[int] = ()) -> str | N
     """The session whose lock on a table or rows keeps others waiting, if any; none of ``ours``. PostgreSQL only."""
     row = connection.execute(prepared(_TABLE), {"ours": list(ours)}).first()
     if row is not None:
-        return f"table {row.relation} is locked by {_session(row)}"
+        ends = f"`SELECT pg_terminate_backend({row.pid})` ends it"
+        return f"table {row.relation} is locked by {_session(row)}: {ends}"
     return next(iter(blocked(connection, ours)), None)
 
 
