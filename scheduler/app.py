@@ -536,7 +536,12 @@ class Scheduler(
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if isinstance(error, KeyboardInterrupt):
+            from scheduler.engine.interrupted import end
+
+            end(error, self._engine, self._drain, self.close, self.stop_now)
+        else:
+            self.close()
 
 
 def _hook(given: Callable[[DeadLetter], Any] | None) -> Callable[[DeadLetter], Any] | None:

@@ -137,12 +137,15 @@ class ProcessDied(SchedulerError):
 
 
 class TaskFailedError(SchedulerError):
-    """``result()`` of a task that ended failed, dead or skipped."""
+    """``result()`` of a task that ended failed, dead or skipped. ``traceback``: the handler's, which is a note, too."""
 
-    def __init__(self, task_id: int, error: str | None) -> None:
+    def __init__(self, task_id: int, error: str | None, traceback: str | None = None) -> None:
         super().__init__(f"task {task_id} failed: {error or 'no error recorded'}")
         self.task_id = task_id
         self.error = error
+        self.traceback = traceback
+        if traceback is not None:
+            self.add_note(f"In its handler:\n{traceback}")
 
 
 class TaskCancelledError(SchedulerError):

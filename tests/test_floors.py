@@ -60,7 +60,7 @@ ENGINE: tuple[frozenset[str], ...] = (
     frozenset({"dispatch"}),
     frozenset({"maintenance"}),
     frozenset({"engine"}),
-    frozenset({"elastic", "placed"}),
+    frozenset({"elastic", "interrupted", "placed"}),
     frozenset({"gateway"}),
 )
 BUILDINGS = {"scheduler": HOUSE, "scheduler.store": STORE, "scheduler.engine": ENGINE}

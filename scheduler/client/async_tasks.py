@@ -41,6 +41,7 @@ class AsyncTaskOperations(SteeringOperations):
     retry_failed_async = in_thread(TaskOperations.retry_failed)
     cleanup_tasks_async = in_thread(TaskOperations.cleanup_tasks)
     get_attempts_async = in_thread(TaskOperations.get_attempts)
+    logs_async = in_thread(TaskOperations.logs)
 
     @overload
     async def result_async(self, task_id: TaskId[R], timeout: float | timedelta | None = None) -> R: ...

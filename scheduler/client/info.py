@@ -16,6 +16,7 @@ from scheduler.model.state import TaskState
 from scheduler.model.task_columns import INSTANTS, SPANS, TaskColumns
 from scheduler.model.times import to_datetime
 from scheduler.ports import FOREVER
+from scheduler.store.read.history import traceback_in
 from scheduler.store.read.schedules import RunRecord, ScheduleRecord
 from scheduler.store.read.tasks import AttemptRecord, TaskRecord
 from scheduler.store.schedule_runs import decode_graph
@@ -39,7 +40,7 @@ class AttemptInfo(NamedTuple):
 
     ``envelope``: what its message carried, which may have been replaced since. ``status_code``: what another service
     had answered when it failed, if its error names it. ``trace``: the context of its span as a W3C ``traceparent``,
-    None if it was not traced.
+    None if it was not traced. ``traceback``: of the error that a handler raised, as long as the attempt's log is kept.
     """
 
     number: int
@@ -56,6 +57,7 @@ class AttemptInfo(NamedTuple):
     status_code: int | None
     envelope: Envelope
     trace: str | None = None
+    traceback: str | None = None
 
 
 class TaskPage(list[TaskInfo]):
@@ -144,8 +146,8 @@ def task_info(record: TaskRecord) -> TaskInfo:
     return TaskInfo(**values)
 
 
-def attempt_info(record: AttemptRecord) -> AttemptInfo:
-    """The public form of a stored attempt."""
+def attempt_info(record: AttemptRecord, log: str | None = None) -> AttemptInfo:
+    """The public form of a stored attempt. ``log``: what it wrote."""
     return AttemptInfo(
         record.number,
         record.claim,
@@ -161,6 +163,7 @@ def attempt_info(record: AttemptRecord) -> AttemptInfo:
         record.status_code,
         record.envelope,
         record.trace,
+        None if record.error is None else traceback_in(log),
     )
 
 

@@ -176,7 +176,23 @@ class TaskOperations:
         """Its executions so far, oldest first. Raises UnknownTaskError."""
         with self.database.read() as tx:
             read_tasks.get_task(tx, check_id(task_id))
-            return [attempt_info(record) for record in read_tasks.attempts(tx, task_id)]
+            logs = dict(read_tasks.attempt_logs(tx, task_id))
+            return [attempt_info(record, logs.get(record.claim)) for record in read_tasks.attempts(tx, task_id)]
+
+    def logs(self, task_id: int, attempt: int | None = None) -> str:
+        """What an attempt wrote, and the traceback that it ended with; of the last one that wrote something by default.
+
+        That is what went through ``ctx.log`` and ``ctx.capture``; in the daemon through any ``logging``, and in child
+        processes what was printed, too. ``attempt``: its number, from 1. Empty if it wrote nothing, or it is kept no
+        more. Raises UnknownTaskError.
+        """
+        with self.database.read() as tx:
+            read_tasks.get_task(tx, check_id(task_id))
+            found = dict(read_tasks.attempt_logs(tx, task_id))
+            if attempt is not None:
+                claims = [record.claim for record in read_tasks.attempts(tx, task_id) if record.number == attempt]
+                found = {claim: found[claim] for claim in claims if claim in found}
+        return found[max(found)] if found else ""
 
     def get_retry_count(self, task_id: int) -> int:
         """How many retries it has had. Raises UnknownTaskError."""
@@ -224,13 +240,18 @@ class TaskOperations:
         if task.state is TaskState.CANCELLED:
             raise TaskCancelledError(task_id)
         if task.state is not TaskState.SUCCESS:
-            raise TaskFailedError(task_id, task.error)
+            raise TaskFailedError(task_id, task.error, self._traceback(task_id))
         try:
             with self.database.read() as tx:
                 return read_tasks.result_of(tx, task_id)
         except ResultExpiredError:
             self._expire(task_id)
             raise
+
+    def _traceback(self, task_id: int) -> str | None:
+        with suppress(StoreUnavailableError), self.database.read() as tx:
+            return read_tasks.traceback_in(read_tasks.attempt_log(tx, task_id))
+        return None
 
     def _expire(self, task_id: int) -> None:
         """Delete an expired result, if the database can be written to just now."""

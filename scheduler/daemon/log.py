@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import msgspec
 
 from scheduler.config.model import Log
-from scheduler.engine.attempt.capture import TASK_LOGGER, current_attempt
+from scheduler.engine.attempt.capture import ATTEMPTS_LOGGER, TASK_LOGGER, current_attempt
 from scheduler.model.printable import printable, printable_json
 from scheduler.model.running import LOG_FIELDS, log_fields
 from scheduler.nonblocking import EXIT_SECONDS, writer_of
@@ -220,7 +220,12 @@ def _add_attempt(_logger: Any, _method: str, event: MutableMapping[str, Any]) ->
 
 
 def _unfold(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Turn the ``fields`` of a ``ctx.log`` line, which its text contains too, into fields of the event."""
+    """Turn the ``fields`` of a ``ctx.log`` line, which its text contains too, into fields of the event.
+
+    The line of an attempt's end has all in fields, too.
+    """
+    if event.get("logger") == ATTEMPTS_LOGGER and "outcome" in event:
+        event["event"] = f"attempt {event['outcome']}"
     fields = event.get("fields")
     if isinstance(fields, dict) and str(event.get("logger", "")).startswith(TASK_LOGGER):
         del event["fields"]

@@ -518,6 +518,12 @@ class Engine:
         done = self._reported()
         return sorted({key[0] for key in list(self.engine_state.held) if key not in done})
 
+    def running(self) -> list[tuple[int, str]]:
+        """(id, kind) of the tasks whose handlers run, in order."""
+        done = self._reported()
+        held = [(key, attempt) for key, attempt in list(self.engine_state.held.items()) if key not in done]
+        return sorted((key[0], attempt.claimed.kind) for key, attempt in held if attempt.started_at is not None)
+
     def _reported(self) -> set[tuple[int, int]]:
         """Claims whose outcome is known and about to be recorded."""
         return {(o.task_id, o.claim) for _, o in [*self.engine_state.outcomes, *self.dispatch.completer.deferred]}

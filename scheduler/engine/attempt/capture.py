@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 MAX_LOG = 64 * 1024  # characters of one attempt
 TASK_LOGGER = "scheduler.task"
+ATTEMPTS_LOGGER = "scheduler.engine.attempts"  # how each attempt has ended
 current_attempt = cast("ContextVar[Attempt | None]", running.current_attempt)
 
 

@@ -9,6 +9,7 @@ from operator import attrgetter, sub
 from typing import NamedTuple
 
 from scheduler.engine.attempt.attempt import Attempt
+from scheduler.engine.attempt.capture import ATTEMPTS_LOGGER
 from scheduler.engine.dead_letter_hook import dead_letter_of
 from scheduler.engine.dispatch import traces
 from scheduler.engine.dispatch.completion_thread import CompletionThread
@@ -29,9 +30,7 @@ from scheduler.store.tasks.complete import Completion, RowLocked, finish
 from scheduler.store.tasks.salvage import complete_one_by_one
 
 log = logging.getLogger("scheduler.engine")
-attempts_log = logging.getLogger("scheduler.engine.attempts")
-# A program that has not set up logging would print the bare text of each line, without the task's name, on stderr.
-attempts_log.addHandler(logging.NullHandler())
+attempts_log = logging.getLogger(ATTEMPTS_LOGGER)
 
 LOCK_FIRST_S = 1.0  # how long cycles lock rows first, after another transaction held one
 BACKGROUND_MIN_OUTCOMES = 50  # fewer cost less in the cycle's own transaction
@@ -332,4 +331,6 @@ def _log_end(engine_state: EngineState, attempt: Attempt, o: Outcome) -> None:
         extra |= {"error": o.failure.text, "error_class": o.failure.error_class}
         if o.failure.status is not None:
             extra["status"] = o.failure.status
-    attempts_log.log(level, "attempt %s", o.end.value, extra=extra)
+    # The text says by itself what a program needs that has set up no logging; the daemon's lines have the fields.
+    error = "" if o.failure is None else f": {o.failure.text}"
+    attempts_log.log(level, "attempt %s: task %d (%s)%s", o.end.value, c.id, c.kind, error, extra=extra)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 import msgspec
@@ -13,6 +14,10 @@ from scheduler.model.state import TaskState
 from scheduler.store.db.tx import Tx
 from scheduler.store.tasks.attempts import Standing, stack_name, standing_name
 from scheduler.store.tasks.envelopes import envelope_of, kept
+
+_LOG_LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")  # as the engine captures a record of ``logging``
+_TRACEBACKS = ("Traceback (most recent call last):", "  + Exception Group Traceback")
+_CHAINED = ("another exception occurred:", "direct cause of the following exception:")
 
 
 class AttemptRecord(NamedTuple):
@@ -125,6 +130,22 @@ def attempt_log(tx: Tx, task_id: int, claim: int | None = None) -> str | None:
         "SELECT value FROM schedd_task_values WHERE task_id = :id AND name = :name", id=task_id, name=f"log:{claim}"
     ).scalar()
     return None if text is None else str(text)
+
+
+def traceback_in(text: str | None) -> str | None:
+    """The last traceback in what an attempt wrote, with those of its causes; None if there is none."""
+    found: list[list[str]] = []
+    before, goes_on = "", False
+    for line in ("" if text is None else text).splitlines():
+        if _LOG_LINE.match(line):
+            goes_on = False
+        elif line.startswith(_TRACEBACKS) and not (goes_on and before.endswith(_CHAINED)):
+            found.append([])
+            goes_on = True
+        if goes_on:
+            found[-1].append(line)
+        before = line or before
+    return "\n".join(found[-1]) if found else None
 
 
 def stack_of(tx: Tx, task_id: int, claim: int) -> str | None:

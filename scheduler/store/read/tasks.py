@@ -22,7 +22,7 @@ from scheduler.store.broken_rows import BrokenRowError, numbers_of
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
 from scheduler.store.read.graph import EdgeRecord, dependencies, dependents, graph
-from scheduler.store.read.history import AttemptRecord, attempt_log, attempt_logs, attempts, result_of
+from scheduler.store.read.history import AttemptRecord, attempt_log, attempt_logs, attempts, result_of, traceback_in
 from scheduler.store.read.paging import BIGGEST, Asked, Window, as_id, first_id, ids_of, led_by
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "graph",
     "list_tasks",
     "result_of",
+    "traceback_in",
 ]
 
 _HELD = {st.CLAIMED, st.RUNNING}

@@ -23,7 +23,9 @@ def final(ctx: Context) -> None:
 
 
 def levels(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
-    found = [(r.getMessage(), r.levelname) for r in caplog.records if r.getMessage().startswith("attempt ")]
+    found = [
+        (r.getMessage().partition(":")[0], r.levelname) for r in caplog.records if r.getMessage().startswith("attempt ")
+    ]
     caplog.clear()
     return found
 
