@@ -3,21 +3,25 @@
 from alembic import context
 
 VERSION_TABLE = "schedd_version"
-connection = context.config.attributes.get("connection")
+given = context.config.attributes
+connection = given.get("connection")
+later = given.get("later")  # gets the statements that make indexes of full tables, once the transaction is over
 
 if connection is None:
     context.configure(
-        dialect_name=context.config.attributes["dialect"],
+        dialect_name=given["dialect"],
         version_table=VERSION_TABLE,
         literal_binds=True,
         output_buffer=context.config.output_buffer,
-        transaction_per_migration=True,
+        later=later,
     )
-elif connection.in_transaction():
-    # The caller's transaction spans everything: a migration that fails leaves nothing behind, on SQLite too.
-    context.configure(connection=connection, version_table=VERSION_TABLE, transactional_ddl=True)
 else:
-    # PostgreSQL: each migration in a transaction of its own, and some statements outside of any (online.py).
-    context.configure(connection=connection, version_table=VERSION_TABLE, transaction_per_migration=True)
+    # The caller's transaction spans everything: a migration that fails leaves nothing behind, on SQLite too.
+    context.configure(connection=connection, version_table=VERSION_TABLE, transactional_ddl=True, later=later)
 with context.begin_transaction():
+    for statement in given.get("before", ()):
+        context.execute(statement)
     context.run_migrations()
+if connection is None:
+    for statement in later or ():
+        context.execute(statement)

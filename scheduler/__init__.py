@@ -57,7 +57,7 @@ _WHERE = {
     "UnknownTaskError": "errors",
     "UnregisteredKindError": "errors",
     "Weekday": "model.recurrence",
-    "backup_sqlite": "store.db.backup",
+    "backup_sqlite": "store.db.sqlite_copy",
     "task": "model.task",
 }
 __all__ = [*_WHERE]  # pyright: ignore[reportUnsupportedDunderAll]
@@ -123,4 +123,4 @@ if TYPE_CHECKING:
     from scheduler.model.task import task as task
     from scheduler.model.unique import Debounce as Debounce
     from scheduler.model.unique import Unique as Unique
-    from scheduler.store.db.backup import backup_sqlite as backup_sqlite
+    from scheduler.store.db.sqlite_copy import backup_sqlite as backup_sqlite

@@ -41,7 +41,7 @@ STORE: tuple[frozenset[str], ...] = (
     frozenset({"inbox_order", "outbox", "reaper", "requests"}),
     frozenset({"inbox"}),
     frozenset({"door_keys", "inbox_held"}),
-    frozenset({"gateway_jobs", "placements", "schedule_runs", "schedule_times"}),
+    frozenset({"gateway_jobs", "placements", "schedule_runs"}),
     frozenset({"abandoned"}),
     frozenset({"worker_jobs"}),
     frozenset({"schedules"}),
@@ -74,7 +74,6 @@ CIRCLES: dict[frozenset[str], str] = {
     frozenset({"scheduler.app", "scheduler.testing"}): "Scheduler.for_testing() makes what works on one",
     frozenset({"scheduler.model.task", "scheduler.model.typed"}): "a task's options are typed by what takes them",
     frozenset({"scheduler.store.db.statements", "scheduler.store.db.tx"}): "bulk statements take a Tx",
-    frozenset({"scheduler.store.db.database", "scheduler.store.db.migrate"}): "opening checks the schema's revision",
     frozenset({"scheduler.store.tasks.claim", "scheduler.store.tasks.ready_children"}): "ready children become claims",
     frozenset({"scheduler.client.batch", "scheduler.client.builder", "scheduler.client.recurring_graph"}): (
         "a batch makes builders, and a builder may belong to a batch or a graph"

@@ -31,11 +31,18 @@ def db_command() -> None:
 
 @db_command.command(name="upgrade")
 @click.option("--dry-run", is_flag=True, help="Print the SQL and change nothing.")
+@click.option(
+    "--beside", is_flag=True, help="Make the tables though another schema of the PostgreSQL database has them."
+)
 @acts
 @common
-@prints(("from", "to"), lasting=True)
-def upgrade(session: Session, /, dry_run: bool) -> None:
-    """Bring the database to this program's schema; makes a SQLite database that is not there yet."""
+@prints(("from", "to", "copy"), lasting=True)
+def upgrade(session: Session, /, dry_run: bool, beside: bool) -> None:
+    """Bring the database to this program's schema; makes a SQLite database that is not there yet.
+
+    All or nothing: what fails leaves the database as it was. An older SQLite file is copied first, beside itself.
+    Refused while workers live that could not go on with the new schema.
+    """
     from scheduler.store.db import backup as maintenance
 
     database = session.database
@@ -46,10 +53,12 @@ def upgrade(session: Session, /, dry_run: bool) -> None:
             note("nothing to do: the database is up to date")
         return
     before = maintenance.health(database).revision
-    maintenance.upgrade(database)
+    copy = maintenance.upgrade(database, beside=beside)
     after = maintenance.health(database).revision
-    if not print_object(session, {"from": before, "to": after}):
+    if not print_object(session, {"from": before, "to": after, "copy": None if copy is None else str(copy)}):
         say(f"up to date: {after}" if before == after else f"upgraded: {before or 'nothing'} -> {after}")
+        if copy is not None:
+            note(f"the database as it was before is in {copy}; delete that once you have seen the new one work")
 
 
 @db_command.command(name="check")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.store.db.backup import backup_sqlite
 from scheduler.store.db.migrate import HEAD
+from scheduler.store.db.sqlite_copy import backup_sqlite
 from support.bench import Bench, notify_and_step
 from support.databases import Database
 
@@ -27,7 +27,7 @@ class TestUpgrade:
         first = empty_ctl("db", "upgrade")
         assert (first.exit_code, first.stdout) == (0, f"upgraded: nothing -> {HEAD}\n")
         assert empty_ctl("db", "upgrade").stdout == f"up to date: {HEAD}\n"
-        assert empty_ctl.json("db", "upgrade") == {"from": HEAD, "to": HEAD}
+        assert empty_ctl.json("db", "upgrade") == {"from": HEAD, "to": HEAD, "copy": None}
         again = empty_ctl("db", "upgrade", "--dry-run")
         assert (again.exit_code, again.stdout) == (0, "")
         assert "nothing to do" in again.stderr

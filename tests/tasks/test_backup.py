@@ -16,7 +16,7 @@ import pytest
 
 from scheduler import PermanentError, Scheduler
 from scheduler.errors import Cancelled
-from scheduler.store.db import backup as maintenance
+from scheduler.store.db import sqlite_copy as maintenance
 from scheduler.tasks import BackupTask, backup
 from scheduler.testing import drain
 
@@ -118,7 +118,7 @@ def busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path
     """A store of a hundred pages that are copied one at a time, and what writes to it."""
     (tmp_path / "backups").mkdir(exist_ok=True)
     store = tmp_path / "jobs.db"
-    monkeypatch.setattr(maintenance, "_PAGES", 1)
+    monkeypatch.setattr(maintenance, "PAGES", 1)
     with closing(sqlite3.connect(store)) as connection:
         connection.executescript("PRAGMA journal_mode=WAL; CREATE TABLE t (a BLOB)")
 

@@ -41,6 +41,10 @@ def _schema(tx: Tx, version: str) -> Finding:
     revision, lost = migrate.current(tx.connection), migrate.missing_tables(tx.connection)
     if lost:
         return Finding("schema", PROBLEM, migrate.lacks(lost, revision))
+    unmade = migrate.missing_indexes(tx.connection) if revision == migrate.HEAD else []
+    if unmade:
+        text = f"indexes are missing or not whole: {listed(unmade)}; `schedctl db upgrade` makes them"
+        return Finding("schema", PROBLEM, text)
     return Finding("schema", OK, f"revision {revision}, schedd {version}")
 
 

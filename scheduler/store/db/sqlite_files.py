@@ -34,6 +34,11 @@ def make_socket_directory(path: Path, database: Path) -> None:
         path.chmod(0o770)
 
 
+def quoted(path: Path) -> str:
+    """The path as in a URI that SQLite opens."""
+    return str(path.absolute()).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+
+
 def open_to_others(path: Path, sockets: Path) -> list[str]:
     """What of the database any user of the machine may use, each as ``<path> (mode 644)``."""
     found = []
@@ -51,9 +56,8 @@ def fold_wal(path: Path) -> None:
     SQLite does so when the last connection is closed; this one helps where a stray thread still has one. Others that
     read or write go first: it does nothing then, and raises nothing.
     """
-    place = str(path.absolute()).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
     with (
         suppress(sqlite3.Error),
-        closing(sqlite3.connect(f"file:{place}?mode=rw", uri=True, timeout=_CLOSE_TIMEOUT)) as raw,
+        closing(sqlite3.connect(f"file:{quoted(path)}?mode=rw", uri=True, timeout=_CLOSE_TIMEOUT)) as raw,
     ):
         raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")

@@ -1,0 +1,50 @@
+"""Stores as earlier checkouts made them, and all that a store holds."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import sqlalchemy as sa
+
+from support.databases import Database
+
+FORMS = Path(__file__).parents[1] / "store" / "db" / "forms"
+FIRST = "8de6081"  # the first checkout that made stores; the eight tasks of its store are in every state
+
+
+def load(database: Database, form: str = FIRST) -> None:
+    """Fill an empty database with the store of a checkout."""
+    text = (FORMS / f"{form}.{database.dialect}.sql").read_text()
+    if database.is_sqlite:
+        with closing(sqlite3.connect(database.path)) as raw:
+            raw.executescript(text)
+    else:
+        with psycopg.connect(database.url.replace("+psycopg", "", 1)) as server:
+            server.execute(text.encode())
+
+
+def execute(database: Database, *statements: str) -> None:
+    engine = sa.create_engine(database.url)
+    with engine.begin() as connection:
+        for statement in statements:
+            connection.exec_driver_sql(statement)
+    engine.dispose()
+
+
+def everything(database: Database) -> dict[str, Any]:
+    """All columns, indexes and rows."""
+    engine = sa.create_engine(database.url)
+    with engine.connect() as connection:
+        inspector = sa.inspect(connection)
+        found: dict[str, Any] = {}
+        for table in sorted(inspector.get_table_names()):
+            columns = [(c["name"], str(c["type"]), c["nullable"]) for c in inspector.get_columns(table)]
+            indexes = sorted((str(i["name"]), tuple(map(str, i["column_names"]))) for i in inspector.get_indexes(table))
+            rows = sorted(map(str, connection.exec_driver_sql(f"SELECT * FROM {table}").all()))
+            found[table] = (columns, indexes, rows)
+    engine.dispose()
+    return found
