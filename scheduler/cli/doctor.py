@@ -36,7 +36,7 @@ def doctor_command(ctx: click.Context, session: Session, /, repair: bool) -> Non
     database = session.existing()
     reading = database.read
     try:
-        database.open()
+        database.look()
     except MissingTablesError:
         reading = database.read_damaged
         if repair:

@@ -73,7 +73,7 @@ def task_filter(session: Session, given: Mapping[str, Any], *, ended: bool = Fal
     from scheduler.store.read.choose import TaskFilter
 
     database = session.existing()
-    database.open()  # opening reads the server's clock
+    database.look()  # opening reads the server's clock
     now = database.now()
     kinds = () if given["kind"] is None else tuple(name for name in given["kind"].split(",") if name)
     return TaskFilter(

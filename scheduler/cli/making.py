@@ -195,7 +195,7 @@ def _store(session: Session, spec: TaskSpec) -> None:
     from scheduler.store import audit
     from scheduler.store.tasks.enqueue import enqueue
 
-    database = session.database
+    database = session.made()
 
     def work(tx: Tx) -> TaskId:
         ids = enqueue(tx, [spec], ours=True)
@@ -217,7 +217,7 @@ def _register(session: Session, given: TaskOptionsGiven, spec: TaskSpec) -> None
     from scheduler.store import schedules
     from scheduler.store.schedules import ScheduleSpec
 
-    database = session.database
+    database = session.made()
     name = spec.key or f"{spec.kind}-cli-{hashlib.sha256(spec.payload.encode()).hexdigest()[:12]}"
     recurrence = msgspec.structs.replace(
         cron(given.cron or "", given.tz or session.config.schedules.timezone).named(name),

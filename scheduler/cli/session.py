@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from scheduler.cli.streams import say
-from scheduler.errors import SchedulerError, StoreUnavailableError
+from scheduler.errors import SchedulerError
 
 if TYPE_CHECKING:
     from scheduler.config.model import Config
@@ -84,38 +84,24 @@ class Session:
 
         _quiet_sqlalchemy()
         store = self.config.store
-        made = Database(store.url, SystemClock(), auto_migrate=store.auto_migrate)
+        made = Database(store.url, SystemClock(), auto_migrate=False)
         root = click.get_current_context().find_root()
         root.call_on_close(made.dispose)
         if self.timeout is not None or not self.lasting:
             patience = DEFAULT_TIMEOUT_S if self.timeout is None else self.timeout
             root.with_resource(made.within(patience, each=self.timeout is None))
-        root.with_resource(explaining_waits(made, self.told))
+        root.with_resource(explaining_waits(made))
         return made
-
-    @cached_property
-    def told(self) -> threading.Event:
-        """Set once somebody has been told what the command waits for."""
-        return threading.Event()
-
-    def explain(self, error: StoreUnavailableError) -> None:
-        """Name on stderr the session whose lock is in the way, where that ended the command before it was told."""
-        if "database" not in self.__dict__ or self.told.is_set() or getattr(error, "heals", False) is False:
-            return
-        from scheduler.store.db.deadline import in_time
-
-        with contextlib.suppress(TimeoutError, StoreUnavailableError, RuntimeError):
-            holder = in_time(self.database.locked_by, TELL_WITHIN)
-            if holder is not None:
-                note(f"the database does not answer: {holder}")
 
     def existing(self) -> Database:
         """The database, for commands that must not create one. Raises StoreUnavailableError."""
-        if self.database.missing():
-            path = None if self.database.path is None else self.database.path.absolute()
-            empty = path is not None and path.exists()
-            what = f"the file {path} is empty, and no database yet" if empty else f"there is no database {path} yet"
-            raise StoreUnavailableError(f"{what}; schedd makes it when it starts, or `schedctl db upgrade`")
+        self.database.refuse_missing()
+        return self.database
+
+    def made(self) -> Database:
+        """The database, for commands that schedule: a file that is not there yet is made, if the configuration lets
+        programs do that. Raises StoreUnavailableError."""
+        self.database.auto_migrate = bool(self.config.store.auto_migrate) and self.database.missing()
         return self.database
 
     def write(self, work: Callable[[Tx], T], database: Database | None = None) -> T:
@@ -150,7 +136,7 @@ class Session:
 
 
 @contextlib.contextmanager
-def explaining_waits(database: Database, told: threading.Event) -> Iterator[None]:
+def explaining_waits(database: Database) -> Iterator[None]:
     """Print on stderr, once, why this thread waits for the database, if it waits long."""
     waiter, over = threading.get_ident(), threading.Event()
 
@@ -158,7 +144,6 @@ def explaining_waits(database: Database, told: threading.Event) -> Iterator[None
         while not over.wait(TELL_AFTER):
             reason = database.waits_for(waiter, TELL_WITHIN)
             if reason is not None and not over.is_set():
-                told.set()
                 note(f"waiting for the database: {reason}")
                 return
 
@@ -196,18 +181,12 @@ def note_queue(tx: Tx, queue: str) -> None:
         note(text)
 
 
-def note_no_worker(why: str | None, refused: str | None = None) -> None:
-    """Note on stderr that no worker takes new work, if so. ``refused``: why the database takes no writes."""
+def note_no_worker(why: str | None) -> None:
+    """Note on stderr that no worker takes new work, if so."""
     from scheduler.store.read.workers import NOT_LIVE
 
     if why is not None:
-        until = (
-            "the database takes writes"
-            if refused
-            else "schedd is started"
-            if why == NOT_LIVE
-            else "one resumes, or another is started"
-        )
+        until = "schedd is started" if why == NOT_LIVE else "one resumes, or another is started"
         note(f"{why}: tasks wait until {until}")
 
 
@@ -227,11 +206,7 @@ def prints(
             session.lasting = lasting
             session.fields = fields(given) if callable(fields) else fields
             _ = session.chosen
-            try:
-                return command(session, *args, **given)
-            except StoreUnavailableError as error:
-                session.explain(error)
-                raise
+            return command(session, *args, **given)
 
         called.fields = fields  # type: ignore[attr-defined]  # for completion
         return called  # type: ignore[return-value]

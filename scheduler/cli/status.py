@@ -28,7 +28,6 @@ if TYPE_CHECKING:
         "states",
         "pools",
         "oldest_ready",
-        "backlogs",
         "dead_letters",
         "workers",
         "stuck",
@@ -49,7 +48,7 @@ def status_command(session: Session, /, check: bool) -> int:
     with database.read() as tx:
         now = tx.now
         found = status(tx)
-    note_no_worker(no_worker_reason(found.workers), next((o.text for o in found.stuck if o.name == "writes"), None))
+    note_no_worker(no_worker_reason(found.workers))
     if not print_object(session, status_view(found, now)):
         _print(found, now)
     return exits.FAILED if check and (found.stuck or found.idle) else exits.DONE
@@ -74,8 +73,6 @@ def _print(found: Status, now: int) -> None:
         age = span_text(max(0, now - oldest.since))
         cause = "" if oldest.cause is None else oldest.cause.words
         say(f"oldest ready: task {oldest.id} ({oldest.kind}, queue {oldest.queue}), for {age}{cause}")
-        for flow in found.flows:
-            say(flow.describe())
         say()
     if found.oldest_dead is not None:
         age = span_text(max(0, now - found.oldest_dead))
@@ -99,5 +96,3 @@ def _print(found: Status, now: int) -> None:
     for one in found.stuck:
         ids = f" (task {listed([str(i) for i in one.tasks])})" if one.tasks else ""
         say(f"  {one.text}{ids}")
-        if one.name == "unserved" and one.remedy:
-            say(f"    {one.remedy}")

@@ -195,7 +195,7 @@ class DeadLetters:
         at, more = (0, 0), True
         done: list[TaskId] = []
         database = self._owner.database
-        database.open()  # opening reads the server's clock
+        database.look()  # opening reads the server's clock
         before = database.now() + 1
         wanted = Filter(kind, error_class, fingerprint, before, None, key, correlation, subject, message_type)
         bulk = new_bulk()
@@ -274,7 +274,7 @@ class DeadLetters:
         **envelope: str | None,
     ) -> Filter:
         check_filters(kind=kind, error_class=error_class, fingerprint=fingerprint, **envelope)
-        self._owner.database.open()  # opening reads the server's clock
+        self._owner.database.look()  # opening reads the server's clock
         now = self._owner.database.now()
         return Filter(
             kind,

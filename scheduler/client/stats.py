@@ -158,7 +158,7 @@ class StatsOperations:
         check_filters(kind=kind)
         if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MAX_FAILURES:
             raise ConfigError(f"limit must be a whole number from 1 to {MAX_FAILURES}, not {limit!r:.80}")
-        self.database.open()  # opening reads the server's clock
+        self.database.look()  # opening reads the server's clock
         now = self.database.now()
         begin = (
             instant_us(since, "since") if isinstance(since, datetime) else now - span_us(since, "since", positive=True)

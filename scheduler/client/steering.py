@@ -262,7 +262,7 @@ class SteeringOperations(TaskOperations):
         check_filters(**texts)
         if not isinstance(fields, Mapping) or not all(isinstance(name, str) for name in fields):
             raise ConfigError(f"payload must map fields to values, not {fields!r:.80}")
-        self.database.open()  # opening reads the server's clock
+        self.database.look()  # opening reads the server's clock
         now = self.database.now()
         wanted = TaskFilter(
             ids=_ids(given.get("ids")),

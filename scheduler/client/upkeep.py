@@ -44,7 +44,7 @@ class UpkeepOperations:
 
         Raises StoreUnavailableError.
         """
-        self.database.open()
+        self.database.look()
         with self.database.read() as tx:
             return [*check_surroundings(self.database, tx, __version__), *checks.check(tx)]
 

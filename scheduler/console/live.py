@@ -86,7 +86,7 @@ class Snapshots:
     def _look(self) -> str:
         """Ask on one connection that stays: what SQLite answers can be compared on the same one only."""
         if self._connection is None:
-            self._connection = self._database.connect()
+            self._connection = self._database.connect(looks=True)
         try:
             with self._database.glance(self._connection) as tx:
                 return change_token(tx)

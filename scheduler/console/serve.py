@@ -39,7 +39,7 @@ class Server:
         self.address = parse_listen(listen)
         settings = msgspec.structs.replace(config.console, listen=listen)
         store = config.store
-        self.jobs = Scheduler(store.url, auto_migrate=store.auto_migrate)
+        self.jobs = Scheduler(store.url, auto_migrate=False)
         self.jobs.database.application_name = "schedd-console"
         self.jobs.database.connections = CONNECTIONS
         self.auth = make_auth(

@@ -170,8 +170,9 @@ class Engine:
 
     @property
     def claims(self) -> bool:
-        """Whether it takes new work: not drained, nor too far from the database for its lease."""
-        return not self.drained and self.engine_state.lease_needed is None
+        """Whether it takes new work: not drained, nor too far from the database for its lease, and knows its schema."""
+        state = self.engine_state
+        return not self.drained and state.lease_needed is None and state.unknown_schema is None
 
     @property
     def drained(self) -> bool:
@@ -294,7 +295,8 @@ class Engine:
             return 0.0
         except StoreUnavailableError as error:
             self._count_error(error)
-            self._log_outage(error)
+            if not (isinstance(error, StoreError) and error.misfit and self._meets_unknown_schema()):
+                self._log_outage(error)
             self.lease.postpone_reaping()  # it may be away for the others, too
             self.periodic.timers.bring_forward("renew")  # it is back when it has taken a write, not before
         except Exception as error:
@@ -307,6 +309,13 @@ class Engine:
         self._last_cycle_at = self.engine_state.monotonic()  # whatever it waited for, it goes on
         self._stop.wait(self._backoff.next())
         return 0.0
+
+    def _meets_unknown_schema(self) -> bool:
+        """Whether the tables are not as expected since the schema is another one by now."""
+        try:
+            return self.registration.heed_schema(self.database.schema())
+        except StoreUnavailableError:
+            return False
 
     def _count_error(self, error: Exception) -> None:
         if self.metrics is not None:
@@ -374,6 +383,8 @@ class Engine:
             self.dispatch.wait_for_short_tasks()
         fresh = woken or self._needs_scan or self.engine_state.now() >= self._next_due or self._poll_is_due()
         result = self.dispatch.run(connection, claiming=self.claims, fresh=fresh)
+        if self.dispatch.in_vain:  # mostly others were faster; or this worker may claim no more
+            self.registration.commands_may_wait = True
         self.cycles += 1
         self.periodic.timers.set("poll", LOCKED_RETRY_S if self.dispatch.completer.deferred else self._poll_every())
         self._next_due = result.next_due

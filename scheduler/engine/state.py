@@ -31,6 +31,7 @@ from scheduler.model.pauses import Pauses
 from scheduler.model.registry import Registry, SlotKey
 from scheduler.model.rollup import RollupCounter
 from scheduler.ports import SECOND
+from scheduler.store.db import migrate
 from scheduler.store.db.begun import Begun
 from scheduler.store.db.database import Database
 from scheduler.store.db.identity import Identity
@@ -131,6 +132,8 @@ class EngineState:
         self.began: Callable[[int, int], None] = _not_noted
         self.lease_expires_at = float("inf")  # when the lease runs out unless it is renewed (monotonic)
         self.lease_needed: float | None = None  # seconds: see ``Lease.measure``
+        self.made_for = migrate.HEAD  # the schema that this program knows
+        self.unknown_schema: str | None = None  # of the database, if this program does not know it: it claims nothing
         self.held: dict[tuple[int, int], Attempt] = {}
         self.busy_at = self.monotonic()  # when tasks were last claimed, or an attempt ended
         self.losing: set[tuple[int, int]] = set()  # claims taken from attempts that still run
@@ -383,6 +386,7 @@ class EngineState:
             troubles=self.traffic.troubles,
             job=options.job,
             scale=None,
+            schema=self.made_for,
         )
 
     def _orphaned_attempts(self) -> tuple[OrphanedAttempts, ...]:

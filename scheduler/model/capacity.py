@@ -112,7 +112,7 @@ class Capacity(msgspec.Struct, frozen=True, omit_defaults=True):
     that may hang; ``begun``: the file on its host that says which handlers have begun; ``lease_needed``: the database
     is too far away for its lease, so it claims nothing until that has so many seconds; ``troubles``: what is wrong with
     the sources and sinks of its process; ``job``: the executor's job that it is; ``scale``: of an executor that starts
-    workers.
+    workers; ``schema``: of the database that its program was made for, '': an older one did not say.
     """
 
     high: tuple[int, int] = (0, 0)
@@ -129,6 +129,7 @@ class Capacity(msgspec.Struct, frozen=True, omit_defaults=True):
     troubles: tuple[Trouble, ...] = ()
     job: str = ""
     scale: Scale | None = None
+    schema: str = ""
 
     @property
     def pools(self) -> dict[str, tuple[int, int]]:

@@ -19,6 +19,7 @@ from scheduler.model.capacity import SLOT_TYPES, Capacity
 from scheduler.model.registry import Kind
 from scheduler.ports import FOREVER
 from scheduler.store import audit
+from scheduler.store.db import migrate
 from scheduler.store.db.tx import Tx
 from scheduler.store.pauses import IN_EFFECT
 from scheduler.store.predicates import held
@@ -158,17 +159,21 @@ class Commands(NamedTuple):
     drain: bool
     restart: bool
     pauses: str | None = None  # see Pauses.of()
+    schema: str | None = None  # of the database
 
 
 def commands(tx: Tx, worker: int) -> Commands:
     """Read the worker's own row."""
     paused = IN_EFFECT[tx.dialect.name]
-    sql = f"SELECT state, drain_requested, restart_requested, {paused} FROM schedd_workers WHERE id = :worker"
+    sql = (
+        f"SELECT state, drain_requested, restart_requested, {paused}, {migrate.VERSION} FROM schedd_workers "
+        "WHERE id = :worker"
+    )
     rows = tx.rows(sql, worker=worker)
     if not rows:
         return Commands(True, False, False)
-    ((state, drain, restart, pauses),) = rows
-    return Commands(state >= STOPPED, drain is not None, restart is not None, pauses)
+    ((state, drain, restart, pauses, schema),) = rows
+    return Commands(state >= STOPPED, drain is not None, restart is not None, pauses, schema)
 
 
 def request_drain(tx: Tx, worker: int, *, drain: bool) -> None:

@@ -123,6 +123,7 @@ class DispatchCycle:
         self.limits = Limits(engine_state)
         self.worker = 0
         self.pauses_changed = False  # and no cycle has scanned since
+        self.in_vain = False  # the last cycle could claim nothing of what it had found
         self.lost_commits = LostCommits(engine_state, self.limits)
         self._last_lane: LaneHead | None = None  # from which something was claimed
         self.planner = ClaimPlanner(engine_state, slots, self.limits)
@@ -293,6 +294,7 @@ class DispatchCycle:
             tx, self.worker, plan.picks, lanes.offsets.start, cycle.ready_children, self.engine_state.claims_above
         )
         cycle.due, cycle.claimed = due, claimed
+        self.in_vain = bool(plan.picks) and not claimed
         again = [(one.id, one.claim) for one in claimed if one.claim > 1]
         if again:
             cycle.recorded = resume(tx, again)
@@ -322,7 +324,7 @@ class DispatchCycle:
             cycle.every = due
         elif known:
             freed = [head for head in self.limits.freed(cycle.ended.pairs) if self.planner.serves(head)]
-            due = list({claims.LANE_OF(h): h for h in (*due, *freed)}.values())
+            due = list({claims.LANE_OF(h): h for h in (*freed, *due)}.values())
         return due
 
     def _failed(self, cycle: _Cycle, error: BaseException) -> None:

@@ -18,6 +18,7 @@ from scheduler.engine.state import EngineState
 from scheduler.model.outcome import OutcomeColumns
 from scheduler.ports import SECOND, Spawner
 from scheduler.store import workers
+from scheduler.store.db import migrate
 from scheduler.store.db.begun import Begun, begun, directories, is_gone
 from scheduler.store.db.notifier import Notifier, NullNotifier, make_notifier
 from scheduler.store.db.tx import Tx
@@ -189,6 +190,7 @@ class WorkerRegistration:
         if commands.dead:
             self._start_over(connection)
             return True
+        self.heed_schema(commands.schema)
         if commands.restart and not self._restart_requested:
             self._restart_requested = True
             self._restart()
@@ -200,6 +202,25 @@ class WorkerRegistration:
         self.periodic.timers.bring_forward("renew")  # which writes the new state
         if commands.drain:
             self.dispatch.return_waiting()
+        return True
+
+    def heed_schema(self, schema: str | None) -> bool:
+        """Claim nothing while the database has a schema that this program does not know. Returns whether it has."""
+        state = self.engine_state
+        unknown = None if migrate.knows(state.made_for, schema) else schema or "none"
+        if unknown == state.unknown_schema:
+            return unknown is not None
+        state.unknown_schema = unknown
+        if unknown is None:
+            log.info("the database has schema %s again: this worker claims again", schema)
+            self.periodic.timers.bring_forward("renew")
+            return False
+        log.error(
+            "the database has schema %s, and this worker knows %s: it claims nothing, what it runs goes on; stop it, "
+            "and start a schedd that knows the schema",
+            *(unknown, state.made_for),
+        )
+        self.dispatch.return_waiting()
         return True
 
     def _restart(self) -> None:

@@ -68,6 +68,8 @@ class Database:
         self._opening = threading.Lock()
         self._places = Places()
         self.refusal: str | None = None  # why it is not to be used at all
+        self._looks = False  # it was opened only to look
+        self._wrote = False  # it was opened to write
         self._inherited = False  # what it holds is the parent's: this process was forked since
         self.same = SameStore(self.url, self.path, partial(self.server_clock.now, clock))
         after_fork(self, Database._on_fork)
@@ -214,47 +216,85 @@ class Database:
             engine.dispose()
 
     def open(self) -> sa.Engine:
-        """The SQLAlchemy engine; on first use checks (and, if allowed, migrates) the database.
+        """The SQLAlchemy engine, to write; on first use checks (and, if allowed, migrates) the database.
 
         Raises StoreUnavailableError, and ConfigError if it is not to be used.
         """
+        return self._opened(looks=False)
+
+    def look(self) -> sa.Engine:
+        """As :meth:`open`, to look only: nothing is migrated or made, no file and no directory, and nothing written.
+
+        Raises StoreUnavailableError, also if there is no database yet; ConfigError.
+        """
+        return self._opened(looks=True)
+
+    def _opened(self, *, looks: bool) -> sa.Engine:
         if self.refusal is not None:
             raise ConfigError(self.refusal)
-        if self._engine is not None and not self._inherited:
+        if self._engine is not None and not self._inherited and (looks or not self._looks):
             self.same.check_file()
             return self._engine
         if self._inherited:
             self._leave_to_parent()
+        if looks or not self.auto_migrate:
+            self.refuse_missing()
         load_driver(self.url)
         with self._alone_opening():
+            if self._engine is not None and self._looks and not looks:
+                self._close()
             if self._engine is None:
-                self.same.begin()
-                engine, self._wires = make_engine(
-                    self.url,
-                    _weakly(self.same.made),
-                    _weakly(self.same.check_file),
-                    application_name=self.application_name,
-                    connections=self.connections,
-                )
-                try:
-                    migrate.ensure(engine, self.auto_migrate)
-                    with engine.connect().execution_options(schedd_reads=True) as connection:
-                        if self.same.identity is None or self._wires is None:  # a new database; a file
-                            self.same.look(connection)
-                        self.calibrate(connection)
-                except sa.exc.SQLAlchemyError as error:
-                    engine.dispose()
-                    raise translate(error, self.url) from cause(error)
-                except SchedulerError:
-                    engine.dispose()
-                    raise
-                self._gate = self._make_gate()
-                sa.event.listen(engine, "handle_error", _tell_transaction)
-                self._singles = AutocommitPool(engine, self._wires, partial(_weakly(self.calibrate), if_due=True))
-                self._engine = engine
-                if self._wires is None:
-                    self._closer = weakref.finalize(self, _close_idle, os.getpid(), engine, self._singles)
+                self._engine = self._open(looks)
+                self._looks = looks
             return self._engine
+
+    def _open(self, looks: bool) -> sa.Engine:
+        self.same.begin(looks=looks)
+        engine, self._wires = make_engine(
+            self.url,
+            _weakly(self.same.made),
+            _weakly(self.same.check_file),
+            application_name=self.application_name,
+            connections=self.connections,
+            looks=looks,
+        )
+        try:
+            migrate.ensure(engine, self.auto_migrate, self.clock.now(), looks=looks)
+            with engine.connect().execution_options(schedd_reads=True) as connection:
+                if self.same.identity is None or self._wires is None:  # a new database; a file
+                    self.same.look(connection)
+                self.calibrate(connection)
+        except sa.exc.SQLAlchemyError as error:
+            engine.dispose()
+            raise translate(error, self.url) from cause(error)
+        except SchedulerError:
+            engine.dispose()
+            raise
+        if not looks:
+            self._gate, self._wrote = self._make_gate(), True
+        sa.event.listen(engine, "handle_error", _tell_transaction)
+        self._singles = AutocommitPool(engine, self._wires, partial(_weakly(self.calibrate), if_due=True))
+        if self._wires is None:
+            self._closer = weakref.finalize(self, _close_idle, os.getpid(), engine, self._singles)
+        return engine
+
+    def schema(self) -> str | None:
+        """The revision of the database at this moment. Raises StoreUnavailableError."""
+        try:
+            with self.look().connect() as connection:
+                return migrate.current(connection.execution_options(schedd_reads=True))
+        except sa.exc.SQLAlchemyError as error:
+            raise translate(error, self.url) from cause(error)
+
+    def refuse_missing(self) -> None:
+        """Raise StoreUnavailableError if there is no database file yet."""
+        if self.missing():
+            path = None if self.path is None else self.path.absolute()
+            empty = path is not None and path.exists()
+            what = f"the file {path} is empty, and no database yet" if empty else f"there is no database {path} yet"
+            if path is not None and not path.parent.is_dir():
+                raise StoreUnavailableError(f"{what}: the directory {path.parent} does not exist; create it")
+            raise StoreUnavailableError(f"{what}; schedd makes it when it starts, or `schedctl db upgrade`")
 
     def _begin(self) -> None:
         """A transaction begins: its time counts from now on, or from when the driver is there."""
@@ -353,7 +393,7 @@ class Database:
     def read(self) -> Iterator[Tx]:
         """A transaction that only reads, without a lock. Raises StoreUnavailableError."""
         self._begin()
-        engine = self.open()
+        engine = self.look()
         try:
             with engine.connect() as fresh:
                 yield Tx(fresh.execution_options(schedd_reads=True), self.now())
@@ -367,7 +407,8 @@ class Database:
         Raises StoreUnavailableError.
         """
         self._begin()
-        engine, _ = make_engine(self.url)
+        self.refuse_missing()
+        engine, _ = make_engine(self.url, looks=True)
         try:
             with engine.connect().execution_options(schedd_reads=True) as connection:
                 self.calibrate(connection)
@@ -410,8 +451,9 @@ class Database:
             if entered:
                 gate.leave()
 
-    def connect(self, idle_limit: float | None = None) -> sa.Connection:
-        """A connection of the caller's own, for :meth:`write`. Raises StoreUnavailableError.
+    def connect(self, idle_limit: float | None = None, *, looks: bool = False) -> sa.Connection:
+        """A connection of the caller's own, for :meth:`write`, or for :meth:`glance` if it only ``looks``. Raises
+        StoreUnavailableError.
 
         ``idle_limit`` (an engine's, for its cycles): seconds without anything happening after which the server
         (PostgreSQL) ends a transaction: a process that stands still, or a machine that is gone, must not keep its
@@ -419,7 +461,7 @@ class Database:
         pooler all this is the pooler's to do.
         """
         try:
-            connection = self.open().connect()
+            connection = (self.look() if looks else self.open()).connect()
             if idle_limit is not None and self.dialect.name == "postgresql" and not self.pooled:
                 connection.execute(prepared(_LIMITS), {"limits": _limits(idle_limit)})
                 connection.commit()
@@ -448,19 +490,22 @@ class Database:
         if self._inherited:
             self._leave_to_parent()
         with self._opening:
-            if self._engine is not None:
-                if self._singles is not None:
-                    self._singles.close()
-                self._engine.dispose()
-                self._engine = None
-                if self._closer is not None:
-                    self._closer.detach()
-                self._gate = WriteGate(None)  # its lock files are closed once no writer holds it
+            self._close()
+
+    def _close(self) -> None:
+        if self._engine is not None:
+            if self._singles is not None:
+                self._singles.close()
+            self._engine.dispose()
+            self._engine = None
+            if self._closer is not None:
+                self._closer.detach()
+            self._gate = WriteGate(None)  # its lock files are closed once no writer holds it
 
     def settle(self) -> None:
         """:meth:`dispose` at a clean stop. SQLite's file alone is the whole database then, unless others use it."""
         self.dispose()
-        if self.path is not None and self.refusal is None:
+        if self.path is not None and self.refusal is None and self._wrote:
             fold_wal(self.path)
 
 

@@ -32,7 +32,7 @@ class _Nothing:
 
 def listen_to_ends(database: Database, wake: Callable[[], None]) -> EndsListener:
     """Begin to listen; ``wake`` is called in a thread of its own. Where that is not possible it never is."""
-    database.open()
+    database.look()
     if database.dialect.name == "postgresql":
         listener = PgNotifier(database, of_ends=True)
         listener.listen(secrets.token_hex(8), wake)

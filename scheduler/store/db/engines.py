@@ -17,7 +17,7 @@ from scheduler.store.db.dialect import sqlite_too_old
 from scheduler.store.db.handler_transaction import Transaction
 from scheduler.store.db.pg_connections import KEEPALIVES, PgConnections
 from scheduler.store.db.pool import FairPool
-from scheduler.store.db.sqlite_files import make_private
+from scheduler.store.db.sqlite_files import make_private, quoted
 from scheduler.store.db.statements import run, tell_answer
 
 SQLITE_BUSY_MS = 10_000
@@ -41,17 +41,19 @@ def make_engine(
     *,
     application_name: str = "schedd",
     connections: int | None = None,
+    looks: bool = False,
 ) -> tuple[sa.Engine, PgConnections | None]:
     """An engine without a connection yet, and the wires of one to a server.
 
     ``made`` is called with each new connection of the driver (to a server: in autocommit), ``before`` before one to a
     file is made; what they raise, connecting does. ``application_name``: in the server's list of sessions.
-    ``connections``: to a server, at once; None: as many as the threads of a program may want.
+    ``connections``: to a server, at once; None: as many as the threads of a program may want. ``looks``: connections
+    that leave a file as it is.
 
     Raises ConfigError, StoreUnavailableError.
     """
     if url.get_backend_name() == "sqlite":
-        return _sqlite_engine(url, made, before), None
+        return _sqlite_engine(url, made, before, looks), None
     engine = _postgresql_engine(url, application_name, connections)
     return engine, PgConnections(engine, made)
 
@@ -62,10 +64,15 @@ def load_driver(url: sa.URL) -> None:
         url.get_dialect().import_dbapi()
 
 
-def _set_up(raw: Any) -> None:
+def _set_up(raw: Any, looks: bool) -> None:
     """Set a new connection to a SQLite file up; does no harm when it is done again."""
     raw.isolation_level = None  # we begin ourselves: the driver would begin late, and never IMMEDIATE
     cursor = raw.cursor()
+    if looks:
+        for pragma in ("temp_store=MEMORY", "cache_size=-32000"):
+            cursor.execute(f"PRAGMA {pragma}")
+        cursor.close()
+        return
     # It has an effect only before the first table, and waits for a writer.
     if cursor.execute("PRAGMA page_count").fetchone()[0] == 0:
         cursor.execute("PRAGMA auto_vacuum=INCREMENTAL")
@@ -128,7 +135,7 @@ def _postgresql_engine(url: sa.URL, application_name: str, connections: int | No
     return engine
 
 
-def _sqlite_engine(url: sa.URL, made: Callable[[Any], None], before: Callable[[], None]) -> sa.Engine:
+def _sqlite_engine(url: sa.URL, made: Callable[[Any], None], before: Callable[[], None], looks: bool) -> sa.Engine:
     problem = sqlite_too_old()
     if problem is not None:
         raise StoreUnavailableError(problem)
@@ -148,13 +155,20 @@ def _sqlite_engine(url: sa.URL, made: Callable[[Any], None], before: Callable[[]
     )
 
     @sa.event.listens_for(engine, "do_connect")
-    def on_do_connect(*_given: object) -> None:
+    def on_do_connect(_dialect: Any, _record: Any, arguments: list[Any], params: dict[str, Any]) -> None:
         before()
-        make_private(path)
+        if not looks:
+            make_private(path)
+        else:
+            # What is in the write-ahead log belongs to others, or was left by one that died: the last connection that
+            # may write brings it into the file. Where there is none, one that may not write would leave one behind.
+            mode = "ro" if path.with_name(f"{path.name}-wal").exists() else "rw"
+            arguments[:] = [f"file:{quoted(path)}?mode={mode}"]
+            params["uri"] = True
 
     @sa.event.listens_for(engine, "connect")
     def on_connect(raw: Any, _record: Any) -> None:
-        _patiently(lambda: _set_up(raw))
+        _patiently(lambda: _set_up(raw, looks))
         made(raw)
 
     @sa.event.listens_for(engine, "do_connect")

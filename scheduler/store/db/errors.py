@@ -12,6 +12,8 @@ from scheduler.store.db import deadline
 from scheduler.store.db.urls import secrets_of, shown
 
 _COLLIDED = "the transaction collided with another"
+_MISFIT = "its tables are not this program's: its schema was changed while this ran, or not by schedd"
+_NOT_MIGRATED = "the database is not migrated: run `schedctl db upgrade`"
 _LOCKED = "another session holds a lock that the statement needs"
 _ADVICE: tuple[tuple[str, str, bool], ...] = (
     # what the driver says, what we say, whether waiting may heal it
@@ -29,9 +31,10 @@ _ADVICE: tuple[tuple[str, str, bool], ...] = (
     ),
     (r"file is not a database|malformed", "the file is not a (healthy) SQLite database", False),
     (r"disk I/O error", "the disk reported an error", True),
+    (r"no such column|has no column named|column .* does not exist", _MISFIT, True),
     (
         r"no such table|relation .* does not exist",
-        "the database is not migrated: run `schedctl db upgrade`",
+        _NOT_MIGRATED,
         False,
     ),
     (
@@ -76,7 +79,8 @@ _ADVICE: tuple[tuple[str, str, bool], ...] = (
 
 class StoreError(StoreUnavailableError):
     """A StoreUnavailableError that knows whether waiting may ``heal`` it. ``brief``: it without the driver's text,
-    which differs from statement to statement; ``locked``: another session's lock was in the way."""
+    which differs from statement to statement; ``locked``: another session's lock was in the way; ``misfit``: the tables
+    are not as this program expects them."""
 
     def __init__(self, text: str, heals: bool, *, brief: str | None = None) -> None:
         super().__init__(text)
@@ -84,6 +88,7 @@ class StoreError(StoreUnavailableError):
         self.brief = text if brief is None else brief
         self.collided = _COLLIDED in text
         self.locked = _LOCKED in text
+        self.misfit = _MISFIT in text or _NOT_MIGRATED in text
 
 
 def driver_text(error: BaseException, url: sa.URL) -> str:
@@ -122,7 +127,7 @@ def translate(error: sa.exc.SQLAlchemyError, url: sa.URL) -> Exception:
             return StoreError(f"store {where}: {advice} ({first})", heals, brief=f"store {where}: {advice}")
     if isinstance(error, sa.exc.DBAPIError) and error.statement is None:  # nothing was asked yet: the URL does not fit
         return StoreError(f"store {where}: cannot connect: {first}; check [store] url", False)
-    if "no such column" in text or "syntax error" in text:
+    if "syntax error" in text:
         return error
     if isinstance(error, (sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.TimeoutError)) or getattr(
         error, "connection_invalidated", False

@@ -27,10 +27,12 @@ class SameStore:
         self.identity: Identity | None = None  # as it was last looked at; None: the server or the schema has none
         self._file: tuple[int, int] | None = None  # device and inode of the SQLite file that is open
         self._replaced: StoreReplacedError | None = None
+        self._looks = False  # a new epoch is left to those that write
 
-    def begin(self) -> None:
-        """The store is opened anew: whatever file is there now is the right one."""
+    def begin(self, *, looks: bool = False) -> None:
+        """The store is opened anew: whatever file is there now is the right one. ``looks``: nothing is written."""
         self._file = self._replaced = None
+        self._looks = looks
 
     def made(self, raw: Any) -> None:
         """A connection was made: it may lead to another server than the last one, or to another file."""
@@ -38,6 +40,8 @@ class SameStore:
             if self._file is None:
                 self._file = _file_at(self._path)
             self.check_file()
+            return
+        if self._looks:
             return
         server, known = identity.ask_server(raw), self.identity
         if known is not None and server.is_behind(known):
@@ -53,8 +57,10 @@ class SameStore:
         """Read the identity of the store that this connection leads to. Raises what SQLAlchemy raises."""
         raw: Any = connection.connection.dbapi_connection
         try:
-            if self._path is not None:
+            if self._path is not None or self._looks:
                 self._adopt(identity.read(raw))
+                if self._path is None:
+                    connection.rollback()
                 return
             with no_transaction(connection):
                 self._adopt(identity.look(raw, identity.ask_server(raw), self._now()))

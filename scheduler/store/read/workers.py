@@ -16,6 +16,7 @@ from scheduler.model.defaults import POOLS
 from scheduler.model.texts import counted, listed, rfc3339
 from scheduler.ports import FOREVER
 from scheduler.store.broken_rows import options_of
+from scheduler.store.db import migrate
 from scheduler.store.db.begun import is_gone
 from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import HELD
@@ -65,6 +66,7 @@ class WorkerRecord(NamedTuple):
     skew: int
     running: tuple[Running, ...]
     versions: Mapping[str, int]  # the schema_version that it knows of each of its kinds
+    unknown_schema: str | None = None  # of the database, if its program does not know it
 
     @property
     def label(self) -> str:
@@ -74,7 +76,8 @@ class WorkerRecord(NamedTuple):
     @property
     def claims(self) -> bool:
         """Whether it takes new work."""
-        return self.state == WORKER_STATES[LIVE] and self.capacity.lease_needed is None
+        fit = self.capacity.lease_needed is None and self.unknown_schema is None
+        return fit and self.state == WORKER_STATES[LIVE]
 
     @property
     def lost(self) -> bool:
@@ -130,6 +133,7 @@ def workers(tx: Tx, *, every: bool = False) -> list[WorkerRecord]:
         f"AND state + 0 = {st.RUNNING} ORDER BY id + 0 LIMIT {_MAX_RUNNING}"
     ):
         running.setdefault(row.worker, []).append(Running(row.id, row.kind, row.started_at))
+    schema = tx.run(f"SELECT {migrate.VERSION}").scalar_one()
     kinds: dict[int, dict[str, int]] = {}
     for row in tx.run(
         "SELECT k.worker, k.kind, k.schema_version FROM schedd_worker_kinds k "
@@ -154,6 +158,7 @@ def workers(tx: Tx, *, every: bool = False) -> list[WorkerRecord]:
             r.skew,
             tuple(running.get(r.id, ())),
             kinds.get(r.id, {}),
+            schema if _unknown(r.pools, schema) else None,
         )
         for r in rows
     ]
@@ -173,6 +178,11 @@ def _capacity(text: str) -> Capacity:
         return msgspec.json.decode(text, type=Capacity)
     except msgspec.MsgspecError:
         return Capacity()
+
+
+def _unknown(pools: str, schema: str | None) -> bool:
+    known = _capacity(pools).schema
+    return bool(known) and schema is not None and not migrate.knows(known, schema)
 
 
 def _state(row: sa.Row[Any], capacity: Capacity, now: int) -> str:
@@ -201,7 +211,13 @@ def no_worker_reason(found: Iterable[WorkerRecord]) -> str | None:
 
 
 def far_text(worker: WorkerRecord) -> str | None:
-    """What to say of a worker that claims nothing, as the database is too far away for its lease."""
+    """What to say of a worker that claims nothing, as the database is too far away for its lease, or has a schema that
+    it does not know."""
+    if worker.unknown_schema is not None and worker.alive:
+        return (
+            f"worker {worker.label} claims nothing, as the database has schema {worker.unknown_schema} and it knows "
+            f"{worker.capacity.schema}: stop it, and start a schedd that knows the schema"
+        )
     if worker.capacity.lease_needed is None or worker.state != WORKER_STATES[LIVE]:
         return None
     return (
@@ -298,10 +314,6 @@ class Fleet:
         some = [w for w in self.claiming if kind in self._kinds[w.id] and w.serves_queue(queue)]
         return [w for w in some if w.knows(kind, version)]
 
-    def knows(self, kind: str) -> bool:
-        """Whether one of the workers knows this kind, in whatever queue."""
-        return any(kind in kinds for kinds in self._kinds.values())
-
     def newest(self, queue: str, kind: str) -> int:
         """The highest schema_version that the workers know which serve this queue and kind; 0 if none does."""
         return max((w.versions[kind] for w in self.serving(queue, kind)), default=0)
@@ -324,7 +336,7 @@ class Fleet:
         """
         if executor is not None:
             return unplaced(self.executors, executor, queue)
-        placer, known = self.places(queue), self.knows(kind)
+        placer, known = self.places(queue), any(kind in kinds for kinds in self._kinds.values())
         if placer is not None and (placer.scale is None or (known and placer.scale.trouble is None)):
             return None
         newest = self.newest(queue, kind)

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from scheduler.model import state as st
 from scheduler.model.lanes import kind_of
+from scheduler.store.db import migrate
 from scheduler.store.db.dialect import PostgreSQL, SQLite, bind_rows, fence
 from scheduler.store.db.statements import Columns, run_over
 from scheduler.store.db.tx import Tx
@@ -144,7 +145,8 @@ _SQLITE_READ = f"SELECT {READ_NAMES.format(t='')} {_SQLITE_FIRST}"
 _SQLITE_CLAIM = f"UPDATE schedd_tasks SET {_SET_SQLITE} WHERE id IN (SELECT id {_SQLITE_FIRST})"
 
 # A worker that was declared dead while its process was frozen must not claim: its claims would be reclaimed at once.
-_LIVE = "SELECT 1 FROM schedd_workers WHERE id = :worker AND state < 2"
+# Nor one beside a schema that its program does not know, whatever it means by its rows.
+_LIVE = f"SELECT 1 FROM schedd_workers WHERE id = :worker AND state < 2 AND {migrate.KNOWN}"
 _RIPE = f"id IN {{ids}} AND state = {st.WAITING}"
 _SQLITE_CLAIM_RIPE = f"UPDATE schedd_tasks SET unmet = 0, {_SET_SQLITE} WHERE {_RIPE}"
 # An array is expected to hold ten ids. ``picked`` itself is expected to be a tenth of the backlog, as its LIMIT is not
