@@ -11,7 +11,7 @@ from scheduler.client.threads import in_thread
 from scheduler.errors import ConfigError
 from scheduler.model.actor import acting_as
 from scheduler.model.names import check_name
-from scheduler.model.pauses import ALL, KIND, QUEUE
+from scheduler.model.pauses import ALL, KIND, QUEUE, SOURCE
 from scheduler.model.times import to_datetime
 from scheduler.store import pauses as store
 from scheduler.store.db.database import Database
@@ -40,18 +40,19 @@ class PauseOperations:
         *,
         queue: str | None = None,
         kind: str | None = None,
+        source: str | None = None,
         all: bool = False,  # the name is part of the interface
         reason: str | None = None,
         by: str | None = None,
     ) -> bool:
         """Let no worker of the fleet claim tasks of a queue, of a kind, or any task, until :meth:`resume`.
 
-        Takes effect within a second. What runs goes on, schedules go on making tasks, and what was claimed and has not
-        begun goes back without using an attempt. ``reason`` and ``by`` are shown by ``schedctl status``, ``show`` and
-        the audit. Returns False if it was paused already. Raises ConfigError unless exactly one of ``queue``, ``kind``
-        and ``all`` is given; StoreUnavailableError.
+        ``source``: nothing is received from this one. Takes effect within a second. What runs goes on, schedules go on
+        making tasks, and what was claimed and has not begun goes back without using an attempt. ``reason`` and ``by``
+        are shown by ``schedctl status``, ``show`` and the audit. Returns False if it was paused already. Raises
+        ConfigError unless exactly one of ``queue``, ``kind``, ``source`` and ``all`` is given; StoreUnavailableError.
         """
-        scope, name = check_scope(queue, kind, all)
+        scope, name = check_scope(queue, kind, all, source)
         with acting_as(by, reason=reason):
             fresh = self.database.change(lambda tx: store.pause(tx, scope, name))
         self._notify_of_pauses()
@@ -62,6 +63,7 @@ class PauseOperations:
         *,
         queue: str | None = None,
         kind: str | None = None,
+        source: str | None = None,
         all: bool = False,  # the name is part of the interface
         reason: str | None = None,
         by: str | None = None,
@@ -70,7 +72,7 @@ class PauseOperations:
 
         Returns False if there was none. Raises as :meth:`pause`.
         """
-        scope, name = check_scope(queue, kind, all)
+        scope, name = check_scope(queue, kind, all, source)
         with acting_as(by, reason=reason):
             ended = self.database.change(lambda tx: store.resume(tx, scope, name))
         self._notify_of_pauses()
@@ -87,13 +89,15 @@ class PauseOperations:
     pauses_async = in_thread(pauses)
 
 
-def check_scope(queue: str | None, kind: str | None, everything: bool) -> tuple[str, str]:
+def check_scope(queue: str | None, kind: str | None, everything: bool, source: str | None = None) -> tuple[str, str]:
     """(scope, name) of a pause. Raises ConfigError."""
-    given = [one for one in (queue, kind, everything or None) if one is not None]
+    given = [one for one in (queue, kind, source, everything or None) if one is not None]
     if len(given) != 1:
-        raise ConfigError("say exactly one of queue, kind and all")
+        raise ConfigError("say exactly one of queue, kind, source and all")
     if queue is not None:
         return QUEUE, check_name("queue", queue)
     if kind is not None:
         return KIND, check_name("kind", kind)
+    if source is not None:
+        return SOURCE, check_name("source", source)
     return ALL, ""

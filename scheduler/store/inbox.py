@@ -338,14 +338,30 @@ def records(
     given = {"source": source, "verdict": None if state is None else state.code, "message_key": key, "task_id": task_id}
     bound = {name: value for name, value in given.items() if value is not None}
     where = " AND ".join(f"i.{name} = :{name}" for name in bound) or "true"
+    # Of one source the order of expiry is that of coming, and an index has it.
+    order = "i.expires_at DESC, i.last_at DESC" if list(bound) == ["source"] else "i.last_at DESC"
     rows = tx.run(
         "SELECT i.source, i.message_key, i.message_id, i.task_id, i.deliveries, i.first_at, i.last_at, i.verdict, "
         f"i.error, i.subject, i.sequence, i.expires_at FROM schedd_inbox i WHERE {where} "
-        "ORDER BY i.last_at DESC, i.source, i.message_key LIMIT :limit",
+        f"ORDER BY {order}, i.source, i.message_key LIMIT :limit",
         **bound,
         limit=limit,
     )
     return [InboxRecord._make([*row[:7], InboxState.from_code(row[7]), *row[8:]]) for row in rows]
+
+
+def source_names(tx: Tx, most: int = 1000) -> list[str]:
+    """The sources that messages have come from, each found by one step in an index."""
+    found: list[str] = []
+    while len(found) < most:
+        row = tx.run(
+            "SELECT source FROM schedd_inbox WHERE source > :last ORDER BY source LIMIT 1",
+            last=found[-1] if found else "",
+        ).first()
+        if row is None:
+            break
+        found.append(row.source)
+    return found
 
 
 class InboxCounts(NamedTuple):

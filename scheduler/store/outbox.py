@@ -59,8 +59,7 @@ def put(
 def _refuse_unknown(tx: Tx, kind: str, sinks: Collection[str]) -> None:
     if tx.run("SELECT 1 FROM schedd_kinds WHERE name = :kind", kind=kind).first() is not None:
         return
-    rows = tx.run("SELECT name FROM schedd_kinds WHERE name >= :first AND name < :end", first=PREFIX, end="sinks/")
-    known = sorted({row.name.removeprefix(PREFIX) for row in rows} | set(sinks))
+    known = sorted({*sink_names(tx), *sinks})
     if known:
         raise ConfigError(
             f"there is no sink {kind.removeprefix(PREFIX)!r}; known are {listed(known)}: write it as [sinks.NAME], and "
@@ -123,6 +122,12 @@ def last_error(tx: Tx, kind: str) -> str | None:
         kind=kind,
     ).first()
     return None if row is None else str(row.error)
+
+
+def sink_names(tx: Tx) -> list[str]:
+    """The sinks that workers have published."""
+    rows = tx.run("SELECT name FROM schedd_kinds WHERE name >= :first AND name < :end", first=PREFIX, end="sinks/")
+    return sorted(row.name.removeprefix(PREFIX) for row in rows)
 
 
 class OutboxRecord(NamedTuple):

@@ -20,6 +20,7 @@ MODULES = (
     "workers",
     "kinds",
     "events",
+    "messages",
     "audit",
     "alerts",
     "settings",

@@ -223,10 +223,10 @@ def resume(visit: Visit) -> Done:
 def _scope(visit: Visit) -> dict[str, Any]:
     if visit.ticked("all"):
         return {"all": True}
-    for name in ("queue", "kind"):
+    for name in ("queue", "kind", "source"):
         if visit.given(name):
             return {name: visit.given(name)}
-    raise BadInputError("say which: queue, kind, or all")
+    raise BadInputError("say which: queue, kind, source, or all")
 
 
 def _describe(scope: Mapping[str, Any]) -> str:
