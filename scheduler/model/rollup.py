@@ -129,6 +129,11 @@ class RollupCounter:
             if waits:
                 self._spread(at, kind, queue, end.code, Measure.WAIT, waits)
 
+    def add_taken(self, now: int, kind: str, queue: str, end: AttemptEnd, ran: int) -> None:
+        """Count an attempt that was taken from its worker, after ``ran`` microseconds at most."""
+        at, ran = now - now % (MINUTE * SECOND), max(0, ran)
+        _count(self._counts, (at, kind, queue, end.code, Measure.RUN, bucket_of(ran)), 1, ran)
+
     def _spread(self, at: int, kind: str, queue: str, outcome: int, measure: Measure, values: list[int]) -> None:
         """Count values in their buckets. They are sorted in place if they do not fall into one bucket."""
         least, most = min(values), max(values)

@@ -34,13 +34,19 @@ from scheduler.store.workers import (
 
 
 class LostAttempt(NamedTuple):
-    """An attempt whose handler had begun when its worker died or lost its lease. Instants are microseconds."""
+    """An attempt whose handler had begun when its worker died or lost its lease. Instants are microseconds.
+
+    ``used``: it counts as one of the task's attempts.
+    """
 
     task_id: int
     claim: int
     number: int
     claimed_at: int
     started_at: int | None
+    kind: str = ""
+    queue: str = ""
+    used: bool = True
 
 
 class Reclaimed(NamedTuple):
@@ -104,7 +110,7 @@ def _reclaim(tx: Tx, worker: int, label: str, noted: Container[tuple[int, int]])
     """
     rows = tx.run(
         "SELECT t.id, t.claim, t.attempt, t.attempt_base, t.max_attempts, t.state, t.claimed_at, t.started_at, "
-        "t.lane, t.suspect, t.deaths, "
+        "t.kind, t.queue, t.lane, t.suspect, t.deaths, "
         "t.cancel_requested, t.dead_letter, t.rerun FROM schedd_tasks t "
         f"WHERE t.worker = :worker AND {held('t')} "
         f"ORDER BY t.id {tx.dialect.skip_locked}",
@@ -122,7 +128,8 @@ def _reclaim(tx: Tx, worker: int, label: str, noted: Container[tuple[int, int]])
         lane, text = r.lane, error
         began = r.state == st.RUNNING or (r.id, r.claim) in noted
         if began:
-            lost.append(LostAttempt(r.id, r.claim, r.attempt, r.claimed_at, r.started_at))
+            used = phase != Phase.PREEMPTED.code
+            lost.append(LostAttempt(r.id, r.claim, r.attempt, r.claimed_at, r.started_at, r.kind, r.queue, used))
         if phase == Phase.PREEMPTED.code:  # the task is not to blame, nor is its attempt used
             alone, deaths, began = False, r.deaths, False
         end = AttemptEnd.LOST

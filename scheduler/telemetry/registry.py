@@ -17,6 +17,7 @@ from scheduler.telemetry.metrics import BUCKET_OF_ROLLUP, BUCKETS, Distribution,
 
 MAX_PAIRS = 1_000  # of a kind and a queue that are kept: a program may have a queue for each of its users
 IDLE_FORGET_S = 86_400.0  # after which a kind and queue without an attempt are forgotten
+_LOST = AttemptEnd.LOST.code
 _BUCKET_COUNT = len(BUCKETS) + 1
 _OUTCOMES = {end.code: end.value.replace(" ", "_") for end in AttemptEnd}
 
@@ -56,6 +57,8 @@ class _Pair:
         if measure == Measure.RUN:
             buckets = self.run
             self.outcomes[outcome] = self.outcomes.get(outcome, 0) + number
+            if outcome == _LOST:  # nobody knows how long it ran
+                return
         buckets.counts[BUCKET_OF_ROLLUP[bucket]] += number
         buckets.total += total
 

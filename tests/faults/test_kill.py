@@ -90,6 +90,28 @@ def test_killed_there_it_is_reclaimed_and_completes(
 
 
 @pytest.mark.case(6)
+@pytest.mark.parametrize("point", ["after claim", "body"])
+def test_what_had_begun_counts_as_lost_in_the_numbers(
+    database: Database, fleet: Fleet, jobs: Scheduler, point: str
+) -> None:
+    """And what was only claimed counts as nothing."""
+    ids = [jobs.task(Hold("gate")).schedule() for _ in range(3)]
+    victim = fleet.worker(ready=False, options=LEASE, arm=point)
+    for _ in ids if point == "body" else [0]:
+        victim.expect(point)
+    victim.kill()
+    second = fleet.worker(options=LEASE)
+    second.open()
+    all_ended(jobs)
+    until(lambda: jobs.stats().total.outcomes.get("succeeded") == 3, "the numbers are written")
+    found, begun = jobs.stats().total, 3 if point == "body" else 0
+    assert found.outcomes.get("lost", 0) == begun
+    assert found.failure_rate == begun / (3 + begun)
+    assert found.run.count == 3, "nobody knows how long the lost ones ran"
+    assert [jobs.get_task(i).attempts_used for i in ids] == [2 if begun else 1] * 3
+
+
+@pytest.mark.case(6)
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("point", ["before commit beside the claim", "after commit beside the claim"])
 def test_killed_while_ends_are_recorded_beside_the_claim(

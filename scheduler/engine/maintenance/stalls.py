@@ -95,9 +95,15 @@ def take_away(
         engine_state.dead_letter_hook.pending.update(i for i, state in taken.ended.items() if state is TaskState.DEAD)
     gone |= earlier.keys()
     engine_state.losing -= keys - gone
+    started = {(row[0], row[1]): row[2] for row in rows}
     for key in gone:
-        if key in engine_state.held:
-            engine_state.mark_lost(engine_state.held[key])
+        attempt = engine_state.held.get(key)
+        if attempt is None:
+            continue
+        if engine_state.rollups is not None and not attempt.lost:
+            now, c = engine_state.now(), attempt.claimed
+            engine_state.rollups.add_taken(now, c.kind, c.queue, end, now - (started[key] or now))
+        engine_state.mark_lost(attempt)
     engine_state.dead_letter_hook.notify_pending(engine_state.database)
     return bool(gone)
 

@@ -83,7 +83,7 @@ def expiring(tx: Tx, kept: int, within: int) -> list[Expiring]:
 
 
 class RetryRate(NamedTuple):
-    """How many attempts of a kind have ended, and how many of them were retried."""
+    """How many attempts of a kind have ended, and how many of them were retried, or lost with their worker."""
 
     kind: str
     attempts: int
@@ -92,10 +92,11 @@ class RetryRate(NamedTuple):
 
 def retry_rates(tx: Tx, window: int) -> list[RetryRate]:
     """By kind, of the last ``window`` (microseconds), from the rollups: whole minutes."""
-    ends = ", ".join(str(end.code) for end in FINISHED)
+    ends = ", ".join(str(end.code) for end in (*FINISHED, AttemptEnd.LOST))
+    again = f"{AttemptEnd.RETRIED.code}, {AttemptEnd.LOST.code}"
     rows = tx.run(
         "SELECT kind, sum(number) AS attempts, "
-        f"sum(CASE WHEN outcome = {AttemptEnd.RETRIED.code} THEN number ELSE 0 END) AS retried FROM schedd_rollups "
+        f"sum(CASE WHEN outcome IN ({again}) THEN number ELSE 0 END) AS retried FROM schedd_rollups "
         f"WHERE span = {MINUTE} AND at >= :since AND measure = {Measure.RUN} AND outcome IN ({ends}) "
         "GROUP BY kind ORDER BY kind",
         since=floor(tx.now - window, MINUTE),

@@ -11,7 +11,7 @@ from scheduler.store.db.tx import Tx
 from scheduler.store.rollups import HOURS_KEPT, MINUTES_KEPT, floor
 
 FINISHED = (AttemptEnd.SUCCEEDED, AttemptEnd.FAILED, AttemptEnd.RETRIED, AttemptEnd.DEAD)
-FAILURES = FINISHED[1:]
+FAILURES = (*FINISHED[1:], AttemptEnd.LOST)
 _READ = (
     "SELECT kind, outcome, measure, bucket, sum(number) AS number, sum(total) AS total FROM schedd_rollups "
     f"WHERE span IN ({MINUTE}, {HOUR}, {DAY}) AND at >= :since AND at < :until"
@@ -42,9 +42,10 @@ class Numbers:
 
     @property
     def failure_rate(self) -> float | None:
-        """The share of failures among the attempts that succeeded or failed; None if there are none."""
-        finished = sum(self.outcomes.get(end, 0) for end in FINISHED)
-        return sum(self.outcomes.get(end, 0) for end in FAILURES) / finished if finished else None
+        """The share of failures among the attempts that succeeded, failed or were lost; None if there are none."""
+        failed = sum(self.outcomes.get(end, 0) for end in FAILURES)
+        finished = failed + self.outcomes.get(AttemptEnd.SUCCEEDED, 0)
+        return failed / finished if finished else None
 
 
 class StatsRecord(NamedTuple):

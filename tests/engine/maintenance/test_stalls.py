@@ -362,3 +362,15 @@ def test_a_coroutine_is_interrupted(database: Database) -> None:
     assert cancelled == [1]
     assert ends(jobs, task_id) == ["lost", "succeeded"]
     jobs.close()
+
+
+def test_an_attempt_that_was_taken_back_counts_as_lost(fleet: Fleet, room: Room, clock: FakeClock) -> None:
+    jobs = fleet.worker(*KINDS, state=room)
+    room.body = lambda ctx: let_pass(clock, 65, jobs)
+    jobs.task(taken).schedule()
+    for _ in range(6):
+        drain(jobs)
+        clock.advance(1)
+    found = jobs.stats().total
+    assert found.outcomes == {"lost": 3}
+    assert found.failure_rate == 1.0
