@@ -8,11 +8,9 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-import signal
 import socket
 import struct
 import threading
-import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from types import FrameType
@@ -24,12 +22,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from scheduler.config.addresses import parse_listen
 from scheduler.connections import BODY_SECONDS, HEAD_SECONDS, READ_SECONDS, UNIX, Acceptor, Connection, Listening, bind
 from scheduler.errors import ConfigError
+from scheduler.interrupts import StopSignals
 
 MAX_HEADERS = 32 * 1024
 STOP_SECONDS = 2
 READ_TIMEOUT = 30.0  # seconds that a body may take to arrive
 STRANGER_TIMEOUT = 10.0  # and that of a sender who is known by the whole of it only
-SAME_SIGNAL_SECONDS = 1.0  # within which a second signal to stop is the first one again
 
 # What strangers send is no news: uvicorn warns of each request that is none.
 _logger = logging.getLogger("scheduler.http")
@@ -129,7 +127,7 @@ class BoundedServer(uvicorn.Server):
         )
         self.listening = listening
         self._name = name
-        self._stop_at: float | None = None
+        self._stop_signals = StopSignals()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to serve."""
@@ -144,12 +142,8 @@ class BoundedServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop; a second interrupt stops at once, unless it comes with the first one."""
-        now = time.monotonic()
-        if self._stop_at is None or sig != signal.SIGINT:
-            self._stop_at = self._stop_at or now
-        elif now - self._stop_at < SAME_SIGNAL_SECONDS:
-            return
-        super().handle_exit(sig, frame)
+        if self._stop_signals.counts():
+            super().handle_exit(sig, frame)
 
 
 class HttpServer:

@@ -402,7 +402,7 @@ def test_signals_are_waited_for_with_any_descriptor() -> None:
 
 def test_a_second_interrupt_within_a_moment_is_the_first_one(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [10.0]
-    monkeypatch.setattr("scheduler.http_server.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("scheduler.interrupts.time.monotonic", lambda: now[0])
     server = BoundedServer(nothing_answers, None, "console", lifespan="off")
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGINT):
         server.handle_exit(number, None)

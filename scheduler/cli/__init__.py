@@ -16,4 +16,8 @@ def main() -> None:
     ready()
     if ours:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    root.main(prog_name="schedctl")
+    try:
+        root.main(prog_name="schedctl")
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # nor one of the end

@@ -24,6 +24,7 @@ from scheduler.daemon.companions import AlertCompanion, Companion, Reloads, stop
 from scheduler.daemon.sd_notify import SystemdNotifier
 from scheduler.daemon.signals import BackgroundCall, Signals
 from scheduler.errors import ConfigError, SchedulerError, StoreReplacedError, StoreUnavailableError
+from scheduler.interrupts import StopSignals
 
 if TYPE_CHECKING:
     from scheduler.model.registry import Registry
@@ -35,7 +36,6 @@ NOTHING_NOW = "reloaded: nothing of what has changed takes effect before a resta
 OK, FAILED, UNREACHABLE, RESTART = 0, 1, 5, 75  # 75: systemd starts the daemon again
 STATUS_EVERY = 10.0
 LAST_WRITE_TIMEOUT = 10.0  # seconds that the last write may take, after the drain time or a second signal
-SAME_SIGNAL = 1.0  # seconds after a signal to stop within which others are that one, sent again
 COMPANIONS_TIMEOUT = 3.5  # seconds that what runs beside the Scheduler may take to stop
 DRAIN_POLL_EVERY = 0.1  # seconds between checks of the deadline while draining
 FIRST_PAUSE, MAX_PAUSE = 0.25, 15.0  # seconds between tries to reach a store that is away at start
@@ -150,7 +150,7 @@ class Supervisor:
         self._notifier = notifier
         self._signals = signals
         self._stops = 0  # signals to stop that count
-        self._counted_at = 0.0  # when the last of them came
+        self._stop_signals = StopSignals()
         self._reload_wanted = False
         self._restart_wanted = False
         self._engine: Loop | None = None  # kept here, since the service has no engine while it stops
@@ -235,17 +235,9 @@ class Supervisor:
         for number in self._signals.wait(max(0.0, longest)):
             if number == signal.SIGHUP:
                 self._reload_wanted = True
-            elif self._counts():
+            elif self._stop_signals.counts():
                 self._stops += 1
                 logger.info("%s received", signal.Signals(number).name)
-
-    def _counts(self) -> bool:
-        """Whether a signal to stop is a word of its own. A manager and a terminal send theirs at the same time."""
-        now = time.monotonic()
-        counts = not self._stops or now - self._counted_at >= SAME_SIGNAL
-        if counts:
-            self._counted_at = now
-        return counts
 
     def _wait_until(self, over: Callable[[], bool], longest: float) -> bool:
         """Wait until ``over()``, at most ``longest`` seconds; returns whether it is over."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from scheduler.interrupts import StopSignals
 from scheduler.model.texts import listed
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("scheduler.engine")
 
-SAME_SIGNAL_S = 1.0  # after a signal, within which another is that one, sent again by a process manager
 _OWN = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 
 
@@ -29,7 +28,8 @@ def end(
 ) -> None:
     """Close, or at a later interrupt stop at once. Leaves the program's own frames in the error's traceback."""
     _cut(error)
-    began = time.monotonic()
+    signals = StopSignals()
+    signals.counts()
     running = [] if engine is None else engine.running()
     if running:
         tasks = listed([f"task {task_id} ({kind})" for task_id, kind in running])
@@ -39,7 +39,7 @@ def end(
             close()
             return
         except KeyboardInterrupt:
-            if time.monotonic() - began >= SAME_SIGNAL_S:
+            if signals.counts():
                 break
     log.warning("stopping at once")
     stop_now()

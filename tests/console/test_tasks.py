@@ -145,6 +145,21 @@ def test_a_statement_that_takes_too_long_is_ended(
 
 
 @one_database
+def test_a_narrow_page_says_why_too(database: Database, ids: dict[str, int], pages: Any) -> None:
+    with served(database) as server:
+        page = pages.new(viewport={"width": 390, "height": 844})
+        page.goto(link(server))
+        page.goto(server.url + "tasks?q=state:scheduled")
+        why = page.locator("tbody tr").first.locator(".narrow")
+        assert why.is_visible()
+        assert why.inner_text()
+        assert page.locator("tbody tr").first.locator(".why-cell").is_hidden()
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        page.set_viewport_size({"width": 1280, "height": 800})
+        assert why.is_hidden()
+
+
+@one_database
 def test_the_form_says_the_same_as_the_language(database: Database, ids: dict[str, int], page: Any) -> None:
     with served(database) as server:
         page.goto(link(server))
