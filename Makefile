@@ -10,6 +10,8 @@ STAMP := $(VENV)/.schedd-installed
 DEMO_STAMP := $(VENV)/.schedd-demo
 MESSAGES_STAMP := $(VENV)/.schedd-demo-messages
 CONSTRAINTS ?=
+# What is installed: dev is all that tests and checks need; quick is enough for `make quick`, a quarter of that.
+EXTRAS ?= dev
 PYTEST_ARGS ?=
 # Workers write compiled tests and modules, whatever the environment says: else each compiles all of them, in each run.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(PY) -m pytest
@@ -62,8 +64,8 @@ ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMP)
 endif
 $(STAMP): pyproject.toml $(CONSTRAINTS) | $(PY)
-	@echo "Installing schedd with PostgreSQL and all that the tests and checks need into $(VENV): 1.1 GB"
-	@$(PIP) $(addprefix --constraint ,$(CONSTRAINTS)) --editable '.[dev]'
+	@echo "Installing schedd with PostgreSQL and what the tests need ($(EXTRAS)) into $(VENV): $(if $(filter quick,$(EXTRAS)),260 MB,1.1 GB)"
+	@$(PIP) $(addprefix --constraint ,$(CONSTRAINTS)) --editable '.[$(EXTRAS)]'
 	@printf '%s\n' '$(CURDIR)' | tee $(DEMO_STAMP) $(MESSAGES_STAMP) > $@
 
 # What the demos need is less. It is there already once the rest is.
