@@ -27,10 +27,10 @@ def compare_command(session: Session, /, task_id: int, other: int | None) -> int
     correlation and key differ in numbers only. Ends with status 3 if there is none.
     """
     from scheduler.client.analysis_views import comparison_view
-    from scheduler.console.masks import TaskMasks
-    from scheduler.model.compare import changes, text_diff
+    from scheduler.model.compare import text_diff
     from scheduler.store.read.compare import compare
     from scheduler.store.read.history import attempt_log
+    from scheduler.store.read.task_masks import TaskMasks, payload_changes
 
     with session.existing().read() as tx:
         found = compare(tx, task_id, other)
@@ -41,10 +41,9 @@ def compare_command(session: Session, /, task_id: int, other: int | None) -> int
         masks = TaskMasks(tx, {task.kind for task in tasks})
         masked = [masks.of(task) for task in tasks]
         logs = [mask.text(attempt_log(tx, task.id)) or "" for mask, task in zip(masked, tasks, strict=True)]
-    payloads = [mask.payload(task.payload) for mask, task in zip(masked, tasks, strict=True)]
     different = text_diff(*logs)
     view: dict[str, Any] = comparison_view(found) | {
-        "payload": [change._asdict() for change in changes(*payloads)],
+        "payload": [change._asdict() for change in payload_changes(masked, [task.payload for task in tasks])],
         "log": different.lines,
     }
     if print_object(session, view):

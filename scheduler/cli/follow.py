@@ -131,7 +131,6 @@ def _new_logs(
     session: Session, task_id: int, shown: dict[int, str], *, reveal: bool
 ) -> tuple[bool, list[dict[str, Any]]]:
     """Whether the task has ended, and the log text beyond ``shown``, by claim."""
-    from scheduler.model.secrets import hide_in
     from scheduler.store.read.history import attempt_logs, attempts
     from scheduler.store.read.tasks import get_task
 
@@ -140,8 +139,8 @@ def _new_logs(
         ended = task.state.terminal
         texts = attempt_logs(tx, task_id, after=max(shown, default=1) - 1)
         if texts and not reveal:
-            secrets = Masks(tx, [task.kind]).secrets(task)
-            texts = [(claim, hide_in(text, secrets)) for claim, text in texts]
+            hidden = Masks(tx, [task.kind])
+            texts = [(claim, hidden.text(task, text)) for claim, text in texts]
         known = {a.claim: a for a in attempts(tx, task_id)} if texts else {}
     entries = []
     for claim, whole in texts:

@@ -11,7 +11,6 @@ from scheduler.cli.options import acts
 from scheduler.cli.session import Session
 
 if TYPE_CHECKING:
-    from scheduler.model.secrets import Mask
     from scheduler.store.db.tx import Tx
     from scheduler.store.read.tasks import TaskRecord
 
@@ -29,52 +28,46 @@ class Masks:
     """Hides the secrets of tasks of several kinds, within one read."""
 
     def __init__(self, tx: Tx, kinds: Iterable[str]) -> None:
-        from scheduler.store.masks import masks
+        from scheduler.store.read.task_masks import TaskMasks
 
         self._tx = tx
-        self._masks: dict[str, Mask] = masks(tx, kinds)
+        self._masks = TaskMasks(tx, kinds)
 
-    def __contains__(self, kind: str) -> bool:
-        return kind in self._masks
+    def hides(self, task: TaskRecord) -> bool:
+        """Whether something of the payload of a task is hidden."""
+        return self._masks.of(task).hides(task.payload)
 
-    def secrets(self, task: TaskRecord) -> frozenset[str]:
-        """The secret texts of a task: of its payload, and of those that earlier attempts had."""
-        from scheduler.store.read.history import attempts
-
-        mask = self._masks.get(task.kind)
-        if mask is None:
-            return frozenset()
-        return mask.secrets(task.payload, *(a.envelope.payload for a in attempts(self._tx, task.id)))
+    def text(self, task: TaskRecord, text: str) -> str:
+        """What an attempt of a task wrote, without its secrets."""
+        return self._masks.of_all(task).text(text) or ""
 
     def view(self, task: TaskRecord, view: dict[str, Any]) -> dict[str, Any]:
         """What is printed of a task, without its secrets, wherever in it they are."""
-        from scheduler.model.secrets import hide_in
-
-        mask = self._masks.get(task.kind)
-        if mask is None:
-            return view
-        secrets = self.secrets(task)
-        hidden = {**view, "payload": mask.payload(view["payload"])} if "payload" in view else dict(view)
+        mask = self._masks.of_all(task)
+        hidden = {**view, "payload": mask.decoded(view["payload"])} if "payload" in view else dict(view)
         if "attempts" in view:
-            hidden["attempts"] = [{**a, "payload": mask.payload(a["payload"])} for a in view["attempts"]]
-        return {name: value if name in _AS_THEY_ARE else hide_in(value, secrets) for name, value in hidden.items()}
+            hidden["attempts"] = [{**a, "payload": mask.decoded(a["payload"])} for a in view["attempts"]]
+        return {
+            name: value if name in _AS_THEY_ARE else mask.plain(value) if name in _NAMES else mask.value(value)
+            for name, value in hidden.items()
+        }
 
     def error(self, task_id: int, kind: str, error: str | None) -> str | None:
         """An error of this task without its secrets."""
         from scheduler.store.read.tasks import get_task
 
-        if error is None or kind not in self._masks:
+        if error is None:
             return error
         shown: str = self.view(get_task(self._tx, task_id), {"error": error})["error"]
         return shown
 
     def payload(self, kind: str, payload: Any) -> Any:
         """A decoded payload of this kind without its secrets."""
-        mask = self._masks.get(kind)
-        return payload if mask is None else mask.payload(payload)
+        return self._masks.of_kind(kind).decoded(payload)
 
 
 _AS_THEY_ARE = frozenset({"id", "kind", "state", "simple", "queue", "priority", "created_at", "run_at", "retry"})
+_NAMES = frozenset({"key", "correlation", "causation", "subject", "idempotency_key", "schedule"})
 
 
 def record_reveal(session: Session, tasks: Sequence[TaskRecord]) -> None:
@@ -83,7 +76,7 @@ def record_reveal(session: Session, tasks: Sequence[TaskRecord]) -> None:
 
     def work(tx: Tx) -> None:
         found = Masks(tx, {task.kind for task in tasks})
-        audit.record(tx, "reveal", tasks=[task.id for task in tasks if task.kind in found])
+        audit.record(tx, "reveal", tasks=[task.id for task in tasks if found.hides(task)])
 
     if tasks:
         session.write(work)

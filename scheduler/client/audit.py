@@ -17,9 +17,9 @@ from scheduler.model.times import instant_us, to_datetime
 from scheduler.store.audit import record
 from scheduler.store.db.database import Database
 from scheduler.store.db.tx import Tx
-from scheduler.store.masks import masks
 from scheduler.store.read import audit as store
 from scheduler.store.read.audit import AuditFilter, AuditRecord
+from scheduler.store.read.task_masks import TaskMasks
 from scheduler.store.read.tasks import get_task
 
 MAX_ENTRIES = 100_000
@@ -116,9 +116,7 @@ class AuditOperations:
         check_id(task_id)
         with self.database.read() as tx:
             task = get_task(tx, task_id)
-            mask = masks(tx, [task.kind]).get(task.kind)
-        value = None if task.payload is None else msgspec.json.decode(task.payload)
-        return value if mask is None else mask.payload(value)
+            return TaskMasks(tx, [task.kind]).of(task).payload(task.payload)
 
     audit_async = in_thread(audit)
     reveal_async = in_thread(reveal)

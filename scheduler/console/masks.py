@@ -1,142 +1,47 @@
-"""Masks secrets in what pages show: those that types declare, those with a name like a secret's, those in URLs."""
+"""The mask of tasks for pages, whose scripts read numbers with 53 bits only."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
-from scheduler.model.redact import redact
-from scheduler.model.secrets import HIDDEN, Mask, hide_in, is_secret_name
-from scheduler.store.db.tx import Tx
-from scheduler.store.masks import masks
-from scheduler.store.read.kinds import kind_names
-from scheduler.store.read.tasks import TaskRecord
-
-MASK = HIDDEN
-_MAX_DEPTH = 60
-_SHORTEST = 4  # a shorter text would be found in every other word
-_PROBE = "a value"
+from scheduler.model.secrets import Mask
+from scheduler.store.read import task_masks
+from scheduler.store.read.task_masks import MASK as MASK
+from scheduler.store.read.task_masks import TaskMask as TaskMask
+from scheduler.store.read.task_masks import masked_text as masked_text
+from scheduler.store.read.task_masks import secret_path as secret_path
 
 
-class TaskMask:
-    """Hides the secrets of one task: in its payload, and wherever else their texts stand."""
-
-    def __init__(self, mask: Mask | None = None, payloads: Iterable[str | None] = ()) -> None:
-        self._mask = mask
-        found: set[str] = set()
-        for text in payloads:
-            if text is not None:
-                _collect(_decoded(text), False, found, 0)
-        declared = frozenset[str]() if mask is None else mask.secrets(*payloads)
-        self._secrets = declared | {text for text in found if len(text) >= _SHORTEST}
-
-    def payload(self, text: str | None) -> Any:
-        """A stored payload, decoded. What is no JSON is shown as text, unless its type declares secrets."""
-        if text is None:
-            return None
-        value = _decoded(text)
-        if value is None and text != "null":
-            return MASK if self._mask is not None else self.text(text)
-        return self.value(value if self._mask is None else self._mask.payload(value))
+class _PageMask(task_masks.TaskMask):
+    """Hides the secrets of one task."""
 
     def value(self, value: Any) -> Any:
         """Headers, results, checkpoints and the like."""
-        return masked(hide_in(value, self._secrets))
-
-    def json(self, text: str | None) -> Any:
-        """A stored value, decoded."""
-        if text is None:
-            return None
-        value = _decoded(text)
-        return self.text(text) if value is None and text != "null" else self.value(value)
-
-    def text(self, text: str | None) -> str | None:
-        """An error, or what an attempt wrote."""
-        shown: str | None = hide_in(masked_text(text), self._secrets)
-        return shown
+        return _exact(super().value(value))
 
 
-class TaskMasks:
+class TaskMasks(task_masks.TaskMasks):
     """Makes the masks of tasks of several kinds, within one read."""
 
-    def __init__(self, tx: Tx, kinds: Iterable[str]) -> None:
-        self._masks = masks(tx, kinds)
-
-    def of(self, task: TaskRecord, *payloads: str | None) -> TaskMask:
-        """The mask of a task; ``payloads``: those that earlier attempts had."""
-        return TaskMask(self._masks.get(task.kind), (task.payload, *payloads))
-
-    def of_kind(self, kind: str, *payloads: str | None) -> TaskMask:
-        """The mask for a payload of this kind."""
-        return TaskMask(self._masks.get(kind), payloads)
-
-
-def secret_path(tx: Tx, path: str, kinds: Iterable[str] = ()) -> bool:
-    """Whether a field of payloads such as ``login.password`` is masked: by its name, or by any of these kinds.
-
-    Without ``kinds``: by any kind that workers have published.
-    """
-    parts = path.split(".")
-    if any(map(is_secret_name, parts)):
-        return True
-    probe: Any = _PROBE
-    for part in reversed(parts):
-        probe = [probe] if part.isdigit() else {part: probe}
-    whole = {path: _PROBE}
-    found = masks(tx, list(kinds) or kind_names(tx)).values()
-    return any(mask.payload(one) != one for mask in found for one in (probe, whole))
+    mask = _PageMask
 
 
 def masked(value: Any) -> Any:
     """The same with ``***`` for each value with a secret's name, and without the passwords of URLs."""
-    return _mask(value, 0)
-
-
-def masked_text(text: str | None) -> str | None:
-    """A text without the passwords of URLs and values named like a secret."""
-    return None if text is None else redact(text)
+    return _exact(task_masks.masked(value))
 
 
 def masked_json(text: str | None, schema: Mapping[str, Any] | None = None) -> Any:
     """A stored value, decoded and masked, also by its kind's ``schema``; what is no JSON as text."""
-    return TaskMask(Mask(schema) if schema else None, (text,)).payload(text)
+    return _PageMask(Mask(schema) if schema else None, (text,)).payload(text)
 
 
-def _decoded(text: str) -> Any:
-    try:
-        return msgspec.json.decode(text)
-    except (msgspec.MsgspecError, RecursionError):
-        return None
-
-
-def _mask(value: Any, depth: int) -> Any:
-    if depth > _MAX_DEPTH:
-        return MASK
-    if isinstance(value, Mapping):
-        return {
-            name: MASK if inner is not None and is_secret_name(str(name)) else _mask(inner, depth + 1)
-            for name, inner in value.items()
-        }
-    if isinstance(value, list | tuple):
-        return [_mask(inner, depth + 1) for inner in value]
-    if isinstance(value, str):
-        return redact(value)
+def _exact(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _exact(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_exact(inner) for inner in value]
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 2**53:
         return str(value)  # JavaScript would round it
     return value
-
-
-def _collect(value: Any, secret: bool, found: set[str], depth: int) -> None:
-    """The texts below names like a secret's."""
-    if depth > _MAX_DEPTH:
-        return
-    if isinstance(value, Mapping):
-        for name, inner in value.items():
-            _collect(inner, secret or is_secret_name(str(name)), found, depth + 1)
-    elif isinstance(value, list):
-        for inner in value:
-            _collect(inner, secret, found, depth + 1)
-    elif secret and isinstance(value, str):
-        found.add(value)

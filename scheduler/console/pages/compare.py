@@ -10,9 +10,10 @@ from scheduler.console.pages.task import log_text
 from scheduler.console.render import Page
 from scheduler.console.routes import page
 from scheduler.console.visit import Visit
-from scheduler.model.compare import changes, text_diff
+from scheduler.model.compare import text_diff
 from scheduler.store.read.compare import compare
 from scheduler.store.read.history import attempt_log
+from scheduler.store.read.task_masks import payload_changes
 from scheduler.store.read.tasks import get_task
 
 LINES = 400  # of the difference between two logs
@@ -35,8 +36,7 @@ def comparison(visit: Visit) -> Page:
     if found is None:
         context: dict[str, Any] = {"task": task, "found": None, "other": other}
         return Page("compare.html", {"task": task_id, "other": None}, context, command, live=False)
-    payloads = [mask.payload(one.payload) for mask, one in zip(own, pair, strict=True)]
-    different, lines = changes(*payloads), text_diff(*logs)
+    different, lines = payload_changes(own, [one.payload for one in pair]), text_diff(*logs)
     data = comparison_view(found) | {"payload": [one._asdict() for one in different], "log": lines.lines}
     context = {
         "task": task,

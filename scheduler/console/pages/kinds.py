@@ -25,6 +25,7 @@ from scheduler.store.read.history import failed_attempts
 from scheduler.store.read.kinds import KindRecord, get_kind, kind_names
 from scheduler.store.read.search import Term, any_with
 from scheduler.store.read.stats import FAILURES, Numbers, StatsRecord, stats
+from scheduler.store.read.task_masks import masked_schema
 from scheduler.store.read.tasks import get_tasks
 from scheduler.store.settings import Setting
 
@@ -114,6 +115,8 @@ def one_kind(visit: Visit) -> Page:
         stopped = next((one for one in pauses.records(tx) if (one.scope, one.name) == ("kind", name)), None)
         live = next((one for one in settings.records(tx) if (one.scope, one.name) == (KIND, name)), None)
         failures = _failures(tx, span, name)
+    if record is not None:
+        record = record._replace(schema=masked_schema(record.schema))
     if record is None and not found.kinds:
         raise BadInputError(f"no worker has published a kind {name!r:.100}", 404)
     context, data = _one(visit, "kind", name, found, stopped)

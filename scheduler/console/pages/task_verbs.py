@@ -18,6 +18,8 @@ from scheduler.errors import ConfigError, InvalidTransitionError
 from scheduler.model.state import TaskState
 from scheduler.model.texts import counted
 from scheduler.model.times import to_datetime
+from scheduler.store.admin.copy import runs_beside
+from scheduler.store.read.tasks import get_task
 
 COMMAND_KINDS = frozenset({"CommandTask"})
 
@@ -82,7 +84,10 @@ def copy(visit: Visit) -> Done:
     task_id = visit.params["id"]
     check_command(visit, visit.jobs.get_task(task_id).kind)
     made = visit.jobs.copy_task(task_id, dependencies=not visit.ticked("free"), **changes_of(visit))
-    return Done(f"Task {int(made)} is a copy of {task_id}.", f"/tasks/{int(made)}", data={"id": int(made)})
+    with visit.read() as tx:
+        beside = runs_beside(get_task(tx, task_id), get_task(tx, int(made)))
+    text = f"Task {int(made)} is a copy of {task_id}."
+    return Done(text if beside is None else f"{text} {beside}.", f"/tasks/{int(made)}", data={"id": int(made)})
 
 
 @action("/tasks/{id:int}/patch", Verb.PATCH)
@@ -94,7 +99,8 @@ def patch(visit: Visit) -> Done:
         raise BadInputError("nothing is to be changed: say what")
     if "fields" in given:
         check_command(visit, visit.jobs.get_task(task_id).kind)
-    visit.jobs.update_task(task_id, **given)
+    if not visit.jobs.update_task(task_id, **given):
+        return Done(f"Task {task_id} had these values already; nothing is changed.")
     return Done(f"Task {task_id} is changed: {', '.join(given)}.")
 
 

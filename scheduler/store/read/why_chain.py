@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from scheduler.errors import UnknownTaskError
-from scheduler.model.secrets import hide_in
 from scheduler.model.state import TaskState
 from scheduler.model.texts import rfc3339
 from scheduler.store.db.tx import Tx
 from scheduler.store.durable import waits
-from scheduler.store.masks import masks
 from scheduler.store.read.explain import why
 from scheduler.store.read.graph import dependencies
-from scheduler.store.read.history import attempts
+from scheduler.store.read.task_masks import TaskMasks
 from scheduler.store.read.tasks import TaskRecord, get_task
 
 LONGEST = 12  # links of a chain that are shown
@@ -61,11 +59,8 @@ def whole_why(tx: Tx, task_id: int) -> str | None:
 
 def _words(tx: Tx, task: TaskRecord) -> str | None:
     """Why this task does not run, without its secrets: whoever asks may be asking about another kind."""
-    text, mask = why(tx, task.id), masks(tx, [task.kind]).get(task.kind)
-    if text is None or mask is None:
-        return text
-    hidden = hide_in(text, mask.secrets(task.payload, *(one.envelope.payload for one in attempts(tx, task.id))))
-    return str(hidden)
+    text = why(tx, task.id)
+    return None if text is None else TaskMasks(tx, [task.kind]).of_all(task).text(text)
 
 
 def _runs(task: TaskRecord) -> str:
