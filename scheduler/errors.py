@@ -16,10 +16,13 @@ class SchedulerError(Exception):
 class UnknownTaskError(SchedulerError):
     """No task has this id. ``gone``: one had it, and a failover or a restore has lost it."""
 
-    def __init__(self, task_id: int, gone: str | None = None) -> None:
-        super().__init__(f"there is no task {task_id}" if gone is None else f"task {task_id} is gone: {gone}")
+    def __init__(self, task_id: int, gone: str | None = None, *, lost: bool = True) -> None:
+        text = f"there is no task {task_id}"
+        if gone is not None:
+            text = f"task {task_id} is gone: {gone}" if lost else f"{text} any more: {gone}"
+        super().__init__(text)
         self.task_id = task_id
-        self.gone = gone is not None
+        self.gone = gone is not None and lost
 
 
 class UnknownDependencyError(SchedulerError):

@@ -20,7 +20,7 @@ from scheduler.cli.session import Session, note, prints
 from scheduler.cli.streams import say
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from scheduler.store.db.tx import Tx
     from scheduler.store.read.tasks import TaskRecord
@@ -131,6 +131,7 @@ class _NotReally(Exception):
 @click.command(name="retry")
 @click.argument("ids", metavar="[ID…]", type=TASK_ID, nargs=-1)
 @click.option("--no-downstream", is_flag=True, help="Leave the tasks alone that ended because of these.")
+@click.option("--rerun", is_flag=True, help="With IDs: run again, after these, what ran on how they had ended.")
 @filter_options("what failed or died by itself, or ended as --status says", "Ended")
 @click.option("--dry-run", is_flag=True, help="With filters: only say what would run again.")
 @acts
@@ -141,6 +142,7 @@ def retry_command(
     /,
     ids: tuple[int, ...],
     no_downstream: bool,
+    rerun: bool,
     dry_run: bool,
     limit: int | None,
     **given: Any,
@@ -155,11 +157,13 @@ def retry_command(
     is; then the status is 4.
     """
     if chosen_by_filters(ids, given, limit):
+        if rerun:
+            raise click.UsageError("--rerun goes with IDs")
         limit = 100 if limit is None else limit
         return retry_chosen(session, given, limit, downstream=not no_downstream, dry_run=dry_run)
     if dry_run:
         raise click.UsageError("--dry-run goes with filters")
-    _retry(session, ids, no_downstream)
+    _retry(session, ids, no_downstream, rerun)
     return exits.DONE
 
 
@@ -169,18 +173,33 @@ def note_left(left: Mapping[int, Other]) -> None:
         note(f"task {task_id} was not revived: task {other.id} has its key {other.key!r}")
 
 
-def _retry(session: Session, ids: tuple[int, ...], no_downstream: bool) -> None:
+def note_stale(stale: Sequence[int], rerun: bool) -> None:
+    """Note the tasks that ran on how tasks had ended that run again."""
+    if not stale:
+        return
+    shown = ", ".join(map(str, stale[:20])) + (", …" if len(stale) > 20 else "")
+    several = "tasks" if len(stale) > 1 else "task"
+    if rerun:
+        note(f"{several} {shown} had run on the old outcome, and will run again")
+    else:
+        note(f"{several} {shown} ran on the old outcome: `--rerun` would run it again, as `schedctl rerun` does")
+
+
+def _retry(session: Session, ids: tuple[int, ...], no_downstream: bool, rerun: bool) -> None:
     from scheduler.store.read.tasks import get_task
     from scheduler.store.tasks import control
+    from scheduler.store.tasks.stale import rerun_on_new
 
     wanted = list(dict.fromkeys(ids))
 
-    def work(tx: Tx) -> tuple[list[TaskRecord], dict[int, Other]]:
+    def work(tx: Tx) -> tuple[list[TaskRecord], dict[int, Other], list[int]]:
         left = control.retry_all(tx, wanted, downstream=not no_downstream)
-        return [get_task(tx, task_id) for task_id in wanted], left
+        stale = rerun_on_new(tx, wanted, rerun=rerun)
+        return [get_task(tx, task_id) for task_id in wanted], left, stale
 
-    tasks, left = session.write(work)
+    tasks, left, stale = session.write(work)
     note_left(left)
+    note_stale(stale, rerun)
     for task in tasks:
         if task.state.terminal:
             note(f"task {task.id} has ended again at once, {task.error}")

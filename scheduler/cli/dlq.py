@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from scheduler.cli.change import note_left
+from scheduler.cli.change import note_left, note_stale
 from scheduler.cli.group import Group
 from scheduler.cli.masking import Masks, reveals
 from scheduler.cli.options import SPAN, TASK_ID, Number, acts, common
@@ -147,6 +147,7 @@ def show(session: Session, /, task_id: int, reveal: bool) -> None:
 @click.option("--key", metavar="K", help="Another key, if another task has its own by now.")
 @click.option("-P", "params", multiple=True, metavar="NAME=TEXT | NAME:=JSON", help="Change this field of the payload.")
 @click.option("--payload", metavar="JSON", help="Another payload, whole.")
+@click.option("--rerun", is_flag=True, help="Run again, after these, what ran on how they had ended.")
 @acts
 @common
 @prints(_REPLAYED)
@@ -158,6 +159,7 @@ def replay(
     key: str | None,
     params: tuple[str, ...],
     payload: str | None,
+    rerun: bool,
 ) -> None:
     """Run dead letters again with a new budget of attempts. All of them or none.
 
@@ -167,16 +169,19 @@ def replay(
     from scheduler.store.admin.replay import replay as run_again
     from scheduler.store.read.tasks import get_task, get_tasks
     from scheduler.store.tasks.patch import StoredPayload
+    from scheduler.store.tasks.stale import rerun_on_new
 
     wanted = list(dict.fromkeys(ids))
     if len(wanted) > 1 and (key is not None or params or payload is not None):
         raise click.UsageError("--key, -P and --payload go with one ID")
     if params and payload is not None:
         raise click.UsageError("-P and --payload exclude each other")
+    if copy and rerun:
+        raise click.UsageError("--copy leaves the dead letter as it is: --rerun does not go with it")
     if key is not None and not 1 <= len(key) <= 255:
         raise click.UsageError("--key is a text of 1 to 255 characters")
 
-    def work(tx: Tx) -> tuple[list[dict[str, object]], dict[int, Other]]:
+    def work(tx: Tx) -> tuple[list[dict[str, object]], dict[int, Other], list[int]]:
         new = None
         if params or payload is not None:
             task = get_task(tx, wanted[0])
@@ -185,11 +190,13 @@ def replay(
             )
         made = [run_again(tx, i, key=key, payload=new, copy=copy) for i in wanted]
         views = [task_view(task) for task in get_tasks(tx, [again.id for again in made])]
-        return views, {task_id: other for again in made for task_id, other in again.left.items()}
+        left = {task_id: other for again in made for task_id, other in again.left.items()}
+        return views, left, [] if copy else rerun_on_new(tx, wanted, rerun=rerun)
 
-    rows, left = session.write(work)
+    rows, left, stale = session.write(work)
     print_rows(session, rows)
     note_left(left)
+    note_stale(stale, rerun)
 
 
 @dlq_command.command(name="replay-all")

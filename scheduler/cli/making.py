@@ -13,6 +13,7 @@ from scheduler.cli.options import EDGE, INSTANT, SPAN, Number
 from scheduler.cli.output import print_object
 from scheduler.cli.session import Session, note
 from scheduler.cli.streams import say
+from scheduler.model.catchup import CATCHUPS, OVERLAPS
 from scheduler.model.defaults import POOLS
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from scheduler.store.read.kinds import KindRecord
 
 F = TypeVar("F", bound=Callable[..., Any])
+_TEXTS = {"key": 255, "correlation": 255, "subject": 255, "message_type": 255, "causation": 255, "payload_ref": 2000}
 _MAX_JITTER = 24 * 3_600 * 1_000_000
 
 _OPTIONS: tuple[Callable[[Any], Any], ...] = (
@@ -51,6 +53,15 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option("--timeout", type=SPAN, metavar="S", help="The longest one attempt may run."),
     click.option("--correlation", metavar="C", help="What belongs together."),
     click.option("--subject", metavar="S", help="What it is about."),
+    click.option("--headers", metavar="JSON", help="An object that travels beside the payload."),
+    click.option("--message-type", metavar="M", help="The type of the message, if it is not the kind."),
+    click.option("--causation", metavar="C", help="What caused it."),
+    click.option("--sequence", type=Number(-(2**63), 2**63 - 1), metavar="N", help="A number for the handler."),
+    click.option("--payload-ref", metavar="URI", help="Where the data is, if it is too large to store."),
+    click.option("--max-duration", type=SPAN, metavar="1h", help="Cancel it once it has lived this long."),
+    click.option("--max-delay", type=SPAN, metavar="1h", help="Cancel it after this long without progress."),
+    click.option("--catch-up", type=click.Choice(CATCHUPS), help="With --cron: which missed slots run."),
+    click.option("--overlap", type=click.Choice(OVERLAPS), help="With --cron: a slot whose last run is under way."),
     click.option("--executor", metavar="NAME", help="Run it as a job of [executors.NAME]; local: in a worker."),
     click.option("--resources", metavar="cpu=2,…", help="What it needs there: cpu, memory, gpu, disk (memory=4G)."),
 )
@@ -88,6 +99,15 @@ class TaskOptionsGiven:
     timeout: int | None = None
     correlation: str | None = None
     subject: str | None = None
+    headers: str | None = None
+    message_type: str | None = None
+    causation: str | None = None
+    sequence: int | None = None
+    payload_ref: str | None = None
+    max_duration: int | None = None
+    max_delay: int | None = None
+    catch_up: str | None = None
+    overlap: str | None = None
     executor: str | None = None
     resources: str | None = None
 
@@ -97,17 +117,20 @@ class TaskOptionsGiven:
             raise click.UsageError("--in and --at exclude each other")
         if self.cron is None and self.tz is not None:
             raise click.UsageError("--tz belongs to --cron")
-        for name in ("starts", "ends", "jitter"):
+        for name in ("starts", "ends", "jitter", "catch_up", "overlap"):
             if self.cron is None and getattr(self, name) is not None:
-                raise click.UsageError(f"--{name} belongs to --cron")
+                raise click.UsageError(f"--{name.replace('_', '-')} belongs to --cron")
         if self.jitter is not None and self.jitter > _MAX_JITTER:
             raise click.UsageError("--jitter is at most 24h")
         if self.cron is not None and (self.delay is not None or self.run_at is not None or self.edges):
             raise click.UsageError("--cron goes with neither --in, --at nor --depend-on: each run is a new task")
-        for name in ("key", "correlation", "subject"):
+        for name, longest in _TEXTS.items():
             value = getattr(self, name)
-            if value is not None and not 1 <= len(value) <= 255:
-                raise click.UsageError(f"--{name} is a text of 1 to 255 characters")
+            if value is not None and not 1 <= len(value) <= longest:
+                raise click.UsageError(f"--{name.replace('_', '-')} is a text of 1 to {longest} characters")
+        for name in ("max_duration", "max_delay"):
+            if getattr(self, name) == 0:
+                raise click.UsageError(f"--{name.replace('_', '-')} must be more than 0")
         if self.conflict is not None and self.key is None:
             raise click.UsageError("--conflict belongs to --key")
         if self.cron is not None and self.conflict not in (None, "replace"):
@@ -134,6 +157,7 @@ class TaskOptionsGiven:
 
     def spec(self, kind: str, payload: dict[str, Any], record: KindRecord | None) -> TaskSpec:
         """The task to store: the kind's options, and over them what was given. Raises SchedulerError."""
+        from scheduler.cli.changes import read_headers
         from scheduler.client.published import encode_payload, lane_of, refuse_own_keys
         from scheduler.model.names import check_name
         from scheduler.model.retry import RetryPolicy
@@ -169,6 +193,13 @@ class TaskOptionsGiven:
             key_retention=None if self.key is None else options.get("key_retention"),
             correlation=self.correlation,
             subject=self.subject,
+            headers=None if self.headers is None else read_headers(self.headers),
+            message_type=self.message_type,
+            causation=self.causation,
+            sequence=self.sequence,
+            payload_ref=self.payload_ref,
+            max_duration=self.max_duration,
+            max_delay=self.max_delay,
             key=self.key,
             conflict=self.conflict or "keep",
             edges=list({edge.parent: edge for edge in self.edges}.values()),
@@ -225,7 +256,15 @@ def _register(session: Session, given: TaskOptionsGiven, spec: TaskSpec) -> None
         end_us=given.ends,
     )
     task = msgspec.structs.replace(spec, key=None)
-    wanted = ScheduleSpec(name, recurrence, task, replace=spec.conflict == "replace", jitter=given.jitter or 0)
+    wanted = ScheduleSpec(
+        name,
+        recurrence,
+        task,
+        given.catch_up or "skip",
+        given.overlap or "allow",
+        replace=spec.conflict == "replace",
+        jitter=given.jitter or 0,
+    )
     fresh = session.write(lambda tx: schedules.register(tx, wanted), database)
     if not fresh:
         note(f"there was a schedule {name!r} already; it is updated")

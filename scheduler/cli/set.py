@@ -62,13 +62,16 @@ def _set_tasks(session: Session, wanted: list[int], changes: ChangesGiven) -> No
     from scheduler.store.read.tasks import get_tasks
     from scheduler.store.tasks.patch import patch
 
-    def work(tx: Tx) -> list[dict[str, Any]]:
-        patch(tx, wanted, changes.patch(tx)).check()
+    def work(tx: Tx) -> tuple[list[dict[str, Any]], list[int]]:
+        done = patch(tx, wanted, changes.patch(tx)).check()
         tasks = get_tasks(tx, wanted)
         hidden = Masks(tx, {task.kind for task in tasks})
-        return [hidden.view(task, task_view(task)) for task in tasks]
+        return [hidden.view(task, task_view(task)) for task in tasks], done.same
 
-    print_rows(session, session.write(work), _COLUMNS)
+    rows, same = session.write(work)
+    print_rows(session, rows, _COLUMNS)
+    for task_id in same:
+        note(f"task {task_id} had these values already: nothing is changed, and the audit has no entry")
 
 
 @set_command.command(name="pool")

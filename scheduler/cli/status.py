@@ -66,6 +66,8 @@ def _print(found: Status, now: int) -> None:
         say("no tasks")
     say()
     pools = [{"pool": name, **count._asdict()} for name, count in found.pools.items()]
+    if "pools" in found.capped:
+        pools = [{**pool, "due": f"{pool['due']}+", "later": f"{pool['later']}+"} for pool in pools]
     print_table(pools, ("pool", "due", "later", "held", "slots", "async_slots"))
     say()
     oldest = found.oldest

@@ -10,7 +10,7 @@ from scheduler.cli.change import note_left
 from scheduler.cli.changes import ChangesGiven, change_options
 from scheduler.cli.options import TASK_ID, acts, common, common_but_timeout
 from scheduler.cli.output import print_object, print_rows
-from scheduler.cli.session import Session, prints
+from scheduler.cli.session import Session, note, prints
 from scheduler.cli.streams import say
 
 if TYPE_CHECKING:
@@ -32,17 +32,23 @@ def rerun_command(session: Session, /, ids: tuple[int, ...], no_downstream: bool
     They begin anew: results and recorded steps are forgotten; the idempotency key stays. What has not begun below them
     waits for them again. If a task below has begun and not ended, or another task has a key by now, the status is 4.
     """
-    from scheduler.store.read.tasks import get_task
+    from scheduler.store.read.tasks import get_task, get_tasks
     from scheduler.store.tasks.rerun import rerun_all
 
     wanted = list(dict.fromkeys(ids))
 
-    def work(tx: Tx) -> tuple[list[TaskRecord], dict[int, Other]]:
+    def work(tx: Tx) -> tuple[list[TaskRecord], dict[int, Other], list[TaskRecord]]:
+        completed = [task for task in get_tasks(tx, wanted) if task.state == "success" and task.key is not None]
         left = rerun_all(tx, wanted, downstream=not no_downstream)
-        return [get_task(tx, task_id) for task_id in wanted], left
+        return [get_task(tx, task_id) for task_id in wanted], left, completed
 
-    tasks, left = session.write(work)
+    tasks, left, completed = session.write(work)
     note_left(left)
+    for task in completed:
+        note(
+            f"task {task.id} has completed under its key {task.key!r}, and does so once more: "
+            f"`schedctl copy {task.id}` makes new work of its own"
+        )
     print_rows(session, [{"id": task.id, "kind": task.kind, "state": task.state.value} for task in tasks])
 
 
@@ -60,7 +66,8 @@ def copy_command(session: Session, /, task_id: int, key: str | None, no_dependen
     What no option changes is as in the original, but the time: the copy is due now, or once what it waits for has
     ended. The payload is checked against the kind's schema.
     """
-    from scheduler.store.admin.copy import copy
+    from scheduler.store.admin.copy import copy, runs_beside
+    from scheduler.store.read.tasks import get_task
 
     changes = ChangesGiven(**given)
     changes.check(required=False)
@@ -72,5 +79,9 @@ def copy_command(session: Session, /, task_id: int, key: str | None, no_dependen
         return copy(tx, task_id, change, key=key, dependencies=not no_dependencies)
 
     made = int(session.write(work))
+    with session.database.read() as tx:
+        beside = runs_beside(get_task(tx, task_id), get_task(tx, made))
+    if beside is not None:
+        note(beside)
     if not print_object(session, {"id": made, "copied": task_id}):
         say(made)

@@ -21,14 +21,16 @@ from scheduler.model.spec import TaskId
 from scheduler.model.texts import storable
 from scheduler.model.times import span_us, to_datetime
 from scheduler.store.admin import purge
-from scheduler.store.admin.replay import replay, replay_some
+from scheduler.store.admin.replay import Reopened, replay, replay_some
 from scheduler.store.audit import new_bulk
+from scheduler.store.db.tx import Tx
 from scheduler.store.read import audit as store_audit
 from scheduler.store.read import dead_letters as store
 from scheduler.store.read.dead_letters import BATCH, Filter
 from scheduler.store.read.tasks import get_task
 from scheduler.store.tasks.keys import Other
 from scheduler.store.tasks.patch import NewPayload, StoredPayload
+from scheduler.store.tasks.stale import rerun_on_new
 
 if TYPE_CHECKING:
     from scheduler.client.tasks import TaskOperations
@@ -144,6 +146,7 @@ class DeadLetters:
         key: str | None = None,
         payload: Any = None,
         copy: bool = False,
+        rerun: bool = False,
     ) -> TaskId:
         """Run a dead letter again with a new budget; returns its id, or that of the copy.
 
@@ -151,6 +154,7 @@ class DeadLetters:
         ``copy``: a new task with the same options and a key of its own is made instead, the dead letter stays. ``by``:
         who, for the audit. ``key``, ``payload`` (an instance of the kind, or its fields as a dict) replace its own.
         What ended because of it, and whose key another task has by now, stays as it ended: a warning is logged.
+        What ran on its failure stays as it ended, too, unless ``rerun`` has it run again after the task.
 
         Raises UnknownTaskError, InvalidTransitionError if it is not dead (any more), DuplicateKeyError if another task
         holds its key or has completed under it since, PayloadError, UnregisteredKindError; then nothing is changed.
@@ -158,10 +162,17 @@ class DeadLetters:
         if key is not None:
             check_text(key, "a key", MAX_KEY)
         new = None if payload is None else self._payload(task_id, payload)
+
+        def work(tx: Tx) -> tuple[Reopened, list[int]]:
+            made = replay(tx, task_id, key=key, payload=new, copy=copy)
+            return made, [] if copy else rerun_on_new(tx, [task_id], rerun=rerun)
+
         with acting_as(by):
-            made = self._owner.database.change(lambda tx: replay(tx, task_id, key=key, payload=new, copy=copy))
+            made, stale = self._owner.database.change(work)
         self._owner._notify()
         warn_left(made.left)
+        if not rerun:
+            warn_stale(stale)
         return made.id
 
     def replay_all(
@@ -308,6 +319,12 @@ def warn_left(left: Mapping[int, Other]) -> None:
     for task_id, other in left.items():
         text = "task %d is not revived: task %d has its key %r"
         log.warning(text, task_id, other.id, other.key, extra={"task": task_id})
+
+
+def warn_stale(stale: Sequence[int]) -> None:
+    """Log the tasks that ran on how a task had ended that runs again."""
+    for task_id in stale:
+        log.warning("it ran on the old end of a task that runs again: rerun it", extra={"task": task_id})
 
 
 def check_filters(**texts: str | None) -> None:

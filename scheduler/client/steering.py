@@ -108,8 +108,10 @@ class SteeringOperations(TaskOperations):
         self.database.change(lambda tx: uncancel(tx, task_id))
         self._notify()
 
-    def update_task(self, task_id: int, **changes: Unpack[Changes]) -> None:
+    def update_task(self, task_id: int, **changes: Unpack[Changes]) -> bool:
         """Change a stored task that waits, is scheduled or waits for its retry; see :class:`Changes`.
+
+        Returns whether something is changed: the audit has no entry of a task that had these values already.
 
         A payload is checked by the registered kind, else by the schema that workers have published. Payload and headers
         of a task with recorded steps stay. Raises UnknownTaskError, InvalidTransitionError if it is under way or has
@@ -117,8 +119,9 @@ class SteeringOperations(TaskOperations):
         """
         check_id(task_id)
         change = self._patch(changes)
-        self.database.change(lambda tx: patch_one(tx, task_id, change))
+        changed = self.database.change(lambda tx: patch_one(tx, task_id, change))
         self._notify()
+        return changed
 
     def rerun(self, task_id: int, downstream: bool = True) -> None:
         """Run a task that has ended, also a success, again from its beginning: its result and steps are forgotten.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, overload
 
 from scheduler.client.builder import check_text
 from scheduler.client.checks import check_id
-from scheduler.client.dead_letters import DeadLetters, check_filters, warn_left
+from scheduler.client.dead_letters import DeadLetters, check_filters, warn_left, warn_stale
 from scheduler.client.info import AttemptInfo, TaskInfo, TaskPage, attempt_info, task_info
 from scheduler.client.schedules import Schedules
 from scheduler.client.threads import CallThreads
@@ -61,6 +61,8 @@ from scheduler.store.read.tasks import EdgeRecord, TaskRecord
 from scheduler.store.tasks import control
 from scheduler.store.tasks.control import CancelResult
 from scheduler.store.tasks.enqueue import callers_connection, hold_writes
+from scheduler.store.tasks.keys import Other
+from scheduler.store.tasks.stale import rerun_on_new
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -121,8 +123,8 @@ class TaskOperations:
         limit: int = 100,
         cursor: int | None = None,
     ) -> TaskPage:
-        """Tasks, newest first, at most ``limit``: a list that has the ``cursor`` of the next ones, None if there are
-        none.
+        """Tasks, newest first, at most ``limit``: a list that says whether there are ``more``, and has the ``cursor``
+        of the next ones. :meth:`iter_tasks` goes through all of them.
 
         ``status``: states or short names; ``message_type``: as it was given, else the kind; ``cursor``: only ids below
         it. Raises ConfigError.
@@ -147,6 +149,41 @@ class TaskOperations:
                 cursor=cursor,
             )
         return TaskPage(map(self._info, found.tasks), found.cursor)
+
+    def iter_tasks(
+        self,
+        status: StateName | Iterable[StateName | TaskState] | TaskState | None = None,
+        *,
+        kind: str | None = None,
+        queue: str | None = None,
+        key: str | None = None,
+        correlation: str | None = None,
+        subject: str | None = None,
+        message_type: str | None = None,
+        page: int = 1000,
+    ) -> Iterator[TaskInfo]:
+        """All tasks that :meth:`list_tasks` finds, the newest first, read ``page`` at a time.
+
+        Each page is a read of its own: a task that changes meanwhile is told as it was when its page was read, and one
+        that is stored meanwhile is left out. Raises ConfigError.
+        """
+        cursor: int | None = None
+        while True:
+            found = self.list_tasks(
+                status,
+                kind=kind,
+                queue=queue,
+                key=key,
+                correlation=correlation,
+                subject=subject,
+                message_type=message_type,
+                limit=max(1, page),
+                cursor=cursor,
+            )
+            yield from found
+            if found.cursor is None:
+                return
+            cursor = found.cursor
 
     def get_task_dependencies(self, task_id: int) -> list[EdgeRecord]:
         """The tasks that it waits for, or waited for. Raises UnknownTaskError."""
@@ -292,17 +329,25 @@ class TaskOperations:
         self._notify()
         return done
 
-    def retry_task(self, task_id: int, downstream: bool = True) -> None:
+    def retry_task(self, task_id: int, downstream: bool = True, *, rerun: bool = False) -> None:
         """Run an ended, unsuccessful task again with a new budget, and revive the tasks that ended because of it.
 
         A task that waits for a retry or its time runs now. What would be revived, and whose key another task has by
-        now, stays as it ended: a warning is logged. Raises UnknownTaskError, InvalidTransitionError; DuplicateKeyError
-        if another task holds its key or has completed under it since.
+        now, stays as it ended: a warning is logged. What ran on the failure (``when="finished"`` or ``"failure"``)
+        stays as it ended, too, and is logged; ``rerun`` has it run again after the task. Raises UnknownTaskError,
+        InvalidTransitionError; DuplicateKeyError if another task holds its key or has completed under it since.
         """
         check_id(task_id)
-        left = self.database.change(lambda tx: control.retry(tx, task_id, downstream=downstream))
+
+        def work(tx: Tx) -> tuple[Mapping[int, Other], list[int]]:
+            left = control.retry(tx, task_id, downstream=downstream)
+            return left, rerun_on_new(tx, [task_id], rerun=rerun)
+
+        left, stale = self.database.change(work)
         self._notify()
         warn_left(left)
+        if not rerun:
+            warn_stale(stale)
 
     def retry_failed(
         self,

@@ -9,9 +9,11 @@ from msgspec import UNSET
 from scheduler.errors import UnknownTaskError
 from scheduler.model.lanes import base_lane
 from scheduler.model.spec import TaskId, TaskSpec
+from scheduler.model.unique import is_derived
 from scheduler.store import audit
 from scheduler.store.admin.replay import COPIED, READ, edges_of, payload_of
 from scheduler.store.db.tx import Tx
+from scheduler.store.read.tasks import TaskRecord
 from scheduler.store.tasks import keys
 from scheduler.store.tasks.enqueue import enqueue
 from scheduler.store.tasks.patch import NewPayload, Patch, StoredPayload, new_key
@@ -62,3 +64,10 @@ def copy(tx: Tx, task_id: int, change: Patch, *, key: str | None = None, depende
     audit.record(tx, "copy", tasks=[task_id], copy=int(made), key=key)
     audit.record(tx, "copied", tasks={int(made): {"from": task_id}})
     return made
+
+
+def runs_beside(original: TaskRecord, made: TaskRecord) -> str | None:
+    """What to say of a copy that has no key, although its kind is unique by its fields; None: nothing."""
+    if original.key is None or made.key is not None or not is_derived(original.key):
+        return None
+    return f"kind {original.kind} is unique by its fields; a copy has no key, and runs beside whatever has it"

@@ -66,7 +66,7 @@ class Status(NamedTuple):
     workers: list[WorkerRecord]
     stuck: list[Problem]
     paused: list[PausedWork]
-    capped: frozenset[str] = frozenset()  # states that may have more
+    capped: frozenset[str] = frozenset()  # states that may have more; "pools": so may pools
     held: Sequence[Held] = ()  # messages that wait for others before them
     idle: Problem | None = None  # that no worker takes tasks
     by_hand: Sequence[ByHand] = ()  # what people have set and not taken back
@@ -82,15 +82,16 @@ def status(tx: Tx, most: int = MAX_COUNTED) -> Status:
     seen.unreadable = any(name not in set(TaskState) for name in states)
     found = problems(seen)
     stuck = [one for one in found if one.name != "idle"]
+    pool_counts, more = _pools(tx, seen.fleet, seen.heads, most)
     return Status(
         states,
-        _pools(tx, seen.fleet, seen.heads, most),
+        pool_counts,
         _oldest(seen),
         dead_letters.oldest(tx),
         seen.workers,
         stuck,
         paused_work(tx, seen.due),
-        capped,
+        capped | {"pools"} if more else capped,
         held(tx),
         next((one for one in found if one.name == "idle"), None),
         set_by_hand(tx),
@@ -106,12 +107,13 @@ def paused_work(tx: Tx, due: list[LaneHead]) -> list[PausedWork]:
     return found
 
 
-def _pools(tx: Tx, fleet: Fleet, heads: list[LaneHead], most: int) -> dict[str, PoolCount]:
+def _pools(tx: Tx, fleet: Fleet, heads: list[LaneHead], most: int) -> tuple[dict[str, PoolCount], bool]:
+    """The tasks and slots of each pool, and whether there may be more tasks."""
     ready, held = pools(tx, heads, most), {0: 0, 1: 0, 2: 0}
     for row in tx.run(f"SELECT priority, count(*) AS n FROM schedd_tasks WHERE {HELD} GROUP BY priority"):
         held[row.priority] = row.n
     slots = {name: [w.capacity.pools[name] for w in fleet.claiming] for name in POOLS}
-    return {
+    counts = {
         name: PoolCount(
             ready.due[priority],
             ready.later[priority],
@@ -121,6 +123,7 @@ def _pools(tx: Tx, fleet: Fleet, heads: list[LaneHead], most: int) -> dict[str, 
         )
         for priority, name in enumerate(POOLS)
     }
+    return counts, ready.capped
 
 
 def _oldest(seen: Snapshot) -> ReadyTask | None:

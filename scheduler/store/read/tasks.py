@@ -164,9 +164,13 @@ def unknown(tx: Tx, task_id: int, *, taken: bool) -> UnknownTaskError:
     if epochs:
         when = rfc3339(epochs[0].since, exact=False)
         return UnknownTaskError(task_id, f"a failover or a restore, noticed at {when}, may have lost it")
-    return UnknownTaskError(
-        task_id, "a failover or a restore has lost it, and another task has its id" if taken else None
-    )
+    if taken:
+        return UnknownTaskError(task_id, "a failover or a restore has lost it, and another task has its id")
+    row = tx.run("SELECT state, removed_at FROM schedd_outcomes WHERE task_id = :id", id=int(task_id)).first()
+    if row is None:
+        return UnknownTaskError(task_id)
+    ended, removed = TaskState.from_code(row.state), rfc3339(row.removed_at, exact=False)
+    return UnknownTaskError(task_id, f"it ended as {ended}, and retention removed it at {removed}", lost=False)
 
 
 _EPOCHS = "SELECT since FROM schedd_store WHERE epoch > 1 AND first_id > :id ORDER BY epoch LIMIT 1"

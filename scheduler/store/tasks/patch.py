@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -87,6 +87,11 @@ class Patched(NamedTuple):
     refused: dict[int, str]
     conflicts: Mapping[int, DuplicateKeyError] = MappingProxyType({})
 
+    @property
+    def same(self) -> list[int]:
+        """Those that had these values already: nothing of them is changed, and the audit has no entry."""
+        return [task_id for task_id, moved in self.changed.items() if not moved["after"]]
+
     def check(self) -> Patched:
         """The same, for callers that want all or none. Raises InvalidTransitionError, DuplicateKeyError."""
         for error in self.conflicts.values():
@@ -120,21 +125,24 @@ def patch(tx: Tx, ids: Sequence[int], change: Patch) -> Patched:
     if not free:
         return Patched({}, refused)
     values = _columns(change, tx.now)
-    conflicts: dict[int, DuplicateKeyError] = {}
+    replaced, conflicts = set[int](), dict[int, DuplicateKeyError]()
     if change.payload is not UNSET:
-        conflicts = _set_payloads(tx, free, change.payload)
+        replaced, conflicts = _set_payloads(tx, free, change.payload)
         free = [i for i in free if i not in conflicts]
     if values and free:
         _set(tx, free, values)
-    changed = {i: _difference(rows[i], values, change) for i in free}
+    changed = {i: _difference(rows[i], values, replaced) for i in free}
     audit.record(tx, "patch", tasks={i: moved for i, moved in changed.items() if moved["after"]})
     return Patched(changed, refused, conflicts)
 
 
-def patch_one(tx: Tx, task_id: int, change: Patch) -> None:
-    """:func:`patch` for one task. Raises InvalidTransitionError, too, if it cannot be changed (any more), and
-    DuplicateKeyError if another task has the key that its new payload makes."""
-    patch(tx, [task_id], change).check()
+def patch_one(tx: Tx, task_id: int, change: Patch) -> bool:
+    """:func:`patch` for one task; returns whether that changed anything.
+
+    Raises InvalidTransitionError, too, if it cannot be changed (any more), and DuplicateKeyError if another task has
+    the key that its new payload makes.
+    """
+    return not patch(tx, [task_id], change).check().same
 
 
 def _why_not(task_id: int, code: int) -> str:
@@ -167,17 +175,20 @@ def _set(tx: Tx, ids: Sequence[int], values: Mapping[str, Any]) -> None:
     tx.rows(sql, **values, ids=tx.dialect.bind_ids(ids), now=tx.now)
 
 
-def _set_payloads(tx: Tx, ids: Sequence[int], make: Make) -> dict[int, DuplicateKeyError]:
-    """Returns the tasks that keep their payloads, since the keys of the new ones are held."""
-    conflicts: dict[int, DuplicateKeyError] = {}
+def _set_payloads(tx: Tx, ids: Sequence[int], make: Make) -> tuple[set[int], dict[int, DuplicateKeyError]]:
+    """Returns the tasks that have another payload now, and those that keep theirs, since the new one's key is held."""
+    replaced, conflicts = set[int](), dict[int, DuplicateKeyError]()
     for present in stored_payloads(tx, ids):
         made = make(present)
+        if (made.text, made.schema_version) == (present.text, present.schema_version):
+            continue
         envelopes.keep(tx, present.id)
         try:
             set_payload(tx, present.id, made)
+            replaced.add(present.id)
         except DuplicateKeyError as error:
             conflicts[present.id] = error
-    return conflicts
+    return replaced, conflicts
 
 
 def stored_payloads(tx: Tx, ids: Sequence[int]) -> list[StoredPayload]:
@@ -230,7 +241,7 @@ _TEXTS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def _difference(row: tuple[Any, ...], values: Mapping[str, Any], change: Patch) -> dict[str, Any]:
+def _difference(row: tuple[Any, ...], values: Mapping[str, Any], replaced: Collection[int]) -> dict[str, Any]:
     """What a patch changes of a task, without what may be secret."""
     before: dict[str, Any] = {}
     after: dict[str, Any] = {}
@@ -239,6 +250,6 @@ def _difference(row: tuple[Any, ...], values: Mapping[str, Any], change: Patch) 
         if had != value:
             text = _TEXTS.get(name, lambda same: same)
             before[name], after[name] = text(had), text(value)
-    if change.payload is not UNSET:
+    if row[0] in replaced:
         after["payload"] = "replaced"
     return {"before": before, "after": after}

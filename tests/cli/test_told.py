@@ -1,0 +1,158 @@
+"""What verbs tell of what they leave: stale outcomes, copies beside unique tasks, changes that change nothing."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from scheduler import Context, Task, Unique, UnknownTaskError
+from scheduler.store.admin.retention import purge_batch
+from scheduler.store.read.status import status
+from scheduler.testing import drain
+from support.bench import Bench
+
+from .conftest import Ctl
+
+
+class Sync(Task, kind="told.Sync", unique=Unique(by=("order",))):
+    order: int
+
+    def run(self, ctx: Context) -> int:
+        return self.order
+
+
+def mended_graph(live: Bench) -> tuple[int, int, int]:
+    """A dead task, a report that ran on its failure, and what came after the report."""
+    (dead,) = live.die("load")
+    report = int(live.step("report", dead, when="finished").schedule())
+    mail = int(live.step("mail", report).schedule())
+    live.drain()
+    assert live.states(dead, report, mail) == ["dead", "success", "success"]
+    live.script.failing.clear()
+    return dead, report, mail
+
+
+@pytest.mark.parametrize("command", [("retry",), ("dlq", "replay")])
+def test_what_ran_on_the_old_outcome_is_named(ctl: Ctl, live: Bench, command: tuple[str, ...]) -> None:
+    dead, report, mail = mended_graph(live)
+    result = ctl(*command, dead)
+    assert f"task {report} ran on the old outcome: `--rerun`" in result.stderr
+    assert live.states(report, mail) == ["success", "success"]
+
+
+@pytest.mark.parametrize("command", [("retry",), ("dlq", "replay")])
+def test_rerun_has_it_run_again_after_the_task(ctl: Ctl, live: Bench, command: tuple[str, ...]) -> None:
+    dead, report, mail = mended_graph(live)
+    result = ctl(*command, "--rerun", dead)
+    assert f"task {report} had run on the old outcome, and will run again" in result.stderr
+    assert live.states(report, mail) == ["waiting", "waiting"]
+    assert live.drain() == ["load", "report", "mail"]
+
+
+def test_python_says_and_does_the_same(live: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    dead, report, mail = mended_graph(live)
+    with caplog.at_level(logging.WARNING):
+        live.jobs.retry_task(dead)
+    assert any("ran on the old end" in record.getMessage() and record.task == report for record in caplog.records)  # type: ignore[attr-defined]
+    live.script.failing.add("load")
+    live.drain()
+    live.script.failing.clear()
+    live.jobs.dead_letters.replay(dead, rerun=True)
+    assert live.states(report, mail) == ["waiting", "waiting"]
+
+
+def test_a_copy_beside_a_unique_task_is_told(ctl: Ctl, live: Bench) -> None:
+    live.jobs.register(Sync)
+    drain(live.jobs)
+    made = int(live.jobs.task(Sync(1)).after(60).schedule())
+    assert "runs beside" in ctl("copy", made).stderr
+    result = ctl("copy", made, "-P", "order:=2")
+    assert result.exit_code == 0
+    assert "beside" not in result.stderr
+    refused = ctl("copy", made, "-P", "order:=2")
+    assert refused.exit_code == 4
+    assert f"is held by task {result.stdout.strip()}" in refused.stderr
+    assert ctl("set", "task", made, "-P", "order:=2").exit_code == 4
+
+
+def test_a_rerun_of_a_keyed_success_says_that_it_completes_again(ctl: Ctl, live: Bench) -> None:
+    made = int(live.step("once").key("order-1").schedule())
+    live.drain()
+    result = ctl("rerun", made)
+    assert result.exit_code == 0
+    assert f"`schedctl copy {made}`" in result.stderr
+
+
+def test_a_change_that_changes_nothing_is_told(ctl: Ctl, live: Bench) -> None:
+    made = int(live.step("later").after(600).schedule())
+    live.drain()
+    before = len(live.jobs.audit(made))
+    for change in (("--priority", "medium"), ("-P", "name=later")):
+        result = ctl("set", "task", made, *change)
+        assert result.exit_code == 0, result.output
+        assert f"task {made} had these values already" in result.stderr
+    assert not live.jobs.update_task(made, queue="default")
+    assert len(live.jobs.audit(made)) == before
+    assert live.jobs.update_task(made, queue="other")
+    assert len(live.jobs.audit(made)) == before + 1
+
+
+def test_an_uncancel_is_its_own_verb_in_the_audit(live: Bench) -> None:
+    made = int(live.step("later").after(600).schedule())
+    live.jobs.cancel_task(made)
+    live.jobs.uncancel_task(made)
+    assert [entry.action for entry in live.jobs.audit(made)] == ["uncancel", "cancel"]
+
+
+def test_what_retention_removed_says_how_it_ended(ctl: Ctl, live: Bench) -> None:
+    (dead,) = live.die("gone")
+    live.execute("UPDATE schedd_tasks SET finished_at = finished_at - 100000000000000")
+    kept = dict.fromkeys(("success", "failed"), 1.0) | dict.fromkeys(("outcomes", "events", "results", "audit"), 1e9)
+    live.jobs.database.change(lambda tx: purge_batch(tx, kept))
+    text = ctl.fails(3, "show", dead)
+    assert f"there is no task {dead} any more: it ended as dead, and retention removed it at " in text
+    with pytest.raises(UnknownTaskError, match="ended as dead"):
+        live.jobs.get_task(dead)
+
+
+def test_submit_has_what_the_builder_has(ctl: Ctl, live: Bench) -> None:
+    live.drain()
+    options = (
+        "--headers",
+        '{"a": 1}',
+        "--message-type",
+        "m",
+        "--causation",
+        "c",
+        "--sequence",
+        "-7",
+        "--payload-ref",
+        "s3://x",
+    )
+    made = ctl.json("submit", "Step", "-P", "name=x", *options, "--max-duration", "1h", "--max-delay", "30m")["id"]
+    task = live.jobs.get_task(made)
+    assert (task.message_type, task.causation, task.sequence, task.payload_ref) == ("m", "c", -7, "s3://x")
+    assert (task.max_duration, task.max_delay) == (3_600_000_000, 1_800_000_000) or task.max_duration is not None
+    cron = ("--cron", "0 3 * * *", "--catch-up", "all", "--overlap", "skip", "--key", "nightly")
+    assert ctl.json("submit", "Step", "-P", "name=x", *cron)["schedule"] == "nightly"
+    (schedule,) = ctl.json("cron", "list")
+    assert (schedule["catchup"], schedule["overlap"]) == ("all", "skip")
+    assert "belongs to --cron" in ctl.fails(2, "submit", "Step", "-P", "name=x", "--catch-up", "all")
+    ctl.fails(2, "submit", "Step", "-P", "name=x", "--max-delay", "0")
+
+
+def test_all_tasks_one_after_the_other(live: Bench) -> None:
+    made = [int(live.step(f"s{number}").schedule()) for number in range(7)]
+    page = live.jobs.list_tasks("Pending", limit=5)
+    assert (len(page), page.more) == (5, True)
+    assert [task.id for task in live.jobs.iter_tasks("Pending", page=3)] == made[::-1]
+    assert list(live.jobs.iter_tasks("success")) == []
+
+
+def test_pools_that_are_not_counted_to_their_end_say_so(live: Bench) -> None:
+    for number in range(4):
+        live.step(f"s{number}").schedule()
+    with live.jobs.database.read() as tx:
+        assert "pools" in status(tx, 3).capped
+        assert "pools" not in status(tx, 10).capped
