@@ -1,9 +1,13 @@
-"""JSON of strangers: how deep it is nested, and the elements of a list, without being decoded. Pure."""
+"""JSON of strangers: how deep it is nested, the elements of a list, and texts that are no Unicode. Pure."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import msgspec
 
 MAX_DEPTH = 500  # levels of JSON that is taken; Python's own bound differs between its versions
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{},]', re.DOTALL)
@@ -23,6 +27,21 @@ def too_deep(text: bytes) -> bool:
         elif sign in (b"]", b"}"):
             depth -= 1
     return False
+
+
+def decode_leniently(text: bytes) -> Any:
+    """Decode JSON whose texts may be broken: half a surrogate pair, or bytes that are no UTF-8, stay in them.
+
+    So one bad text in a batch costs no other message. Raises ValueError, RecursionError.
+    """
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return json.loads(text.decode("utf-8", "surrogateescape"), parse_constant=_refuse_constant)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
 
 
 def elements(text: bytes) -> Iterator[bytes]:

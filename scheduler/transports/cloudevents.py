@@ -6,7 +6,7 @@ import base64
 import hashlib
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -14,7 +14,7 @@ import msgspec
 
 from scheduler.config.sources import Duration
 from scheduler.errors import ConfigError
-from scheduler.model.json_text import elements, too_deep
+from scheduler.model.json_text import decode_leniently, elements, too_deep
 from scheduler.model.secrets import Secret
 from scheduler.model.webhooks import key_of, signature
 from scheduler.transports.envelope import MAX_TEXT, TOO_DEEP, EnvelopeError, Message, encode, from_fields
@@ -89,10 +89,10 @@ class CloudEventsSource:
         if too_deep(request.body):  # one of them is: it costs no other
             texts = list(elements(request.body))
         else:
-            found = _json(request.body)
+            found = _decoded(request.body, decode_leniently)
             if not isinstance(found, list) or not all(isinstance(one, Mapping) for one in found):
                 raise Unreadable("expected a list of events")
-            texts = [msgspec.json.encode(one) for one in found]
+            texts = list(elements(request.body))
         if not 0 <= len(texts) <= MAX_EVENTS:
             raise Unreadable(f"expected a list of at most {MAX_EVENTS:,} events")
         return [self._of_batch(text, number) for number, text in enumerate(texts)]
@@ -140,9 +140,13 @@ class CloudEventsSource:
 
 def _json(body: bytes) -> Any:
     """Raises Unreadable."""
+    return _decoded(body, msgspec.json.decode)
+
+
+def _decoded(body: bytes, decode: Callable[[bytes], Any]) -> Any:
     try:
-        return msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return decode(body)
+    except (ValueError, RecursionError) as error:
         raise Unreadable(f"no JSON: {error}") from None
 
 

@@ -20,6 +20,7 @@ import msgspec
 from scheduler.backoff import Backoff
 from scheduler.config.sources import Duration
 from scheduler.errors import ConfigError
+from scheduler.model.json_text import decode_leniently
 from scheduler.model.secrets import Secret
 from scheduler.transports.ports import (
     Dead,
@@ -307,8 +308,8 @@ class _Api:
 
     def _result(self, answer: Any) -> Mapping[str, Any]:
         try:
-            found = msgspec.json.decode(answer.content)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+            found = decode_leniently(answer.content)  # one message's text ends no batch
+        except (ValueError, RecursionError):
             found = None
         fields: Mapping[str, Any] = found if isinstance(found, dict) else {}
         if 200 <= answer.status_code < 300 and fields.get("success"):

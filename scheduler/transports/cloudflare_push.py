@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
+from scheduler.model.json_text import decode_leniently
 from scheduler.model.secrets import Secret
 from scheduler.transports.cloudflare import MAX_BATCH, MAX_DELAY, MAX_SIZE, RETENTION, read_body
 from scheduler.transports.ports import (
@@ -69,8 +70,8 @@ class CloudflarePushSource:
     def accept(self, request: Request) -> Sequence[Delivery]:
         """Raises Unreadable."""
         try:
-            batch = msgspec.json.decode(request.body, type=Batch)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            batch = msgspec.convert(decode_leniently(request.body), Batch)
+        except (ValueError, RecursionError) as error:
             raise Unreadable(f"no batch of a queue: {error}") from None
         if len(batch.messages) > MAX_BATCH:
             raise Unreadable(f"expected at most {MAX_BATCH} messages")

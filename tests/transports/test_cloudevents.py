@@ -15,7 +15,7 @@ from scheduler.errors import ConfigError
 from scheduler.transports import types
 from scheduler.transports.cloudevents import CloudEventsSink, CloudEventsSource, SinkSettings, SourceSettings
 from scheduler.transports.envelope import Message, decode, encode
-from scheduler.transports.ports import Outgoing, Published, Refused, Request, Sink, Source, TransportError
+from scheduler.transports.ports import Outgoing, Published, Refused, Request, Sink, Source, TransportError, Unreadable
 from support.endpoint import Endpoint
 
 ROOT = Path(__file__).parents[2]
@@ -127,3 +127,21 @@ def test_the_protocols_tell_fetched_and_pushed_sources_apart() -> None:
     pushed = CloudEventsSource("orders", SourceSettings(token="t"))
     assert not isinstance(pushed, Source)
     assert isinstance(CloudEventsSink("shop", SinkSettings(url="https://a/")), Sink)
+
+
+@pytest.mark.case(92, pure=True)
+@pytest.mark.parametrize("text", [rb"\ud800", b"\xff\xfe"], ids=["half a surrogate pair", "no UTF-8"])
+def test_a_broken_text_in_a_batch_spoils_its_own_event_alone(text: bytes) -> None:
+    event = b'{"specversion": "1.0", "id": "%s", "source": "shop", "type": "t", "data": {"note": "%s"}}'
+    body = b"[" + b", ".join((event % (b"1", b"fine"), event % (b"2", text), event % (b"3", b"fine"))) + b"]"
+    request = Request(headers={"content-type": "application/cloudevents-batch+json"}, body=body)
+    one, two, three = CloudEventsSource("orders", SourceSettings(token="t")).accept(request)
+    assert (one.unreadable, three.unreadable) == (None, None)
+    assert two.unreadable is not None
+    assert two.unreadable.startswith("no JSON")
+
+
+def test_a_batch_that_is_cut_off_is_refused_whole() -> None:
+    request = Request(headers={"content-type": "application/cloudevents-batch+json"}, body=b'[{"id": "1"}, {"id": "2')
+    with pytest.raises(Unreadable, match="no JSON"):
+        CloudEventsSource("orders", SourceSettings(token="t")).accept(request)

@@ -294,6 +294,14 @@ def test_what_is_no_batch_is_refused() -> None:
             source.accept(Request(headers={}, body=json.dumps(body).encode()))
 
 
+@pytest.mark.case(92, pure=True)
+def test_a_broken_text_of_one_message_costs_no_other() -> None:
+    source = CloudflarePushSource("orders", SourceSettings(token=TOKEN))
+    body = rb'{"queue": "q", "messages": [{"id": "a", "body": "\ud800"}, {"id": "b", "body": "{}"}]}'
+    one, two = source.accept(Request(headers={}, body=body))
+    assert (one.body, two.body) == (b"\xed\xa0\x80", b"{}")
+
+
 def test_the_answer_has_a_verdict_for_each_message() -> None:
     source = CloudflarePushSource("orders", SourceSettings(token=TOKEN, dead_letter_queue="orders-dead"))
     given = [
