@@ -26,7 +26,11 @@ def held(task: str = "") -> str:
 
 
 def same(column: str, value: str) -> str:
-    """The condition that ``column``, the first one of an index, is ``value``, which the planner does not know."""
+    """The condition that ``column``, the first one of an index, is ``value``, which the planner does not know.
+
+    Of an index whose other columns are asked for, too, it is for the last of these, and the others are given by ``=``:
+    a range of the first would read all entries that agree in it.
+    """
     return f"{column} >= {value} AND {column} <= {value}"
 
 

@@ -24,6 +24,7 @@ from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import exists, same
 
 GRAPH = "(graph)"  # the kind of a schedule that makes graphs: no name of a kind
+_OF_SLOT = f"t.schedule = j.name AND {same('t.slot', 'j.slot')}"
 
 
 class ScheduleRow(Protocol):
@@ -132,7 +133,7 @@ def remembered(tx: Tx, slots: list[tuple[str, int]]) -> set[tuple[str, int]]:
 def _found(tx: Tx, slots: list[tuple[str, int]], table: str) -> set[tuple[str, int]]:
     if not slots:
         return set()
-    there = exists("t.schedule", f"FROM {table} t WHERE {same('t.schedule', 'j.name')} AND t.slot = j.slot")
+    there = exists("t.slot", f"FROM {table} t WHERE {_OF_SLOT}")
     rows = tx.run(
         f"SELECT j.name, j.slot FROM {tx.dialect.rows({'name': str, 'slot': int})} j WHERE {there}",
         rows=bind_rows(slots),
@@ -158,9 +159,8 @@ def still_going(tx: Tx, rows: Collection[_LastRun | sa.Row[Any]]) -> set[str]:
         f"SELECT j.name FROM {tx.dialect.rows({'name': str, 'task': int, 'slot': int})} j WHERE "
         f"EXISTS (SELECT 1 FROM schedd_tasks t WHERE t.id = j.task AND t.state < {st.FIRST_TERMINAL}) OR "
         + exists(
-            "t.schedule",
-            f"FROM schedd_tasks t WHERE {same('t.schedule', 'j.name')} AND t.slot = j.slot "
-            f"AND t.state < {st.FIRST_TERMINAL}",
+            "t.slot",
+            f"FROM schedd_tasks t WHERE {_OF_SLOT} AND t.state < {st.FIRST_TERMINAL}",
         ),
         rows=bind_rows(asked),
     )
@@ -173,8 +173,8 @@ def last_ends(tx: Tx, rows: Collection[_LastRun | sa.Row[Any]]) -> dict[str, int
     if not asked:
         return {}
     found = tx.run(
-        f"SELECT j.name, (SELECT max(t.finished_at) FROM schedd_tasks t WHERE {same('t.schedule', 'j.name')} "
-        f"AND t.slot = j.slot) AS ended FROM {tx.dialect.rows({'name': str, 'slot': int})} j",
+        f"SELECT j.name, (SELECT max(t.finished_at) FROM schedd_tasks t WHERE {_OF_SLOT}) AS ended "
+        f"FROM {tx.dialect.rows({'name': str, 'slot': int})} j",
         rows=bind_rows(asked),
     )
     return {row.name: row.ended for row in found if row.ended is not None}

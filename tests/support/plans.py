@@ -73,3 +73,81 @@ def _steps(node: dict[str, Any]) -> Iterator[str]:
     yield f"{node['Node Type']} {node.get('Relation Name', '')} {node.get('Index Name', '')}"
     for below in node.get("Plans", ()):
         yield from _steps(below)
+
+
+class Work:
+    """What statements cost a database, whatever the machine: SQLite's steps in hundreds, PostgreSQL's pages."""
+
+    def __init__(self) -> None:
+        self.done = 0
+
+
+@contextmanager
+def work_of(jobs: Scheduler) -> Iterator[Work]:
+    """Counts what all connections of these jobs ask of the database meanwhile."""
+    found, engine = Work(), jobs.database.open()
+    if jobs.database.dialect.name == "sqlite":
+        yield from _steps_of(found, engine)
+    else:
+        yield from _pages_of(found, jobs)
+
+
+def _steps_of(found: Work, engine: sa.Engine) -> Iterator[Work]:
+    watched: set[Any] = set()
+
+    def tick() -> int:
+        found.done += 1
+        return 0
+
+    def watch(driver: Any) -> None:
+        if driver not in watched:
+            watched.add(driver)
+            driver.set_progress_handler(tick, 100)
+
+    raw = statement._raw
+
+    def noting(connection: sa.Connection, text: str, bound: Any) -> list[tuple[Any, ...]]:
+        watch(connection.connection.driver_connection)
+        return raw(connection, text, bound)
+
+    def executed(conn: sa.Connection, *_: Any) -> None:
+        watch(conn.connection.driver_connection)
+
+    sa.event.listen(engine, "before_cursor_execute", executed)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(statement, "_raw", noting)
+            yield found
+    finally:
+        sa.event.remove(engine, "before_cursor_execute", executed)
+        for driver in watched:
+            driver.set_progress_handler(None, 0)
+
+
+def _pages_of(found: Work, jobs: Scheduler) -> Iterator[Work]:
+    """Each statement is run once more before, explained and rolled back."""
+    raw, engine = statement._raw, jobs.database.open()
+
+    def explain(connection: sa.Connection, text: str, bound: Any) -> None:
+        if not text.lstrip().startswith(("SELECT", "UPDATE", "WITH", "DELETE")) or "pg_" in text:
+            return
+        driver: Any = connection.connection.driver_connection
+        with driver.transaction(force_rollback=True):
+            (told,) = driver.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {text}", bound).fetchone()
+        top = (json.loads(told) if isinstance(told, str) else told)[0]["Plan"]
+        found.done += top["Shared Hit Blocks"] + top["Shared Read Blocks"]
+
+    def noting(connection: sa.Connection, text: str, bound: Any) -> list[tuple[Any, ...]]:
+        explain(connection, text, bound)
+        return raw(connection, text, bound)
+
+    def executed(conn: sa.Connection, _cursor: Any, text: str, bound: Any, *_: Any) -> None:
+        explain(conn, text, bound)
+
+    sa.event.listen(engine, "before_cursor_execute", executed)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(statement, "_raw", noting)
+            yield found
+    finally:
+        sa.event.remove(engine, "before_cursor_execute", executed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -13,6 +14,7 @@ from scheduler.model.state import TaskState
 from scheduler.model.times import LAST
 from scheduler.ports import FOREVER
 from scheduler.store.broken_rows import numbers_of, unreadable
+from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
 from scheduler.store.schedule_runs import slot_key
 
@@ -152,9 +154,20 @@ _RUNS = (
     f"SELECT t.slot, {_BY_HAND} AS by_hand, min(t.id) AS first, min(t.created_at) AS created_at, "
     "min(t.started_at) AS started_at, max(t.finished_at) AS finished_at, min(t.causation) AS causation, "
     f"min(CASE WHEN t.state > {st.SUCCESS} THEN t.error END) AS error, {_OF_STATE} "
-    f"FROM schedd_tasks t WHERE t.schedule = :name GROUP BY t.slot, {_BY_HAND} HAVING min(t.id) < :cursor "
-    "ORDER BY min(t.id) DESC LIMIT :limit"
+    f"FROM schedd_tasks t WHERE t.schedule = :name AND {{which}} GROUP BY t.slot, {_BY_HAND}"
 )
+# Which runs there are, without their tasks: by the index of slots alone, but for those by hand.
+_FIRSTS = (
+    "SELECT slot, by_hand, first FROM ("
+    "SELECT t.slot, CAST(NULL AS text) AS by_hand, min(t.id) AS first FROM schedd_tasks t "
+    "WHERE {of_it} AND t.slot IS NOT NULL GROUP BY t.slot UNION ALL "
+    f"SELECT NULL, {_BY_HAND}, min(t.id) FROM schedd_tasks t WHERE {{of_it}} AND t.slot IS NULL GROUP BY {_BY_HAND}"
+    ") r WHERE first < :cursor ORDER BY first DESC LIMIT :limit"
+)
+_ALL = _FIRSTS.format(of_it="t.schedule = :name")
+# Not by the index of slots: a schedule that fires often has its newest runs among the newest tasks of all.
+_AMONG_NEWEST = _FIRSTS.format(of_it="t.id >= :low AND t.id < :cursor AND coalesce(t.schedule, '') = :name")
+_NEWEST = 2_000  # tasks
 
 
 def runs(tx: Tx, name: str, limit: int, cursor: int | None = None) -> list[RunRecord]:
@@ -162,11 +175,32 @@ def runs(tx: Tx, name: str, limit: int, cursor: int | None = None) -> list[RunRe
 
     Also of a schedule that was deleted. Raises UnknownScheduleError if there is neither the schedule nor a run.
     """
-    bound = {"name": name, "limit": limit, "cursor": 2**63 - 1 if cursor is None else cursor}
-    found = [_run_of(name, row) for row in tx.run(_RUNS, **bound)]
+    before = int(tx.run("SELECT max(id) FROM schedd_tasks").scalar() or 0) + 1 if cursor is None else cursor
+    bound = {"name": name, "limit": limit, "cursor": before}
+    chosen = tx.run(_AMONG_NEWEST, **bound, low=before - _NEWEST).fetchall()
+    if len(chosen) < limit:
+        chosen = tx.run(_ALL, **bound).fetchall()
+    found = [_run_of(name, row) for row in _rows_of(tx, name, chosen)]
     if not found and cursor is None:
         record(tx, name)
-    return found
+    return sorted(found, key=lambda run: run.first, reverse=True)
+
+
+def _rows_of(tx: Tx, name: str, chosen: Sequence[sa.Row[Any]]) -> Iterator[sa.Row[Any]]:
+    slots = [row.slot for row in chosen if row.slot is not None]
+    by_hand = [row.by_hand for row in chosen if row.slot is None]
+    alone = [row.first for row in chosen if row.slot is None and row.by_hand == str(row.first)]
+    names = f"(SELECT run FROM {tx.dialect.rows({'run': str})} j)"
+    for which, values in (
+        (tx.dialect.among("t.slot"), {"ids": tx.dialect.bind_ids(slots)} if slots else {}),
+        (f"t.slot IS NULL AND {tx.dialect.among('t.id')}", {"ids": tx.dialect.bind_ids(alone)} if alone else {}),
+        (
+            f"t.slot IS NULL AND t.correlation IN {names}",
+            {"rows": bind_rows([(run,) for run in by_hand])} if len(by_hand) > len(alone) else {},
+        ),
+    ):
+        if values:
+            yield from tx.run(_RUNS.format(which=which), name=name, **values)
 
 
 def _run_of(name: str, row: sa.Row[Any]) -> RunRecord:
