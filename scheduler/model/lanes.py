@@ -30,3 +30,11 @@ def base_lane(lane: str) -> str:
 def kind_of(lane: str) -> str:
     """The kind whose tasks queue up in this lane."""
     return base_lane(lane).partition(LANE_SEPARATOR)[0]
+
+
+def without_key(lane: str) -> str:
+    """The lane without its concurrency key, but with its marks: lanes that are the same here take turns as one."""
+    if lane[:1] in (QUARANTINE_LANE, PLACED_LANE):
+        base = base_lane(lane)
+        return lane[: len(lane) - len(base)] + base.partition(LANE_SEPARATOR)[0]
+    return lane.partition(LANE_SEPARATOR)[0]

@@ -324,7 +324,7 @@ class DispatchCycle:
             cycle.every = due
         elif known:
             freed = [head for head in self.limits.freed(cycle.ended.pairs) if self.planner.serves(head)]
-            due = list({claims.LANE_OF(h): h for h in (*freed, *due)}.values())
+            due = list({claims.LANE_OF(h): h for h in (*due, *freed)}.values())
         return due
 
     def _failed(self, cycle: _Cycle, error: BaseException) -> None:

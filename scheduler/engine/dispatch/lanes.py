@@ -1,8 +1,9 @@
 """Finds the lanes that hold work which this worker may claim.
 
-Each cycle scans one stretch of the lanes, and the next cycle continues there, so that very many lanes cost a cycle no
-more than one stretch. Lanes known to hold more work are remembered meanwhile. Mostly one stretch is everything, and
-nothing needs to be remembered.
+Mostly one stretch is everything, and nothing needs to be remembered. Of very many lanes a cycle scans one stretch at
+most, and the next one goes on there. Lanes that are known to hold work are remembered meanwhile, so many of each kind,
+and while these are enough nothing is scanned. So what a cycle looks at hangs on what can start, not on how many
+lanes wait, and a kind with many lanes puts no other one out of mind.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from scheduler.engine.dispatch.lane_offsets import LaneOffsets
+from scheduler.model.lanes import without_key
 from scheduler.ports import FOREVER, SECOND
 from scheduler.store.db.tx import Tx
 from scheduler.store.tasks.claim import LANE_OF, Claimed, LaneClaim, LaneHead, heads_of, lane_heads
@@ -21,9 +23,19 @@ if TYPE_CHECKING:
     from scheduler.store.tasks.ready_children import ReadyChildren
 
 LANES_PER_SCAN = 128  # in one cycle
-MAX_REMEMBERED_LANES = 256  # the next round finds the others again
+MAX_REMEMBERED_LANES = 384  # over all kinds; the next round finds the others again
+MIN_REMEMBERED_LANES = 32  # of each kind, however many kinds there are
+ENOUGH_LANES = 16  # of a kind with more lanes than are remembered; below that it is scanned for them
 RELY_ON_SCAN_S = 0.25  # how long a whole scan's result is relied on
 MAX_RECENT_LANES = 32  # recently claimed lanes, read first when there may be new work
+
+
+Turn = tuple[str, int, str]
+
+
+def turn_of(head: LaneHead | LaneClaim) -> Turn:
+    """Lanes for which this is the same take turns as one: a kind's in a queue and priority, whatever its keys."""
+    return head.queue, head.priority, without_key(head.lane)
 
 
 def claimed_per_lane(picks: Sequence[LaneClaim], claimed: Sequence[Claimed]) -> Mapping[tuple[str, str, int], int]:
@@ -38,7 +50,10 @@ class LaneScanner:
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self.offsets = LaneOffsets(monotonic)
         self.whole = True  # whether the last stretch was everything
-        self._known: dict[tuple[str, str, int], LaneHead] = {}
+        self._known: dict[tuple[str, str, int], LaneHead] = {}  # in the order in which they were found
+        self._remembered: Counter[Turn] = Counter()  # how many of these each kind has
+        self._dropped: set[Turn] = set()  # kinds with lanes that were found and not remembered, in the last round
+        self._dropping: set[Turn] = set()  # and in this one
         self._used: dict[tuple[str, str, int], None] = {}  # the oldest first
         self._cursor: LaneHead | None = None
         self._passes_left = 0  # rounds still to end before every lane was read since ``fresh``
@@ -96,6 +111,10 @@ class LaneScanner:
         self._rescan_at = FOREVER
         if fresh:
             self._passes_left = 1 if self._cursor is None else 2  # the rest of this round, and a new one
+        if not self.whole and self._known and not self._passes_left:
+            if all(self._remembered[turn] >= ENOUGH_LANES for turn in self._dropped):
+                return [head for head in self._known.values() if serves(head)]
+            self._passes_left = 1
         if self._cursor is None:
             stretch = self.offsets.heads(tx, LANES_PER_SCAN)
             self._first_later = FOREVER
@@ -108,10 +127,11 @@ class LaneScanner:
         self._first_later = min((head.run_at for head in found if head.run_at > tx.now), default=self._first_later)
         if ended:
             self._last_later = self._first_later
+            self._dropped, self._dropping = self._dropping, set()
             self._passes_left = max(0, self._passes_left - 1)
         due = [head for head in found if head.run_at <= tx.now]
         if self.whole:
-            self._known.clear()
+            self._forget_known()
             self._known_nonempty, self._known_until = due, self._monotonic() + RELY_ON_SCAN_S
             self._empty_until = 0.0 if due else self._known_until
             return due
@@ -127,7 +147,7 @@ class LaneScanner:
     def forget(self) -> None:
         """Forget every lane that was read: others may be served from now on."""
         self.reset()
-        self._known.clear()
+        self._forget_known()
         self._cursor = None
         self._first_later = self._last_later = FOREVER
 
@@ -141,11 +161,31 @@ class LaneScanner:
     def remember(self, left: Iterable[LaneHead], picks: Sequence[LaneClaim], claimed: Sequence[Claimed]) -> None:
         """Remember which lanes may hold more after this claim. Not needed after a whole scan."""
         got = claimed_per_lane(picks, claimed)
-        spent = {LANE_OF(pick) for pick in picks if got[LANE_OF(pick)] < pick.limit}
+        picked = {LANE_OF(pick): got[LANE_OF(pick)] < pick.limit for pick in picks}  # whether it is spent
         for lane in got:
             self._used.pop(lane, None)
             self._used[lane] = None
         while len(self._used) > MAX_RECENT_LANES:
             del self._used[next(iter(self._used))]
-        known = [head for head in left if LANE_OF(head) not in spent]
-        self._known = {LANE_OF(head): head for head in known[-MAX_REMEMBERED_LANES:]}
+        turns: dict[Turn, list[LaneHead]] = {}
+        for head in left:
+            turns.setdefault(turn_of(head), []).append(head)
+        most = max(MIN_REMEMBERED_LANES, MAX_REMEMBERED_LANES // max(1, len(turns)))
+        self._known.clear()
+        self._remembered.clear()
+        for turn, heads in turns.items():
+            kept = [head for head in heads if LANE_OF(head) not in picked]
+            again = [head for head in heads if not picked.get(LANE_OF(head), True)]
+            if turn not in self._dropped and turn not in self._dropping:
+                kept += again
+                again = []
+            if again or len(kept) > most:  # the next round finds them, in their turn
+                self._dropping.add(turn)
+                self._dropped.add(turn)
+            self._known |= {LANE_OF(head): head for head in kept[:most]}
+            self._remembered[turn] = min(most, len(kept))
+
+    def _forget_known(self) -> None:
+        self._known.clear()
+        self._remembered.clear()
+        self._dropped, self._dropping = set(), set()

@@ -13,14 +13,14 @@ from scheduler.engine.attempt.attempt import Attempt, CountedStarts
 from scheduler.engine.dispatch.queue_turns import QueueTurns
 from scheduler.engine.options import EngineOptions
 from scheduler.model.lanes import base_lane, kind_of
-from scheduler.model.live_settings import KIND, QUEUE
+from scheduler.model.live_settings import KEY, KIND, QUEUE
 from scheduler.model.outcome import AttemptEnd, Outcome
 from scheduler.model.rate import Rate
 from scheduler.model.registry import Registry
 from scheduler.ports import FOREVER
 from scheduler.store.db.tx import Tx
 from scheduler.store.tasks import limits as caps
-from scheduler.store.tasks.claim import Claimed, LaneClaim, LaneHead
+from scheduler.store.tasks.claim import LANE_OF, Claimed, LaneClaim, LaneHead
 from scheduler.store.tasks.complete import Completion
 from scheduler.store.tasks.limits import Headroom, KnownLimits, Place
 
@@ -148,6 +148,7 @@ class Admission:
         self._here: Counter[str] | None = None  # tasks that this worker holds, by kind
         self._locked: dict[Place, bool] = {}  # False: another worker is claiming of it
         self._rooms: dict[Place, Headroom] = {}
+        self._refused: dict[tuple[str, str, int], Place] = {}  # lanes that were looked at, and by which limit
         self._asked: Sequence[LaneClaim] = ()  # the picks before they were cut
         self.start_by: dict[tuple[str, str], CountedStarts] = {}  # by (queue, lane)
         self.again = FOREVER  # when something that is due and was refused may be claimed
@@ -156,13 +157,28 @@ class Admission:
 
     def admitted(self, due: Sequence[LaneHead]) -> list[LaneHead]:
         """The lanes that may be claimed from, as far as is known."""
-        return [head for head in due if self._refusing(head) is None]
+        admitted = []
+        for head in due:
+            place = self._refusing(head)
+            if place is None:
+                admitted.append(head)
+            else:
+                self._refused[LANE_OF(head)] = place
+        return admitted
 
     def worth_remembering(self, due: Sequence[LaneHead]) -> list[LaneHead]:
-        """Those, after the ones that wait for their queue: the end of a task of any other lane may open it."""
-        refusing = [(head, self._refusing(head)) for head in due]
-        waiting = [head for head, place in refusing if place is not None and place.scope == QUEUE]
-        return [*waiting, *(head for head, place in refusing if place is None)]
+        """Those that may be claimed from, as far as was looked at, after the ones that wait for their queue: the end of
+        a task of any other lane may open it."""
+        if not self._refused:
+            return list(due)
+        refused = [self._refused.get(LANE_OF(head)) for head in due]
+        waiting = [h for h, place in zip(due, refused, strict=True) if place is not None and place.scope == QUEUE]
+        return [*waiting, *(head for head, place in zip(due, refused, strict=True) if place is None)]
+
+    def full_lanes(self, looked: Iterable[LaneHead]) -> list[LaneHead]:
+        """Those of these that a limit of the lane itself has refused."""
+        found = [(head, self._refused.get(LANE_OF(head))) for head in looked]
+        return [head for head, place in found if place is not None and place.scope == KEY]
 
     def _refusing(self, head: LaneHead) -> Place | None:
         """What keeps this lane from being claimed from, as far as is known."""
@@ -182,7 +198,7 @@ class Admission:
                 return place
             if limit.shared and not self._locked.get(place.lock, True):
                 self.again = min(self.again, now + CONTENDED_RETRY_US)
-                return place
+                return place.lock
             full = room is not None and room.free == 0
             if full or (limit.per_worker is not None and self._held_of(kind) >= limit.per_worker):
                 self.capped.add(kind)

@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 from scheduler.backoff import LogOnce
 from scheduler.engine.attempt.attempt import Attempt
+from scheduler.engine.dispatch.lane_turns import LaneTurns
+from scheduler.engine.dispatch.lanes import Turn, turn_of
 from scheduler.engine.dispatch.limits import Admission, Limits
 from scheduler.engine.fair_rotation import FairRotation
 from scheduler.engine.slots import Slots, waiting_since
@@ -29,6 +31,7 @@ _SLOT_KEY_OF = attrgetter("slot_key")
 HIGH_PRIORITY = 0
 DEFER_TO_NEWER_S = 5.0  # after a task was released as too new
 SUSPECT_ALONE_S = 10.0  # how long a suspect runs alone; younger attempts do not run beside it
+LANES_LOOKED_AT = 8  # of a limited kind in one plan, and two for each free slot; more if these are full
 BATCH_BOUNDS = (100, 256)  # tasks in one cycle: least, most
 MAX_BATCHES_AHEAD = 2  # one runs while the other is recorded
 SHORT_TASK_S = 0.0005  # one thread runs shorter tasks faster than eight
@@ -57,6 +60,7 @@ class ClaimPlanner:
         self.alone: Attempt | None = None
         self.batch = BATCH_BOUNDS[1]
         self._rotation = 0
+        self._turns = LaneTurns()
         self._places, self._children = (
             FairRotation(),
             FairRotation(),
@@ -99,14 +103,40 @@ class ClaimPlanner:
             plan = self._plan(due, held)
             self._note(plan)
             return plan
-        before, due = -1, admission.admitted(due)
-        while len(due) != before:
-            plan = self._plan(due, held)
-            admission.lock(plan.picks, due)
-            before, due = len(due), admission.admitted(due)
+        waiting = self._turns.by_kind(due)
+        most = self._most(waiting, held)
+        looked: list[LaneHead] = []
+        plan = Plan([], {})
+        while waiting:
+            for turn, lanes in list(waiting.items()):
+                looked += lanes[: most[turn]]
+                waiting[turn] = lanes[most[turn] :]
+            before, allowed = -1, admission.admitted(looked)
+            while len(allowed) != before:
+                plan = self._plan(allowed, held)
+                admission.lock(plan.picks, allowed)
+                before, allowed = len(allowed), admission.admitted(allowed)
+            # A kind whose lanes are full, each by itself, may have others that are not.
+            full = {turn_of(head) for head in admission.full_lanes(looked)}
+            enough = Counter(map(turn_of, allowed))
+            waiting = {t: lanes for t, lanes in waiting.items() if lanes and t in full and enough[t] < most[t] // 2}
+        self._turns.record([claims.LANE_OF(head) for head in admission.full_lanes(looked)])
         plan = Plan(admission.cut(plan.picks), plan.shares)
+        self._turns.record([claims.LANE_OF(pick) for pick in plan.picks])
         self._note(plan)
         return plan
+
+    def _most(self, waiting: Mapping[Turn, list[LaneHead]], held: Sequence[Attempt]) -> dict[Turn, int]:
+        """How many lanes of each kind to look at: no row is read for those of a kind without a limit."""
+        taken = Counter(map(_SLOT_KEY_OF, held))
+        most = {}
+        for turn, lanes in waiting.items():
+            most[turn] = len(lanes)
+            if len(lanes) > LANES_LOOKED_AT and self.limits.known.concern(turn[0], kind_of(turn[2])):
+                sort = self.slot_type_of(lanes[0])
+                free = [s.size - taken[key] for key, s in self.slots.items() if key[0] >= turn[1] and key[1] == sort]
+                most[turn] = LANES_LOOKED_AT + 2 * sum(n for n in free if n > 0)
+        return most
 
     def _note(self, plan: Plan) -> None:
         """Record which priorities got something, where priorities share slots."""
@@ -253,10 +283,10 @@ def allocate(
     most: int,
     pools: Sequence[int] = PRIORITIES,
 ) -> Plan:
-    """Share free slots out over the due lanes, evenly within a priority. Pure.
+    """Share free slots out over the due lanes, within a priority evenly over their kinds. Pure.
 
     ``room(pool, head)``: how many more of this lane's tasks the pool can take, running and ahead; ``budget``: over all
-    pools; ``rotation``: grows by one each cycle, so that no lane is always first; ``most``: for one pool; ``pools``: in
+    pools; ``rotation``: grows by one each cycle, so that no kind is always first; ``most``: for one pool; ``pools``: in
     the order in which they take of the budget.
     """
     shares: dict[tuple[str, str, int], list[PoolShare]] = {}
@@ -279,16 +309,24 @@ def allocate(
 def _share_out(
     lanes: list[LaneHead], pool: int, room: Callable[[int, LaneHead], int], budget: int, rotation: int
 ) -> dict[LaneHead, int]:
+    """Evenly over the kinds first, then over the lanes of each, in the order in which they are given."""
     taken: dict[LaneHead, int] = {}
     if not lanes or budget <= 0:
         return taken
-    start = rotation % len(lanes)
+    kinds: dict[Turn, list[LaneHead]] = {}
+    for head in lanes:
+        kinds.setdefault(turn_of(head), []).append(head)
+    in_turn = list(kinds.values())
+    start = rotation % len(in_turn)
     used = 0
-    for index, head in enumerate(lanes[start:] + lanes[:start]):
-        free = min(room(pool, head) - used, budget - used)
-        if free <= 0:
-            continue
-        fair = -(-free // (len(lanes) - index))
-        taken[head] = fair
-        used += fair
+    for index, heads in enumerate(in_turn[start:] + in_turn[:start]):
+        free = min(room(pool, heads[0]) - used, budget - used)
+        left = -(-free // (len(in_turn) - index))
+        for place, head in enumerate(heads):
+            if left <= 0:
+                break
+            fair = -(-left // (len(heads) - place))
+            taken[head] = fair
+            used += fair
+            left -= fair
     return taken

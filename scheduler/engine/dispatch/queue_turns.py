@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
+from scheduler.engine.dispatch.lanes import Turn, turn_of
 from scheduler.engine.fair_rotation import FairRotation
 from scheduler.store.tasks.claim import LANE_OF, Claimed, LaneClaim
 
@@ -11,17 +12,20 @@ MAX_REMEMBERED_LANES = 1024  # when each was last claimed from; an older one goe
 
 
 class QueueTurns:
-    """By priority as where priorities share slots, and within one the lane first that was served the longest ago."""
+    """By priority as where priorities share slots, and within one by kind: the one first that was served the longest
+    ago, and of its lanes likewise."""
 
     def __init__(self) -> None:
         self._rotations: dict[str, FairRotation] = {}
         self._served: dict[tuple[str, str, int], int] = {}  # the longest ago first
+        self._kinds: dict[Turn, int] = {}
         self._serial = 0
 
     def keep(self, queues: Collection[str]) -> None:
         """Forget all but these queues."""
         self._rotations = {queue: rotation for queue, rotation in self._rotations.items() if queue in queues}
         self._served = {lane: serial for lane, serial in self._served.items() if lane[0] in queues}
+        self._kinds = {turn: serial for turn, serial in self._kinds.items() if turn[0] in queues}
 
     def order(self, picks: Sequence[LaneClaim], queues: Collection[str]) -> list[LaneClaim]:
         """The picks in their order; those of limited queues in the order in which they take of the queue's room."""
@@ -30,9 +34,14 @@ class QueueTurns:
             rotation = self._rotations.setdefault(queue, FairRotation())
             order = rotation.order({pick.priority for pick in picks if pick.queue == queue})
             rank |= {(queue, priority): place for place, priority in enumerate(order)}
-        return sorted(picks, key=lambda p: (rank.get((p.queue, p.priority), -1), self._served.get(LANE_OF(p), 0)))
 
-    def record(self, picks: Iterable[LaneClaim], claimed: Iterable[Claimed], queues: Collection[str]) -> None:
+        def turn(pick: LaneClaim) -> tuple[int, int, int]:
+            place = rank.get((pick.queue, pick.priority), -1)
+            return place, self._kinds.get(turn_of(pick), 0), self._served.get(LANE_OF(pick), 0)
+
+        return sorted(picks, key=turn)
+
+    def record(self, picks: Sequence[LaneClaim], claimed: Iterable[Claimed], queues: Collection[str]) -> None:
         """Record which of these picks of limited queues gave something."""
         got = {LANE_OF(c) for c in claimed if c.queue in queues}
         if not got:
@@ -45,6 +54,7 @@ class QueueTurns:
             given = {lane[2] for lane in got if lane[0] == queue}
             self._rotations.setdefault(queue, FairRotation()).record(priorities, given)
         self._serial += 1
+        self._kinds |= dict.fromkeys((turn_of(pick) for pick in picks if LANE_OF(pick) in got), self._serial)
         for lane in sorted(got):
             self._served.pop(lane, None)
             self._served[lane] = self._serial
