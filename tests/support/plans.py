@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -80,6 +81,12 @@ class Work:
 
     def __init__(self) -> None:
         self.done = 0
+        self.by: Counter[str] = Counter()  # statement
+        self.now = ""
+
+    def add(self, number: int, text: str | None = None) -> None:
+        self.done += number
+        self.by[self.now if text is None else text] += number
 
 
 @contextmanager
@@ -96,7 +103,7 @@ def _steps_of(found: Work, engine: sa.Engine) -> Iterator[Work]:
     watched: set[Any] = set()
 
     def tick() -> int:
-        found.done += 1
+        found.add(1)
         return 0
 
     def watch(driver: Any) -> None:
@@ -108,10 +115,12 @@ def _steps_of(found: Work, engine: sa.Engine) -> Iterator[Work]:
 
     def noting(connection: sa.Connection, text: str, bound: Any) -> list[tuple[Any, ...]]:
         watch(connection.connection.driver_connection)
+        found.now = text
         return raw(connection, text, bound)
 
-    def executed(conn: sa.Connection, *_: Any) -> None:
+    def executed(conn: sa.Connection, _cursor: Any, text: str, *_: Any) -> None:
         watch(conn.connection.driver_connection)
+        found.now = text
 
     sa.event.listen(engine, "before_cursor_execute", executed)
     try:
@@ -135,7 +144,7 @@ def _pages_of(found: Work, jobs: Scheduler) -> Iterator[Work]:
         with driver.transaction(force_rollback=True):
             (told,) = driver.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {text}", bound).fetchone()
         top = (json.loads(told) if isinstance(told, str) else told)[0]["Plan"]
-        found.done += top["Shared Hit Blocks"] + top["Shared Read Blocks"]
+        found.add(top["Shared Hit Blocks"] + top["Shared Read Blocks"], text)
 
     def noting(connection: sa.Connection, text: str, bound: Any) -> list[tuple[Any, ...]]:
         explain(connection, text, bound)
