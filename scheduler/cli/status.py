@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         "states",
         "pools",
         "oldest_ready",
+        "backlogs",
         "dead_letters",
         "workers",
         "stuck",
@@ -75,6 +76,8 @@ def _print(found: Status, now: int) -> None:
         age = span_text(max(0, now - oldest.since))
         cause = "" if oldest.cause is None else oldest.cause.words
         say(f"oldest ready: task {oldest.id} ({oldest.kind}, queue {oldest.queue}), for {age}{cause}")
+        for flow in found.flows:
+            say(flow.describe())
         say()
     if found.oldest_dead is not None:
         age = span_text(max(0, now - found.oldest_dead))
@@ -98,3 +101,5 @@ def _print(found: Status, now: int) -> None:
     for one in found.stuck:
         ids = f" (task {listed([str(i) for i in one.tasks])})" if one.tasks else ""
         say(f"  {one.text}{ids}")
+        if one.name == "unserved" and one.remedy:
+            say(f"    {one.remedy}")

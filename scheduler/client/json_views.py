@@ -212,6 +212,18 @@ def status_view(found: Status, now: int) -> dict[str, Any]:
             "age": seconds(max(0, now - oldest.since)),
             "cause": None if oldest.cause is None else oldest.cause.name,
         },
+        "backlogs": [
+            {
+                "queue": one.queue,
+                "ready": one.number,
+                "since": time(one.since),
+                "in": round(one.arriving, 3),
+                "out": round(one.leaving, 3),
+                "drained_in": seconds(one.drained_in),
+                "at_least": one.capped,
+            }
+            for one in found.flows
+        ],
         "dead_letters": {
             "count": found.states.get("dead", 0),
             "oldest": time(found.oldest_dead),

@@ -17,6 +17,7 @@ from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import CLAIMABLE
 from scheduler.store.read import executors as placed
 from scheduler.store.read import slot_usage as slots
+from scheduler.store.read.last_served import left_behind
 from scheduler.store.read.workers import Fleet
 from scheduler.store.tasks import limits as caps
 from scheduler.store.tasks.claim import LaneHead
@@ -45,11 +46,12 @@ class Cause(NamedTuple):
 
     name: str
     words: str
+    own_remedy: str | None = None
 
     @property
     def remedy(self) -> str:
         """What to do about it."""
-        return REMEDIES[self.name]
+        return self.own_remedy or REMEDIES[self.name]
 
 
 class Holder(NamedTuple):
@@ -89,7 +91,10 @@ def cause_of(tx: Tx, row: sa.Row[Any], fleet: Fleet) -> Cause:
         return Cause("paused", f", but {paused.describe()}; `{paused.remedy}` ends that")
     unserved = unserved_reason(row, fleet)
     if unserved is not None:
-        return Cause("unserved", f", but {unserved}")
+        if not unserved.startswith("no live worker serves"):
+            return Cause("unserved", f", but {unserved}")
+        last, remedy = left_behind(tx, fleet, row.queue, row.kind)
+        return Cause("unserved", f", but {unserved}{'' if last is None else f'; {last}. {remedy}'}", remedy)
     holder = row_locks.holder(tx.connection, row.id)
     if holder is not None:
         return Cause("locked", f", but its row is locked by {holder}: claims pass over it until that ends")

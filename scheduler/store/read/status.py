@@ -18,6 +18,7 @@ from scheduler.store.predicates import HELD
 from scheduler.store.read import dead_letters
 from scheduler.store.read.by_hand import ByHand, set_by_hand
 from scheduler.store.read.counts import about, pools
+from scheduler.store.read.flow import Flow, flows
 from scheduler.store.read.problems import problems
 from scheduler.store.read.ready import Cause, cause_of, first_of, ready_since
 from scheduler.store.read.snapshot import Snapshot, due_ids
@@ -70,6 +71,7 @@ class Status(NamedTuple):
     held: Sequence[Held] = ()  # messages that wait for others before them
     idle: Problem | None = None  # that no worker takes tasks
     by_hand: Sequence[ByHand] = ()  # what people have set and not taken back
+    flows: Sequence[Flow] = ()  # of queues whose backlog is some minutes old
 
 
 def status(tx: Tx, most: int = MAX_COUNTED) -> Status:
@@ -95,6 +97,7 @@ def status(tx: Tx, most: int = MAX_COUNTED) -> Status:
         held(tx),
         next((one for one in found if one.name == "idle"), None),
         set_by_hand(tx),
+        flows(tx, seen.due),
     )
 
 

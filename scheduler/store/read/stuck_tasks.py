@@ -16,6 +16,7 @@ from scheduler.store.inbox_held import held, held_texts
 from scheduler.store.predicates import CLAIMABLE, HELD
 from scheduler.store.read.alert_facts import usual_run
 from scheduler.store.read.explain import CLOCK_AHEAD
+from scheduler.store.read.last_served import left_behind
 from scheduler.store.read.ready import cause_of, first_of, full_cap, holding, ready_since
 from scheduler.store.read.snapshot import MAX_COUNT, Snapshot, due_ids
 from scheduler.store.read.unserved import describe, unserved_schedules
@@ -45,6 +46,7 @@ def unserved_of(seen: Snapshot) -> list[Problem]:
         suspect, executor = head.lane.startswith(QUARANTINE_LANE), executor_of(head.lane) or ""
         groups.setdefault((head.queue, kind_of(head.lane), head.priority, suspect, executor), []).append(head)
     rows: dict[str, tuple[int, list[int]]] = {}
+    first: dict[str, tuple[str, str]] = {}
     for (queue, kind, priority, suspect, executor), heads in sorted(groups.items()):
         reason = fleet.unserved(queue, kind, priority=None if suspect else priority, executor=executor or None)
         if reason is None and executor:
@@ -57,12 +59,17 @@ def unserved_of(seen: Snapshot) -> list[Problem]:
         else:
             ids = []
         if reason is not None:
+            first.setdefault(reason, (queue, kind))
             count, examples = rows.get(reason, (0, []))
             rows[reason] = (count + len(ids), (examples + ids)[:EXAMPLES])
-    return [
-        Problem("unserved", f"{_about(count)} ready, but {reason}", count, tuple(ids))
-        for reason, (count, ids) in rows.items()
-    ]
+    found = []
+    for reason, (count, ids) in rows.items():
+        last, remedy = None, None
+        if reason.startswith("no live worker serves"):
+            last, remedy = left_behind(tx, fleet, *first[reason])
+        text = f"{_about(count)} ready, but {reason}{'' if last is None else f'; {last}'}"
+        found.append(Problem("unserved", text, count, tuple(ids), remedy=remedy))
+    return found
 
 
 def _too_new(tx: Tx, heads: list[LaneHead], newest: int) -> tuple[int, list[int]]:

@@ -1,0 +1,83 @@
+"""How fast tasks come into a queue and leave it, and when its backlog is worked off."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from scheduler.model.lanes import kind_of
+from scheduler.model.rollup import MINUTE
+from scheduler.model.texts import counted, rfc3339, span_text
+from scheduler.ports import SECOND
+from scheduler.store import pauses
+from scheduler.store.db.tx import Tx
+from scheduler.store.predicates import CLAIMABLE
+from scheduler.store.read.alert_facts import departures
+from scheduler.store.rollups import floor
+from scheduler.store.tasks.claim import LaneHead
+
+WINDOW = 10 * MINUTE * SECOND  # that rates are taken over, at most
+_SHORTEST = 2 * MINUTE * SECOND  # from then on a backlog has rates
+_QUEUES = 5  # that are looked at, the oldest backlogs first
+_MAX_READY = 50_000  # tasks of a queue that are looked at
+_MORE = 1.02  # out over in, from which on a backlog is worked off
+
+# The tasks ready now that came due within the window: the ones that left in it had been due for longer.
+_READY = (
+    "SELECT count(*) AS number, coalesce(sum(CASE WHEN run_at > :since THEN 1 ELSE 0 END), 0) AS came FROM "
+    f"(SELECT run_at FROM schedd_tasks WHERE {CLAIMABLE} AND queue = :queue AND run_at <= :now LIMIT {_MAX_READY}) r"
+)
+
+
+class Flow(NamedTuple):
+    """The backlog of a queue. ``since``: its oldest task is ready, microseconds; ``arriving``, ``leaving``: tasks a
+    second. ``drained_in``: microseconds until it is worked off at these rates; None: never. ``capped``: there are more
+    tasks than were looked at, and how many arrive is at least what is said."""
+
+    queue: str
+    number: int
+    since: int
+    arriving: float
+    leaving: float
+    drained_in: int | None
+    capped: bool = False
+
+    def describe(self) -> str:
+        """A sentence with all of it."""
+        number = f"{self.number} tasks or more" if self.capped else counted(self.number, "task")
+        rates = f"{_rate(self.arriving)}{' or more' if self.capped else ''} in, {_rate(self.leaving)} out a second"
+        text = f"queue {self.queue}: {number} ready, {rates}, the oldest since {rfc3339(self.since, exact=False)}"
+        if self.drained_in is None:
+            return f"{text}; it never drains at that rate{', and grows' if self.arriving > self.leaving else ''}"
+        return f"{text}; it drains in about {span_text(self.drained_in)}"
+
+
+def flows(tx: Tx, due: Sequence[LaneHead]) -> list[Flow]:
+    """Of the queues whose backlog is some minutes old and held by no pause. ``due``: the lanes with a due task."""
+    paused = pauses.records(tx)
+    oldest: dict[str, int] = {}
+    held: set[str] = set()
+    for head in due:
+        oldest[head.queue] = min(oldest.get(head.queue, head.run_at), head.run_at)
+        if any(pause.holds(head.queue, kind_of(head.lane)) for pause in paused):
+            held.add(head.queue)
+    old = sorted((at, queue) for queue, at in oldest.items() if queue not in held and tx.now - at >= _SHORTEST)
+    if not old:
+        return []
+    return [_flow(tx, queue, at) for at, queue in old[:_QUEUES]]
+
+
+def _flow(tx: Tx, queue: str, since: int) -> Flow:
+    window = min(WINDOW, tx.now - since)
+    row = tx.run(_READY, queue=queue, now=tx.now, since=tx.now - window).one()
+    left = departures(tx, window).get(queue, 0)  # since the minute in which the window begins
+    arriving, leaving = row.came * SECOND / window, left * SECOND / (tx.now - floor(tx.now - window, MINUTE))
+    capped = row.number >= _MAX_READY
+    drained = None
+    if not capped and leaving > _MORE * arriving:
+        drained = round(row.number / (leaving - arriving) * SECOND)
+    return Flow(queue, int(row.number), since, arriving, leaving, drained, capped)
+
+
+def _rate(value: float) -> str:
+    return f"{value:.1f}" if value < 10 else f"{value:.0f}"
