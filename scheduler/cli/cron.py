@@ -18,12 +18,13 @@ from scheduler.cli.streams import say
 from scheduler.cli.watch import watchable
 
 if TYPE_CHECKING:
+    from scheduler.model.spec import TaskId
     from scheduler.store.db.tx import Tx
     from scheduler.store.read.schedules import ScheduleRecord
 
-_COLUMNS = ("name", "kind", "recurrence", "next_at", "last_slot", "last_task", "paused", "orphan")
+_COLUMNS = ("name", "kind", "recurrence", "next_at", "next_local", "last_slot", "last_task", "paused", "orphan")
 _FIELDS = (
-    *("name", "kind", "recurrence", "next_at", "last_slot", "last_task", "paused", "orphan"),
+    *("name", "kind", "recurrence", "next_at", "next_local", "last_slot", "last_task", "paused", "orphan"),
     *("unserved", "catchup", "overlap", "jitter", "owner", "tasks", "payload"),
     *("created_at", "updated_at", "seen_at"),
 )
@@ -46,12 +47,12 @@ def cron_command() -> None:
 @prints(_FIELDS)
 @watchable
 def list_(session: Session, /) -> None:
-    """All schedules, with their next slot.
+    """All schedules, with their next slot, also on the clock of their zone.
 
     An orphan was left behind when its payload changed in the program. A note names those whose tasks no worker runs.
     """
     from scheduler.cli.views import decoded
-    from scheduler.store.read.schedules import records
+    from scheduler.store.read.schedules import local_time, records
     from scheduler.store.read.unserved import describe, unserved_schedules
 
     with session.existing().read() as tx:
@@ -68,6 +69,7 @@ def list_(session: Session, /) -> None:
             "kind": r.kind,
             "recurrence": r.recurrence.describe(),
             "next_at": time(r.next_at),
+            "next_local": local_time(r),
             "last_slot": time(r.last_slot),
             "last_task": r.last_task,
             "paused": r.paused,
@@ -179,6 +181,9 @@ def forecast_(session: Session, /, hours: float) -> None:
     view = forecast_view(found)
     if print_object(session, view):
         return
+    for reason in sorted({one.unserved for one in found.schedules if one.unserved is not None}):
+        names = [one.name for one in found.schedules if one.unserved == reason]
+        note(f"{reason}, so nothing runs {listed(names)}")
     for one in view["collisions"]:
         wants = f"{one['wants']} of {one['slots']} {one['slots_of']} slots are wanted"
         note(f"from {one['from'][:16]}Z to {one['to'][:16]}Z {wants}: {listed(one['schedules'])}")
@@ -192,6 +197,8 @@ def forecast_(session: Session, /, hours: float) -> None:
 def _forecast_note(one: dict[str, Any]) -> str | None:
     if one["trouble"] is not None or one["paused"]:
         return str(one["trouble"] or "paused")
+    if one["unserved"] is not None:
+        return str(one["unserved"])
     return "by the ends of its runs" if one["approximate"] else None
 
 
@@ -236,12 +243,20 @@ def resume(session: Session, /, name: str) -> None:
 @common
 @prints(("id", "created"))
 def trigger(session: Session, /, name: str, slot: int | None) -> None:
-    """Run once now, beside the slots or for a slot that has no run; prints the id of the run's first task."""
+    """Run once now, beside the slots or for a slot that has no run; prints the id of the run's first task.
+
+    That run begins beside one that goes on, also with overlap skip; a note says so.
+    """
     from scheduler.store import schedule_sets
 
-    made = session.write(lambda tx: schedule_sets.trigger(tx, name, slot))
+    def work(tx: Tx) -> tuple[int | None, TaskId]:
+        return schedule_sets.run_beside(tx, name), schedule_sets.trigger(tx, name, slot)
+
+    beside, made = session.write(work)
     if not made.created:
         note(f"this slot has a run already, from task {int(made)} on; `schedctl retry` runs a failed task again")
+    elif beside is not None:
+        note(f"it runs beside task {beside}, which has not ended: overlap 'skip' holds between slots only")
     if not print_object(session, {"id": int(made), "created": made.created}):
         say(int(made))
 

@@ -68,6 +68,7 @@ def schedule_forecast_view(one: ScheduleForecast) -> dict[str, Any]:
         "p90": seconds(one.p90),
         "approximate": one.approximate,
         "trouble": one.trouble,
+        "unserved": one.unserved,
     }
 
 

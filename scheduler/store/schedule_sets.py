@@ -102,6 +102,23 @@ def trigger(tx: Tx, name: str, slot: int | None = None) -> TaskId:
     return made[0]
 
 
+def run_beside(tx: Tx, name: str) -> int | None:
+    """The first task that has not ended of the last run by a fire time, where the schedule skips runs that overlap.
+
+    A run by hand is not kept from beginning beside it. None if nothing goes on, or overlaps are allowed.
+    """
+    row = tx.run(f"{ROW} WHERE name = :name", name=name).first()
+    if row is None or row.overlap != "skip" or row.last_slot is None:
+        return None
+    first = tx.run(
+        "SELECT min(t.id + 0) FROM schedd_tasks t WHERE t.schedule = :name AND t.slot = :slot "
+        f"AND t.state < {st.FIRST_TERMINAL}",
+        name=name,
+        slot=row.last_slot,
+    ).scalar()
+    return None if first is None else int(first)
+
+
 def _check_slot(row: sa.Row[Any], recurrence: Recurrence, slot: int) -> None:
     refuse_fixed_delay(row.name, recurrence)
     following = recurrence.next_after(slot - 1, row.anchor)

@@ -61,8 +61,13 @@ def the_forecast(visit: Visit) -> Page:
     rows = [_row(one, i, found) for i, one in enumerate(going[:DRAWN])]
     top = len(rows) * ROW + 26
     loads = _loads(found, top + 14)
+    unserved: dict[str, list[str]] = {}
+    for one in schedules:
+        if one.unserved is not None:
+            unserved.setdefault(one.unserved, []).append(one.name)
     context: dict[str, Any] = {
         "found": found,
+        "unserved": list(unserved.items()),
         "schedules": schedules,
         "rows": rows,
         "loads": loads,

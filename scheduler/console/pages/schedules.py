@@ -19,6 +19,7 @@ from scheduler.store.read.schedules import RunRecord, ScheduleRecord
 from scheduler.store.read.unserved import describe, unserved_schedules
 from scheduler.store.read.workers import read_fleet
 from scheduler.store.schedule_runs import GRAPH, decode_graph
+from scheduler.store.schedule_sets import run_beside
 
 RUNS = 30
 NEXT = 10
@@ -45,6 +46,7 @@ def schedules(visit: Visit) -> Page:
         "at": now,
         "forever": FOREVER,
         "graph_kind": GRAPH,
+        "local": store.local_time,
     }
     return Page("schedules.html", [_view(one, unserved) for one in fitting], context, "schedctl cron list")
 
@@ -95,6 +97,7 @@ def _view(one: ScheduleRecord, unserved: dict[str, str]) -> dict[str, Any]:
         "kind": "graph" if one.kind == GRAPH else one.kind,
         "recurrence": one.recurrence.describe(),
         "next_at": time(one.next_at),
+        "next_local": store.local_time(one),
         "last_slot": time(one.last_slot),
         "last_task": one.last_task,
         "paused": one.paused,
@@ -140,8 +143,12 @@ def resume(visit: Visit) -> Done:
 def trigger(visit: Visit) -> Done:
     """Run it once now."""
     name = visit.params["name"]
+    with visit.read() as tx:
+        beside = run_beside(tx, name)
     made = int(visit.jobs.schedules.trigger(name))
     message = f"Schedule {name} runs once now: task {made}."
+    if beside is not None:
+        message += f" It runs beside task {beside}: overlap skip holds between fire times only."
     return Done(message, undo=("Undo: cancel it", f"/tasks/{made}/cancel", {}), data={"id": made})
 
 

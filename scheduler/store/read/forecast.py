@@ -19,6 +19,7 @@ from scheduler.ports import FOREVER, SECOND
 from scheduler.store.db.tx import Tx
 from scheduler.store.read.estimate import expected, slots_of
 from scheduler.store.read.schedules import ScheduleRecord, records, upcoming
+from scheduler.store.read.unserved import unserved_schedules
 from scheduler.store.read.workers import read_fleet
 from scheduler.store.schedule_runs import GRAPH, decode_graph
 
@@ -36,7 +37,7 @@ class ScheduleForecast(NamedTuple):
     ``fires``: its fire times, the first 300; ``fire_count``: how many there are. ``every``: of one with more, how far
     apart they are on average. ``tasks``: of one run; ``pools``: where those run. ``p50``, ``p90``: how long a run
     takes, None if one of its kinds has not run lately. ``approximate``: it counts from the ends of its runs.
-    ``trouble``: why there is no forecast.
+    ``trouble``: why there is no forecast. ``unserved``: why no live worker would run its tasks.
     """
 
     name: str
@@ -53,6 +54,7 @@ class ScheduleForecast(NamedTuple):
     p90: int | None
     approximate: bool = False
     trouble: str | None = None
+    unserved: str | None = None
 
 
 class ClockChange(NamedTuple):
@@ -99,6 +101,7 @@ def forecast(tx: Tx, hours: float = 24.0) -> Forecast:
     now = tx.now
     until = now + round(hours * 3600 * SECOND)
     fleet, schedules = read_fleet(tx), records(tx)
+    unserved = {one.name: one.reason for one in unserved_schedules(tx, fleet)}
     options = {row[0]: row[1] for row in tx.rows(_OPTIONS)}
     templates = [_template(schedule, options.get(schedule.name, "{}")) for schedule in schedules]
     usual = expected(tx, {spec.kind for template in templates for spec in template})
@@ -108,7 +111,7 @@ def forecast(tx: Tx, hours: float = 24.0) -> Forecast:
     truncated = False
     for schedule, template in zip(schedules, templates, strict=True):
         run = _run(template, usual, fleet.slot_types)
-        one = _of(schedule, run, now, until)
+        one = _of(schedule, run, now, until)._replace(unserved=unserved.get(schedule.name))
         found.append(one)
         if one.paused:
             continue

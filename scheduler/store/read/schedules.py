@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from scheduler.errors import InvalidScheduleError, UnknownScheduleError
 from scheduler.model import state as st
-from scheduler.model.recurrence import Recurrence, Unreadable
+from scheduler.model.recurrence import Recurrence, Unreadable, fold_marks
 from scheduler.model.state import TaskState
 from scheduler.model.times import LAST
 from scheduler.ports import FOREVER
@@ -85,6 +85,18 @@ def record(tx: Tx, name: str) -> ScheduleRecord:
 def exists(tx: Tx, name: str) -> bool:
     """Whether there is a schedule of this name."""
     return tx.run("SELECT 1 FROM schedd_schedules WHERE name = :name", name=name).first() is not None
+
+
+def local_time(schedule: ScheduleRecord) -> str | None:
+    """Its next fire time on the clock of its zone: ``09:00 Asia/Tokyo``. A schedule in a wrong zone shows it here."""
+    tz = schedule.recurrence.tz
+    if not tz or schedule.trouble is not None or schedule.next_at >= FOREVER:
+        return None
+    try:
+        (mark,) = fold_marks([schedule.next_at], tz)
+    except InvalidScheduleError:
+        return None
+    return f"{mark.local[11:16]} {tz}"
 
 
 def upcoming(schedule: ScheduleRecord, count: int, now: int) -> list[int]:
