@@ -41,7 +41,7 @@ STORE: tuple[frozenset[str], ...] = (
     frozenset({"inbox_order", "outbox", "reaper", "requests"}),
     frozenset({"inbox"}),
     frozenset({"door_keys", "inbox_held"}),
-    frozenset({"gateway_jobs", "placements", "schedule_runs"}),
+    frozenset({"gateway_jobs", "placements", "schedule_runs", "schedule_times"}),
     frozenset({"abandoned"}),
     frozenset({"worker_jobs"}),
     frozenset({"schedules"}),

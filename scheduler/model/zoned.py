@@ -26,17 +26,33 @@ _MICROSECOND = timedelta(microseconds=1)
 _FIRST_US = (366 - EPOCH_DAY) * DAY_US  # from here on no offset leads out of what datetime holds
 _LAST_US = (LAST_DAY - EPOCH_DAY) * DAY_US
 _PROBE_US = 1_767_225_600_000_000  # 2026-01-01, from where a new expression must find a slot
+_read: set[str] = set()
 
 
 @lru_cache(maxsize=512)
 def zone_of(name: str) -> ZoneInfo:
     """The zone of this IANA name. Raises InvalidScheduleError when there is none, with the nearest names."""
     try:
-        return ZoneInfo(name)
+        zone = ZoneInfo(name)
     except (OSError, ValueError, LookupError):  # a directory, a path, or simply unknown
         near = difflib.get_close_matches(name, available_timezones(), 3, 0.6)
         hint = f"did you mean {', '.join(near)}?" if near else "use an IANA name such as Europe/Berlin or UTC"
         raise InvalidScheduleError(f"unknown time zone {name!r}; {hint}") from None
+    _read.add(name)
+    return zone
+
+
+def zones_read() -> set[str]:
+    """The names of the zones that were read since :func:`forget_zones`."""
+    return set(_read)
+
+
+def forget_zones() -> None:
+    """Read zones anew when they are next asked for: their rules may be others now."""
+    ZoneInfo.clear_cache(only_keys=set(_read))
+    _read.clear()
+    zoned_cron.cache_clear()
+    zone_of.cache_clear()
 
 
 def offset_us(zone: ZoneInfo, instant_us: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from itertools import islice
 from typing import Any, NamedTuple
@@ -14,10 +14,12 @@ import sqlalchemy as sa
 from scheduler.errors import DuplicateScheduleError, InvalidScheduleError, UnknownScheduleError
 from scheduler.model import state as st
 from scheduler.model.catchup import PER_TICK, Fire, plan
+from scheduler.model.defaults import MISFIRE_GRACE
 from scheduler.model.fingerprint import describe
 from scheduler.model.recurrence import Recurrence
 from scheduler.model.spec import TaskId, TaskSpec
-from scheduler.ports import FOREVER
+from scheduler.model.texts import rfc3339
+from scheduler.ports import FOREVER, SECOND
 from scheduler.store import audit
 from scheduler.store.broken_rows import unreadable
 from scheduler.store.db.dialect import Dialect, bind_rows
@@ -33,7 +35,9 @@ from scheduler.store.schedule_runs import (
     still_going,
     template_of,
 )
+from scheduler.store.schedule_times import after_change, by_present_rules
 from scheduler.store.tasks.enqueue import enqueue
+from scheduler.store.workers import EXECUTOR_HOST, LIVE
 
 log = logging.getLogger("scheduler.store")
 
@@ -41,12 +45,17 @@ _BATCH = 256  # schedules that one tick fires: work that waits goes on between t
 # By name, as everywhere: of a * PostgreSQL refuses what it has prepared once the next version has added a column.
 ROW = (
     "SELECT name, kind, payload, options, graph, recurrence, catchup, overlap, jitter, owner, anchor, next_at, paused, "
-    "last_slot, last_task FROM schedd_schedules t"
+    "last_slot, last_task, created_at FROM schedd_schedules t"
 )
 # Two looks at the index of the times: an idle engine asks each second, however many schedules there are.
 NEXT_LOOK = (
     f"SELECT CASE WHEN EXISTS (SELECT 1 FROM schedd_schedules WHERE next_at = {FOREVER}) THEN 0 "
     "ELSE (SELECT next_at FROM schedd_schedules WHERE paused = 0 ORDER BY next_at LIMIT 1) END"
+)
+_EXECUTORS = f"SELECT 1 FROM schedd_workers WHERE host = '{EXECUTOR_HOST}' AND state = {LIVE} LIMIT 1"
+_SERVED = (
+    "SELECT DISTINCT k.kind FROM schedd_worker_kinds k JOIN schedd_workers w ON w.id = k.worker "
+    f"WHERE w.state = {LIVE} AND w.lease_until >= :now"
 )
 
 
@@ -101,15 +110,17 @@ def register(tx: Tx, spec: ScheduleSpec) -> bool:
 
     Returns whether the schedule is new. Raises DuplicateScheduleError if it is one of another kind, or belongs to
     another owner's set, unless ``replace``.
-    With ``run_on_startup`` a fresh or overdue schedule runs once now; with
+    What was missed by the recurrence that it replaces runs now; versions of a program that register others in turn do
+    not keep it from firing. With ``run_on_startup`` a fresh or overdue schedule runs once now; with
     catch-up ``all`` an overdue one runs through the slots that it missed, which are due at once and none of them lost.
     """
     columns = spec.columns()
-    bound = columns | {"name": spec.name, "now": tx.now, "next_at": spec.recurrence.next_after(tx.now, tx.now)}
+    following = spec.recurrence.next_after(tx.now, tx.now)
+    bound = columns | {"name": spec.name, "now": tx.now, "anchor": tx.now, "next_at": following}
     fresh = (
         tx.run(
             f"INSERT INTO schedd_schedules (name, {', '.join(columns)}, anchor, next_at, created_at, updated_at, "
-            f"seen_at) VALUES (:name, {', '.join(f':{name}' for name in columns)}, :now, :next_at, :now, :now, "
+            f"seen_at) VALUES (:name, {', '.join(f':{name}' for name in columns)}, :anchor, :next_at, :now, :now, "
             ":now) ON CONFLICT (name) DO NOTHING RETURNING name",
             **bound,
         ).first()
@@ -118,6 +129,7 @@ def register(tx: Tx, spec: ScheduleSpec) -> bool:
     if not fresh:
         row = _locked(tx, spec.name)
         changed = log_change(row, spec)
+        fires: list[Fire] = []
         if row is not None and changed:
             before = {name: row._mapping[name] for name in changed}
             after = {name: columns[name] for name in changed}
@@ -125,14 +137,20 @@ def register(tx: Tx, spec: ScheduleSpec) -> bool:
             kinds = _kinds(row.kind, row.graph) | spec.kinds()
             before, after = (_without_secrets(tx, kinds, values) for values in (before, after))
             audit.record(tx, "schedule replaced", subject=about, before=before, after=after)
+        if row is not None and "recurrence" in changed:
+            fires, times = _replaced(tx, row, spec)
+            bound |= times
+        elif row is not None:
+            bound |= {"anchor": row.anchor, "next_at": by_present_rules(row) or row.next_at}
         tx.run(
-            f"UPDATE schedd_schedules SET {', '.join(f'{n} = :{n}' for n in columns if n != 'recurrence')}, "
+            f"UPDATE schedd_schedules SET {', '.join(f'{n} = :{n}' for n in columns)}, "
             "seen_at = :now, updated_at = CASE WHEN :changed = 0 THEN updated_at ELSE :now END, "
-            "anchor = CASE WHEN recurrence = :recurrence THEN anchor ELSE :now END, "
-            "next_at = CASE WHEN recurrence = :recurrence THEN next_at ELSE :next_at END, "
-            "recurrence = :recurrence WHERE name = :name",
+            "anchor = :anchor, next_at = :next_at WHERE name = :name",
             **(bound | {"changed": len(changed)}),
         )
+        if fires and (row := _locked(tx, spec.name)) is not None:
+            following = FOREVER if spec.recurrence.mode == "fixed_delay" else row.next_at
+            _fire(tx, [_Due(row, template_of(row), fires, following, at=tx.now)])
     else:
         shown = {name: value for name, value in columns.items() if value is not None}
         shown = _without_secrets(tx, spec.kinds(), shown)
@@ -204,6 +222,34 @@ def check_change(row: sa.Row[Any], spec: ScheduleSpec) -> None:
         )
 
 
+def _replaced(tx: Tx, row: sa.Row[Any], spec: ScheduleSpec) -> tuple[list[Fire], dict[str, int]]:
+    """What is to run now by the recurrence that this one replaces, and the times by the new one."""
+    try:
+        old = Recurrence.from_json(row.recurrence)
+        fires, dropped = _missed(row, old, spec, tx.now)
+    except InvalidScheduleError:
+        return [], {}
+    if dropped:
+        slots, since = "1 missed slot" if dropped == 1 else f"{dropped} missed slots", rfc3339(row.next_at, exact=False)
+        log.warning("schedule %r: %s dropped, as it has another recurrence now", spec.name, slots)
+        audit.record(tx, "schedule slots dropped", subject=f"schedule {spec.name}", missed=dropped, since=since)
+    last = fires[-1].slot if fires else row.last_slot
+    anchor, next_at = after_change(row, old, spec.recurrence, tx.now, last)
+    return fires, {"anchor": anchor, "next_at": next_at}
+
+
+def _missed(row: sa.Row[Any], old: Recurrence, spec: ScheduleSpec, now: int) -> tuple[list[Fire], int]:
+    """The fire times of a recurrence that is replaced which are due and did not run: those to run now, by the catch-up
+    that is registered with the other one, and how many are dropped."""
+    if row.paused or row.next_at > now:
+        return [], 0
+    fires: list[Fire] = []
+    if _kinds(row.kind, row.graph) == spec.kinds():
+        fires = plan(old, row.anchor, row.next_at, now, spec.catchup, round(MISFIRE_GRACE * SECOND)).fires
+    count = max(1, old.count_between(row.next_at - 1, now, row.anchor))
+    return fires, count - len(fires) if spec.catchup == "all" or not fires else 0
+
+
 def log_change(row: sa.Row[Any] | None, spec: ScheduleSpec) -> list[str]:
     """Check and log what registering the schedule changes; returns the columns. Raises DuplicateScheduleError."""
     if row is None:
@@ -269,10 +315,12 @@ class _Due(NamedTuple):
     at: int | None = None
 
 
-def tick(tx: Tx, grace: int, aside: Collection[str] = ()) -> list[Fired]:
+def tick(tx: Tx, grace: int, aside: Collection[str] = (), serves: Callable[[str], object] | None = None) -> list[Fired]:
     """Make the tasks of slots that are due, about a thousand at most. Engines that tick at once share the schedules
     out by row locks.
 
+    ``serves``: whether the worker that ticks knows a kind. One that no live worker knows has one run waiting at most,
+    unless its catch-up runs through all slots.
     ``aside``: names to skip. A schedule that cannot be read or fired is returned as trouble; it stops no other.
     """
     _, done = end_delays(tx, aside)
@@ -296,7 +344,20 @@ def tick(tx: Tx, grace: int, aside: Collection[str] = ()) -> list[Fired]:
             continue
         planned += len(fires) * len(template)
         due.append(_Due(row, template, fires, next_at))
+    if serves is not None:
+        due = _hold_back(tx, due, serves)
     return done + _fire_apart(tx, due)
+
+
+def _hold_back(tx: Tx, due: list[_Due], serves: Callable[[str], object]) -> list[_Due]:
+    """Without the runs of schedules that have one waiting which no live worker would run."""
+    foreign = [one for one in due if one.row.catchup != "all" and not all(serves(spec.kind) for spec in one.template)]
+    if not foreign or tx.run(_EXECUTORS).first() is not None:
+        return due  # an executor may start a worker for what waits
+    served = {row[0] for row in tx.run(_SERVED, now=tx.now)}
+    unserved = [one for one in foreign if any(spec.kind not in served for spec in one.template)]
+    waiting = still_going(tx, [one.row for one in unserved])
+    return [one._replace(fires=[]) if one in unserved and one.row.name in waiting else one for one in due]
 
 
 def _fire_apart(tx: Tx, due: list[_Due]) -> list[Fired]:
@@ -403,6 +464,8 @@ def pause(tx: Tx, name: str, paused: bool) -> None:
     elif row.paused and not paused and is_ahead(row, tx.now):
         anchor = min(anchor, tx.now)
         next_at = _readable(name, row.recurrence).next_after(tx.now, anchor)
+    elif row.paused and not paused:
+        next_at = by_present_rules(row) or next_at
     tx.run(
         "UPDATE schedd_schedules SET paused = :paused, next_at = :next, anchor = :anchor, updated_at = :now "
         "WHERE name = :name",

@@ -1,4 +1,4 @@
-"""A schedule whose kind has left every program goes on making tasks: schedctl names it to the operator."""
+"""A schedule whose kind has left every program makes tasks that none runs: schedctl names it to the operator."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def since(ctl: Ctl, live: Bench) -> str:
 def warning(since: str) -> str:
     return (
         "1 schedule makes tasks that no worker runs, since no live worker serves kind 'CommandTask': "
-        f"gone (registered last at {since}); `schedctl cron pause gone` stops it"
+        f"gone (registered last at {since}); one run waits at most; `schedctl cron pause gone` stops it"
     )
 
 

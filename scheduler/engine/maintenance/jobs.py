@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING
 
 from scheduler.backoff import LogOnce
 from scheduler.engine.maintenance.stalls import take_away
+from scheduler.engine.maintenance.zone_files import ZoneFiles
 from scheduler.engine.state import EngineState
 from scheduler.model.outcome import AttemptEnd
+from scheduler.model.texts import rfc3339
 from scheduler.ports import FOREVER, SECOND
 from scheduler.store import rollups, schedules
 from scheduler.store.admin import retention
 from scheduler.store.durable import waits
+from scheduler.store.schedule_times import move, moved
 from scheduler.store.tasks import control
 from scheduler.store.tasks import deadlines as policies
 from scheduler.store.tasks.attempts import write_values
@@ -38,6 +41,8 @@ class ScheduleFirer:
         self._aside: dict[str, str] = {}  # schedules that cannot be fired, and why
         self._aside_until = 0.0
         self._logged = LogOnce()
+        self._zones = ZoneFiles()
+        self._checked = ""  # the last schedule whose zone was looked at
 
     def due(self) -> bool:
         return self.next_at <= self.engine_state.now()
@@ -63,7 +68,7 @@ class ScheduleFirer:
             if not self.due():
                 return 0
         with engine_state.database.write(connection) as tx:
-            fired = schedules.tick(tx, grace, self._aside)
+            fired = schedules.tick(tx, grace, self._aside, engine_state.registry.get)
             troubles = {f.name: f.trouble for f in fired if f.trouble is not None}
             self.next_at = schedules.next_due(tx, {*self._aside, *troubles})
         self._aside |= troubles
@@ -74,6 +79,29 @@ class ScheduleFirer:
         if made:
             log.debug("%d schedules made %d tasks", len(fired), made)
         return made
+
+    def check_zones(self, connection: sa.Connection) -> bool:
+        """Find next fire times again that are none by the present rules of their zones, of some hundred schedules.
+
+        Returns whether there are more to look at.
+        """
+        engine_state = self.engine_state
+        if not self._checked:
+            self._zones.refresh()
+        with engine_state.database.glance(connection) as tx:  # no write lock: it mostly finds nothing
+            found, after = moved(tx, self._checked)
+        if found:
+            with engine_state.database.write(connection) as tx:
+                names = set(move(tx, found))
+            for one in found:
+                if one.name in names:
+                    before, now = (rfc3339(at, exact=False) for at in (one.stored, one.next_at))
+                    log.warning(
+                        "schedule %s: its zone has other rules now, so it fires at %s, not %s", one.name, now, before
+                    )
+            self.check_again()
+        self._checked = after or ""
+        return after is not None
 
     def postpone(self, seconds: float) -> None:
         """Fire nothing for so long: a tick has just failed."""

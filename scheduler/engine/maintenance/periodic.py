@@ -27,6 +27,7 @@ from scheduler.engine.state import EngineState
 from scheduler.errors import StoreUnavailableError
 from scheduler.model.capacity import Capacity
 from scheduler.model.live_settings import LiveSettings
+from scheduler.ports import FOREVER
 from scheduler.store import due_work as looks
 from scheduler.store import workers
 from scheduler.store.db.notifier import Notifier
@@ -52,6 +53,8 @@ STALLS_EVERY = 1.0
 HUNG_EVERY = 1.0
 CANCEL_EVERY = 0.25  # between checks for cancels while something runs; a notification checks at once
 LOGS_EVERY = 1.0
+ZONES_EVERY = 60.0
+ZONES_REST = 0.1  # between the looks at very many schedules
 ALL_WAITS_EVERY = 10.0
 
 
@@ -259,6 +262,10 @@ class PeriodicWork:
 
     def fire_schedules(self, connection: sa.Connection, *, woken: bool, claims: bool) -> bool:
         """Make the tasks of due schedules. True: there were some."""
+        if claims and self.schedules.next_at < FOREVER and self.timers.due("zones", ZONES_EVERY, EARLY_FRACTION):
+            more = self.attempt("looking at the rules of zones", lambda: self.schedules.check_zones(connection))
+            if more:
+                self.timers.set("zones", ZONES_REST)
         if woken:
             self.schedules.check_again()
         if not (claims and self.schedules.due()):

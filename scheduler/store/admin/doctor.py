@@ -35,6 +35,7 @@ from scheduler.store.read.stuck_tasks import never, tasks_ahead, unserved
 from scheduler.store.read.stuck_workers import hung, of_transports
 from scheduler.store.read.unserved import describe, unserved_schedules
 from scheduler.store.read.workers import read_fleet, workers
+from scheduler.store.schedule_times import by_present_rules
 from scheduler.store.schedules import is_ahead
 from scheduler.store.tasks.stalls import remedy, stalled
 
@@ -330,19 +331,25 @@ def _keys(tx: Tx) -> Finding:
 
 def _schedules(tx: Tx) -> Finding:
     rows = tx.run(
-        "SELECT s.name, s.recurrence, s.anchor, s.next_at, s.paused, t.state, t.finished_at "
+        "SELECT s.name, s.recurrence, s.anchor, s.next_at, s.last_slot, s.created_at, s.paused, t.state, t.finished_at "
         "FROM schedd_schedules s LEFT JOIN schedd_tasks t ON t.id = s.last_task ORDER BY s.name"
     ).fetchall()
     bad, late = [], []
     for row in rows:
         try:
             Recurrence.from_json(row.recurrence)
+            following = by_present_rules(row)
         except Exception as error:  # an unreadable row must not keep the others from being checked
             bad.append(f"{row.name} (unreadable: {error})")
             continue
         ended = row.state is None or row.state >= st.FIRST_TERMINAL
         if row.next_at == FOREVER and ended and (row.finished_at or 0) < tx.now - _LATE and not row.paused:
             bad.append(f"{row.name} (its run has ended, yet it has no next slot)")
+        elif following is not None and not row.paused:
+            at, right = (rfc3339(instant, exact=False) for instant in (row.next_at, following))
+            bad.append(
+                f"{row.name} (goes on at {at}, by older rules of its zone: a worker that starts makes it {right})"
+            )
         elif row.next_at < tx.now - _LATE and not row.paused:
             late.append(f"{row.name} (overdue by {span_text(tx.now - row.next_at)})")
         elif is_ahead(row, tx.now + _LATE) and not row.paused:

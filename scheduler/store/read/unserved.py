@@ -1,4 +1,4 @@
-"""Recurring schedules that make tasks which no live worker would run: they are reported, not stopped."""
+"""Recurring schedules that make tasks which no live worker would run: they are reported, and held back at one run."""
 
 from __future__ import annotations
 
@@ -29,18 +29,22 @@ class _Node(_Options):
 
 
 class Unserved(NamedTuple):
-    """A schedule, why no worker would run its tasks, and when a program registered it last (microseconds)."""
+    """A schedule, why no worker would run its tasks, and when a program registered it last (microseconds).
+
+    ``holds``: whether it stores one run at most meanwhile, as no live worker knows the kind.
+    """
 
     name: str
     reason: str
     seen_at: int
+    holds: bool = False
 
 
 def unserved_schedules(tx: Tx, fleet: Fleet) -> list[Unserved]:
     """Those that are not paused, by name."""
     found = []
     for row in tx.run(
-        "SELECT name, kind, options, graph, seen_at FROM schedd_schedules WHERE paused = 0 ORDER BY name"
+        "SELECT name, kind, options, graph, catchup, seen_at FROM schedd_schedules WHERE paused = 0 ORDER BY name"
     ):
         try:
             tasks = [(row.kind, msgspec.json.decode(row.options, type=_Options))]
@@ -51,7 +55,8 @@ def unserved_schedules(tx: Tx, fleet: Fleet) -> list[Unserved]:
         for kind, options in tasks:
             reason = fleet.unserved(options.queue, kind, options.schema_version, options.priority, options.executor)
             if reason is not None:
-                found.append(Unserved(row.name, reason, row.seen_at))
+                holds = row.catchup != "all" and not fleet.executors and not fleet.knows(kind)
+                found.append(Unserved(row.name, reason, row.seen_at, holds))
                 break
     return found
 
@@ -68,7 +73,8 @@ def _sentence(reason: str, several: list[Unserved]) -> str:
     # When it was registered tells what its program left behind from what is missing since it was started.
     names = listed([f"{one.name} (registered last at {rfc3339(one.seen_at, exact=False)})" for one in several])
     make, which, each = ("makes", several[0].name, "it") if len(several) == 1 else ("make", "NAME", "each")
+    held = "one run waits at most; " if all(one.holds for one in several) else ""
     return (
-        f"{counted(len(several), 'schedule')} {make} tasks that no worker runs, since {reason}: {names}; "
+        f"{counted(len(several), 'schedule')} {make} tasks that no worker runs, since {reason}: {names}; {held}"
         f"`schedctl cron pause {shlex.quote(which)}` stops {each}"
     )

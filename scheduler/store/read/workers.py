@@ -314,6 +314,10 @@ class Fleet:
         some = [w for w in self.claiming if kind in self._kinds[w.id] and w.serves_queue(queue)]
         return [w for w in some if w.knows(kind, version)]
 
+    def knows(self, kind: str) -> bool:
+        """Whether one of the workers knows this kind, in whatever queue."""
+        return any(kind in kinds for kinds in self._kinds.values())
+
     def newest(self, queue: str, kind: str) -> int:
         """The highest schema_version that the workers know which serve this queue and kind; 0 if none does."""
         return max((w.versions[kind] for w in self.serving(queue, kind)), default=0)
@@ -336,7 +340,7 @@ class Fleet:
         """
         if executor is not None:
             return unplaced(self.executors, executor, queue)
-        placer, known = self.places(queue), any(kind in kinds for kinds in self._kinds.values())
+        placer, known = self.places(queue), self.knows(kind)
         if placer is not None and (placer.scale is None or (known and placer.scale.trouble is None)):
             return None
         newest = self.newest(queue, kind)
