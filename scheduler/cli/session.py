@@ -90,8 +90,24 @@ class Session:
         if self.timeout is not None or not self.lasting:
             patience = DEFAULT_TIMEOUT_S if self.timeout is None else self.timeout
             root.with_resource(made.within(patience, each=self.timeout is None))
-        root.with_resource(explaining_waits(made))
+        root.with_resource(explaining_waits(made, self.told))
         return made
+
+    @cached_property
+    def told(self) -> threading.Event:
+        """Set once somebody has been told what the command waits for."""
+        return threading.Event()
+
+    def explain(self, error: StoreUnavailableError) -> None:
+        """Name on stderr the session whose lock is in the way, where that ended the command before it was told."""
+        if "database" not in self.__dict__ or self.told.is_set() or getattr(error, "heals", False) is False:
+            return
+        from scheduler.store.db.deadline import in_time
+
+        with contextlib.suppress(TimeoutError, StoreUnavailableError, RuntimeError):
+            holder = in_time(self.database.locked_by, TELL_WITHIN)
+            if holder is not None:
+                note(f"the database does not answer: {holder}")
 
     def existing(self) -> Database:
         """The database, for commands that must not create one. Raises StoreUnavailableError."""
@@ -136,7 +152,7 @@ class Session:
 
 
 @contextlib.contextmanager
-def explaining_waits(database: Database) -> Iterator[None]:
+def explaining_waits(database: Database, told: threading.Event) -> Iterator[None]:
     """Print on stderr, once, why this thread waits for the database, if it waits long."""
     waiter, over = threading.get_ident(), threading.Event()
 
@@ -144,6 +160,7 @@ def explaining_waits(database: Database) -> Iterator[None]:
         while not over.wait(TELL_AFTER):
             reason = database.waits_for(waiter, TELL_WITHIN)
             if reason is not None and not over.is_set():
+                told.set()
                 note(f"waiting for the database: {reason}")
                 return
 
@@ -181,12 +198,18 @@ def note_queue(tx: Tx, queue: str) -> None:
         note(text)
 
 
-def note_no_worker(why: str | None) -> None:
-    """Note on stderr that no worker takes new work, if so."""
+def note_no_worker(why: str | None, refused: str | None = None) -> None:
+    """Note on stderr that no worker takes new work, if so. ``refused``: why the database takes no writes."""
     from scheduler.store.read.workers import NOT_LIVE
 
     if why is not None:
-        until = "schedd is started" if why == NOT_LIVE else "one resumes, or another is started"
+        until = (
+            "the database takes writes"
+            if refused
+            else "schedd is started"
+            if why == NOT_LIVE
+            else "one resumes, or another is started"
+        )
         note(f"{why}: tasks wait until {until}")
 
 
@@ -206,7 +229,11 @@ def prints(
             session.lasting = lasting
             session.fields = fields(given) if callable(fields) else fields
             _ = session.chosen
-            return command(session, *args, **given)
+            try:
+                return command(session, *args, **given)
+            except StoreUnavailableError as error:
+                session.explain(error)
+                raise
 
         called.fields = fields  # type: ignore[attr-defined]  # for completion
         return called  # type: ignore[return-value]

@@ -49,7 +49,7 @@ def status_command(session: Session, /, check: bool) -> int:
     with database.read() as tx:
         now = tx.now
         found = status(tx)
-    note_no_worker(no_worker_reason(found.workers))
+    note_no_worker(no_worker_reason(found.workers), next((o.text for o in found.stuck if o.name == "writes"), None))
     if not print_object(session, status_view(found, now)):
         _print(found, now)
     return exits.FAILED if check and (found.stuck or found.idle) else exits.DONE

@@ -47,10 +47,11 @@ from scheduler.console.security import (
 )
 from scheduler.console.sessions import COOKIE
 from scheduler.console.visit import PREFERENCES, BadInputError, Preferences, Site, Visit
-from scheduler.errors import SchedulerError
+from scheduler.errors import SchedulerError, StoreUnavailableError
 from scheduler.model.redact import redact
 from scheduler.model.times import to_datetime
 from scheduler.store.db.bounded import ReadTooLongError
+from scheduler.store.db.deadline import in_time
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -58,6 +59,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 MAX_REQUESTS = 64  # at once that wait for a thread, of visitors who are known
 THREADS = 4  # requests that read or write the database at once
+FIND_HOLDER_S = 1.0  # seconds in which the session is looked for whose lock keeps a page from being read
 FLASH, FLASH_SECONDS = "schedd_flash", 60.0
 ERROR = "error.html"
 TOO_MANY = "Too many failed attempts: wait a minute."
@@ -154,7 +156,12 @@ class Gate:
         except BadInputError as error:
             return self._refused(visit, Refusal(error.status, str(error)))
         except ReadTooLongError as error:
-            return self._refused(visit, Refusal(503, f"{error}. Narrow the filter, or look at a shorter time."))
+            advice = await self._in_the_way(visit) or "Narrow the filter, or look at a shorter time"
+            return self._refused(visit, Refusal(503, f"{error}. {advice}."))
+        except StoreUnavailableError as error:
+            holder = await self._in_the_way(visit)
+            text = f"{error}. {holder}." if holder else f"{error}. Tasks go on once the database answers again."
+            return self._refused(visit, Refusal(503, redact(text)))
         except SchedulerError as error:
             return self._refused(visit, Refusal(status_of(error), redact(str(error))))
         except ClientDisconnect:
@@ -162,6 +169,22 @@ class Gate:
         except Exception:
             logger.exception("the console failed at %s", path)
             return self._refused(visit, Refusal(500, "The console has failed here; its log says how."))
+
+    async def _in_the_way(self, visit: Visit) -> str | None:
+        """Whose lock keeps a page from being read, as a sentence without its full stop; None: nobody's is known.
+
+        Only for those who may look: it names users of the database.
+        """
+        if not visit.may(Verb.LOOK):
+            return None
+
+        def look() -> str | None:
+            with suppress(TimeoutError, StoreUnavailableError, RuntimeError):
+                return in_time(self.site.jobs.database.locked_by, FIND_HOLDER_S)
+            return None
+
+        holder = await anyio.to_thread.run_sync(look)
+        return None if holder is None else holder[:1].upper() + holder[1:]
 
     async def _answer(self, request: Request, peer: Peer, prefix: str, path: str, visit: Visit) -> Response:
         self._check_host(request)

@@ -11,6 +11,8 @@ import psycopg
 import pytest
 
 from scheduler.cli import session
+from scheduler.store.db import writable
+from support.consoles import ask, console_on
 from support.databases import Database, PostgresDatabases
 from support.proxy import Proxy
 
@@ -96,3 +98,37 @@ def test_doctor_answers_and_names_what_it_could_not_check(ctl: Ctl, database: Da
     assert one["level"] == "problem"
     assert f"table schedd_tasks is locked by session {pid}" in one["text"]
     assert not [row for row in ctl.json("doctor") if row["level"] == "problem"]
+
+
+@pytest.mark.case(103)
+@postgres
+@pytest.mark.parametrize("command", ["status", "list"])
+def test_what_gives_up_names_the_session_in_the_way(ctl: Ctl, database: Database, command: str) -> None:
+    """Also where the time is too short for the line that tells of a wait."""
+    with locked(database) as pid:
+        printed = in_time(ctl, command, "--timeout", "0.3")
+    assert f"the database does not answer: table schedd_tasks is locked by session {pid} (alter" in printed
+    assert f"`SELECT pg_terminate_backend({pid})` ends it" in printed
+
+
+@pytest.mark.case(103)
+@postgres
+def test_a_page_names_the_session_in_the_way(database: Database) -> None:
+    with console_on(database) as gate, locked(database) as pid:
+        found = ask(gate, "GET", "/")
+    assert found.status == 503
+    assert f"locked by session {pid} (alter" in found.text
+    assert "Narrow the filter" not in found.text
+
+
+def test_a_database_that_takes_no_writes_is_the_first_thing_said(
+    ctl: Ctl, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No worker can renew its lease then; to start another one is no remedy."""
+    monkeypatch.setattr(writable, "_FULL", 1 << 62)
+    monkeypatch.setattr(writable, "_SERVER", "SELECT false AS standby, true AS read_only")
+    with console_on(database) as gate:
+        wrong = ask(gate, "GET", "/.json").json["wrong"]
+    assert [one["problem"] for one in wrong] == ["writes", "idle"]
+    assert "Start schedd" not in wrong[1]["remedy"]
+    assert "until the database takes writes" in ctl("status").stderr

@@ -132,7 +132,10 @@ def troubles(found: Status, at: int) -> list[Shown]:
     made = []
     reason = no_worker_reason(found.workers)
     if found.idle is not None and not any(one.text == reason for one in found.stuck):
-        made.append(_shown(found.idle))
+        idle = _shown(found.idle)
+        if any(one.name == "writes" for one in found.stuck):  # they have lost their leases, and get them back
+            idle = idle._replace(remedy="Workers go on once the database takes writes.")
+        made.append(idle)
     for one in found.stuck:
         if reason is None or one.name != "unserved" or not one.text.endswith(reason):  # the same text for each kind
             made.append(_shown(one))
@@ -144,6 +147,7 @@ def troubles(found: Status, at: int) -> list[Shown]:
         age = span_text(at - oldest.since)
         text = f"task {oldest.id} ({oldest.kind}, queue {oldest.queue}) has been ready for {age}{words}"
         made.append(Shown("warn", text, "backlog", (oldest.id,), remedy, ("Ready tasks", "/tasks?q=state:scheduled")))
+    made.sort(key=lambda one: one.problem != "writes")  # what causes all else comes first
     return made
 
 
