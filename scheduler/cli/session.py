@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from scheduler.cli.streams import say
-from scheduler.errors import SchedulerError
+from scheduler.errors import SchedulerError, StoreUnavailableError
 
 if TYPE_CHECKING:
     from scheduler.config.model import Config
