@@ -11,7 +11,8 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, overload
 
-from scheduler import __version__, ports
+from scheduler import ports
+from scheduler.build import running
 from scheduler.client.analysis import AnalysisOperations
 from scheduler.client.async_tasks import AsyncTaskOperations
 from scheduler.client.audit import AuditOperations
@@ -398,7 +399,7 @@ class Scheduler(
             tracing=None if self._otel is None else self._make_tracing(),
             rng=self._rng,
             inline=inline,
-            version=__version__,
+            version=running(),
         )
         engine.engine_state.traffic = self.traffic
         if self._tracing is not None and engine.metrics is not None:

@@ -71,7 +71,7 @@ def check(ctx: click.Context, session: Session, /) -> None:
     from scheduler.store.db import backup as maintenance
 
     database = session.existing()
-    found = maintenance.health(database)
+    found = maintenance.health(database, usable=True)
     ok = found.current and found.no_writes is None
     view = {
         "url": shown_url(session.config.store.url),

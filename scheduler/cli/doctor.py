@@ -23,7 +23,7 @@ def doctor_command(ctx: click.Context, session: Session, /, repair: bool) -> Non
 
     Connects to the sources and sinks of the configuration, too; one that cannot be reached from here is no problem.
     """
-    from scheduler import __version__
+    from scheduler.build import running
     from scheduler.config import user_modules
     from scheduler.config.paths import settled
     from scheduler.errors import StoreUnavailableError
@@ -51,7 +51,7 @@ def doctor_command(ctx: click.Context, session: Session, /, repair: bool) -> Non
     try:
         with reading() as tx:
             reached = True
-            found += check_surroundings(database, tx, __version__)
+            found += check_surroundings(database, tx, running())
             found += checks.check(tx)
     except StoreUnavailableError as error:
         if not reached:

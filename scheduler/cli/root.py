@@ -131,9 +131,9 @@ class Root(Group):
 
 def _print_version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
     if value:
-        from scheduler import __version__
+        from scheduler.build import running
 
-        say(f"schedctl {__version__}")
+        say(f"schedctl {running()}")
         ctx.exit()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from scheduler import __version__
+from scheduler.build import running
 from scheduler.client.threads import in_thread
 from scheduler.store.admin import doctor as checks
 from scheduler.store.admin import retention
@@ -46,7 +46,7 @@ class UpkeepOperations:
         """
         self.database.look()
         with self.database.read() as tx:
-            return [*check_surroundings(self.database, tx, __version__), *checks.check(tx)]
+            return [*check_surroundings(self.database, tx, running()), *checks.check(tx)]
 
     def repair(self) -> Sequence[str]:
         """Mend what no worker comes to by itself, in one transaction. Returns a line for each kind of repair.

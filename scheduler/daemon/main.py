@@ -155,10 +155,10 @@ def check(config: Config) -> str:
 
 
 def version() -> str:
-    """The installed version."""
-    from importlib import metadata
+    """The version, and the commit of a checkout."""
+    from scheduler.build import running
 
-    return metadata.version("schedd")
+    return running()
 
 
 def main(argv: Sequence[str] | None = None, *, factory: Factory = build) -> int:

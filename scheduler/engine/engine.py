@@ -197,6 +197,9 @@ class Engine:
 
     def _open(self) -> None:
         self.database.open()
+        shortage = self.database.shortage()
+        if shortage is not None:
+            log.error("%s", shortage)
 
     def wait_ready(self, timeout: float | None = None) -> bool:
         """Wait for the end of the first dispatch cycle. False if it did not come in time."""
@@ -498,6 +501,7 @@ class Engine:
         except StoreUnavailableError:
             return
         fields: dict[str, Any] = {"worker": self.worker, "incarnation": self.registration.incarnation, **counts}
+        fields["version"] = self.registration.version
         log.info("ready", extra=fields | {"counted_up_to": MAX_COUNTED} if more else fields)
 
     # stopping

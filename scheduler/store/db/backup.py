@@ -33,14 +33,18 @@ class Health(NamedTuple):
         return migrate.works_on(self.revision) and not self.damage
 
 
-def health(database: Database) -> Health:
-    """Look at a database without changing it. Raises StoreUnavailableError."""
+def health(database: Database, *, usable: bool = False) -> Health:
+    """Look at a database without changing it. Raises StoreUnavailableError; ``usable``: also for one that no upgrade
+    would make usable as it is."""
     if database.missing():
         return Health(None, migrate.HEAD, 0, ())
     engine, _ = make_engine(database.url, looks=True)
     try:
         with engine.connect().execution_options(schedd_reads=True) as connection:
             revision = migrate.current(connection)
+            if usable:
+                migrate.refuse_encoding(connection)
+                migrate.refuse_elsewhere(connection, revision)
             lost = migrate.lost_tables(connection, revision)
             damage = tuple(f"the table {name} is missing" for name in lost)
             if database.dialect.name == "sqlite":

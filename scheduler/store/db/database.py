@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from scheduler.errors import ConfigError, SchedulerError, StoreUnavailableError
 from scheduler.forking import after_fork, leave_to_parent
 from scheduler.ports import Clock
-from scheduler.store.db import deadline, migrate
+from scheduler.store.db import deadline, migrate, rights
 from scheduler.store.db import pg_blockers as row_locks
 from scheduler.store.db.autocommit import AutocommitConnection, AutocommitPool
 from scheduler.store.db.deadline import Deadline
@@ -285,6 +285,13 @@ class Database:
                 return migrate.current(connection.execution_options(schedd_reads=True))
         except sa.exc.SQLAlchemyError as error:
             raise translate(error, self.url) from cause(error)
+
+    def shortage(self) -> str | None:
+        """What this user may not do of what an engine needs, and the remedy. Raises StoreUnavailableError."""
+        if self.dialect.name == "sqlite":
+            return None
+        with self.read() as tx:
+            return rights.lacking(tx.connection) or rights.too_few_connections(tx.connection)
 
     def refuse_missing(self) -> None:
         """Raise StoreUnavailableError if there is no database file yet."""

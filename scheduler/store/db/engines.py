@@ -112,6 +112,7 @@ def server_arguments(url: sa.URL, application_name: str) -> dict[str, Any]:
     _, found = url.get_dialect()().create_connect_args(url)
     own: dict[str, Any] = {
         "connect_timeout": _PG_CONNECT_TIMEOUT,
+        "client_encoding": "UTF8",
         **{name: value for name, value in KEEPALIVES.items() if name not in url.query},
     }
     if "," in str(found.get("host", "")):

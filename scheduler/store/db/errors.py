@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import sqlalchemy as sa
 
 from scheduler.errors import StoreUnavailableError
 from scheduler.model.redact import redact
 from scheduler.store.db import deadline
+from scheduler.store.db.sqlite_files import is_full
 from scheduler.store.db.urls import secrets_of, shown
 
 _COLLIDED = "the transaction collided with another"
+_FULL_DISK = "the disk is full: free some space"
 _MISFIT = "its tables are not this program's: its schema was changed while this ran, or not by schedd"
 _NOT_MIGRATED = "the database is not migrated: run `schedctl db upgrade`"
 _LOCKED = "another session holds a lock that the statement needs"
 _ADVICE: tuple[tuple[str, str, bool], ...] = (
     # what the driver says, what we say, whether waiting may heal it
-    (r"database or disk is full", "the disk is full: free some space", True),
+    (r"database or disk is full|No space left on device|Disk quota exceeded", _FULL_DISK, True),
     (r"database is locked|database table is locked", "the database is locked by another program", True),
     (
         r"attempt to write a readonly database|readonly",
@@ -122,6 +125,8 @@ def translate(error: sa.exc.SQLAlchemyError, url: sa.URL) -> Exception:
     text = driver_text(error, url)
     first = text.splitlines()[0]
     text = " ".join(text.splitlines())
+    if re.search(r"disk I/O error|unable to open database file", text) and is_full(Path(url.database or "")):
+        return StoreError(f"store {where}: {_FULL_DISK} ({first})", True, brief=f"store {where}: {_FULL_DISK}")
     for pattern, advice, heals in _ADVICE:
         if re.search(pattern, text, re.IGNORECASE):
             return StoreError(f"store {where}: {advice} ({first})", heals, brief=f"store {where}: {advice}")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import getpass
+import os
 from functools import cache
 
 
 @cache
-def user() -> str | None:
-    """The name of the user, None if the system knows none."""
+def user() -> str:
+    """The name of the user; ``uid 54321`` if the system knows none, as in many a container."""
     try:
         return getpass.getuser()
-    except (KeyError, OSError):
-        return None
+    except (KeyError, OSError, ImportError):
+        return f"uid {os.getuid()}"

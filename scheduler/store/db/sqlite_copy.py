@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 from scheduler.errors import SchedulerError, StoreUnavailableError
-from scheduler.store.db.sqlite_files import quoted
+from scheduler.store.db.sqlite_files import is_full, quoted
 
 PAGES = 2000  # copied, or given back, at a time, so that writers never wait for long
 _STEPS = 100_000  # of SQLite's machine between two checks for a stop, while a copy is verified
@@ -62,7 +62,8 @@ def backup_sqlite(path: Path, target: Path, progress: Callable[[int, int], objec
     except (OSError, sqlite3.Error) as error:
         if raised:
             raise raised[0] from None
-        detail = error.strerror if isinstance(error, OSError) else error  # without the draft's name
+        detail = error.strerror if isinstance(error, OSError) else str(error)  # without the draft's name
+        detail = "the disk is full: free some space" if isinstance(error, sqlite3.Error) and is_full(target) else detail
         raise SchedulerError(f"cannot back up to {target}: {detail}") from None
     finally:
         for leftover in (draft, draft.with_name(draft.name + "-journal")):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import stat
 from contextlib import closing, suppress
 from pathlib import Path
 
+_FULL = 1024 * 1024  # bytes that have to be free on the disk of a SQLite file
 _CLOSE_TIMEOUT = 0.2  # seconds that a stop waits for other processes that have the database open
 
 
@@ -32,6 +34,13 @@ def make_socket_directory(path: Path, database: Path) -> None:
         return
     if database.stat().st_mode & stat.S_IWGRP:
         path.chmod(0o770)
+
+
+def is_full(path: Path) -> bool:
+    """Whether the disk of this file has no space for another page of it."""
+    with suppress(OSError):
+        return shutil.disk_usage(path.absolute().parent).free < _FULL
+    return False
 
 
 def quoted(path: Path) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 import sqlalchemy as sa
 
+from scheduler.store.db import rights
 from scheduler.store.db.dialect import prepared
+from scheduler.store.db.sqlite_files import is_full
 
-_FULL = 1024 * 1024  # bytes that have to be free on the disk of a SQLite file
 # The default: a transaction that only reads, as the console's, says nothing about the server.
 _SERVER = "SELECT pg_is_in_recovery() AS standby, current_setting('default_transaction_read_only') = 'on' AS read_only"
 
@@ -24,13 +24,11 @@ def no_writes(connection: sa.Connection) -> str | None:
         return "the server takes no writes, it is a standby: promote it, or name the primary in [store] url"
     if row.read_only:
         return "the server takes no writes: set default_transaction_read_only = off for it, this user and database"
-    return None
+    return rights.lacking(connection) or rights.too_few_connections(connection)
 
 
 def _file_refuses(path: Path) -> str | None:
     for one in (path, path.parent):  # the write-ahead log is made beside the file
         if not os.access(one, os.W_OK):
             return f"{one} cannot be written by this user: see its owner and mode, and whether the disk is read-only"
-    if shutil.disk_usage(path.parent).free < _FULL:
-        return f"the disk of {path} is full: free some space"
-    return None
+    return f"the disk of {path} is full: free some space" if is_full(path) else None
