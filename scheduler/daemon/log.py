@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import msgspec
 
 from scheduler.config.model import Log
+from scheduler.daemon.log_guard import GUARD
 from scheduler.engine.attempt.capture import ATTEMPTS_LOGGER, TASK_LOGGER, current_attempt
 from scheduler.model.printable import printable, printable_json
 from scheduler.model.running import LOG_FIELDS, log_fields
@@ -80,6 +81,7 @@ def configure(settings: Log, stream: TextIO | None = None, environ: Mapping[str,
     set_level(settings.level)
     logging.captureWarnings(True)
     threading.excepthook = _thread_failed
+    GUARD.keep(handler, {name: logging.getLogger(name).level for name in ("", TASK_LOGGER, *_QUIET)})
 
 
 def settled(settings: Log, stream: TextIO | None = None) -> Log:

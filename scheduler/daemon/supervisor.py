@@ -21,6 +21,7 @@ from scheduler.config.task_modules import TaskModules
 from scheduler.daemon import log
 from scheduler.daemon.bounded_run import BoundedRun
 from scheduler.daemon.companions import AlertCompanion, Companion, Reloads, stop_all
+from scheduler.daemon.log_guard import GUARD
 from scheduler.daemon.sd_notify import SystemdNotifier
 from scheduler.daemon.signals import BackgroundCall, Signals
 from scheduler.errors import ConfigError, SchedulerError, StoreReplacedError, StoreUnavailableError
@@ -231,6 +232,7 @@ class Supervisor:
             longest = min(longest, self._next_ping - now)
         if self._engine is not None and now >= self._next_status:
             self._next_status = now + STATUS_EVERY
+            GUARD.put_back()
             self._tell_status(self._engine)
         for number in self._signals.wait(max(0.0, longest)):
             if number == signal.SIGHUP:

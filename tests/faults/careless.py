@@ -207,3 +207,25 @@ class BindInHook(Task):
 
     def on_failed(self, ctx: Context, error: BaseException) -> None:
         ctx.capture(f"{bind()}\n")
+
+
+class Fails(Task):
+    def run(self, ctx: Context) -> None:
+        logging.getLogger("shop").warning("still captured")
+        raise ValueError("seen in the log")
+
+
+class SetsUpLogging(Task):
+    how: str
+
+    def run(self, ctx: Context) -> None:
+        if self.how == "dictConfig":
+            configure_logging()
+        elif self.how == "basicConfig":
+            logging.basicConfig(level=logging.CRITICAL, force=True)
+        elif self.how == "disable":
+            logging.disable(logging.CRITICAL)
+            logging.config.dictConfig({"version": 1})
+        else:
+            logging.getLogger("scheduler").disabled = True
+            logging.basicConfig()

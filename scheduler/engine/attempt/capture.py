@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from collections import deque
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any, cast
@@ -68,6 +69,15 @@ class CaptureHandler(logging.Handler):
             self.handleError(record)
 
 
+_attached: weakref.WeakSet[Capture] = weakref.WeakSet()
+
+
+def attach_again() -> None:
+    """Attach the handlers of what captures anew: something has set up logging."""
+    for one in list(_attached):
+        one.attach()
+
+
 class Capture:
     """Attaches the handler. ``everything``: to the root logger, not only to ``scheduler.task``."""
 
@@ -79,11 +89,16 @@ class Capture:
         logger = logging.getLogger() if self._everything else logging.getLogger(TASK_LOGGER)
         if self._handler not in logger.handlers:
             logger.addHandler(self._handler)
+        _attached.add(self)
+        for name, one in list(logging.root.manager.loggerDict.items()):
+            if name.startswith("scheduler.") and isinstance(one, logging.Logger):
+                one.disabled = False  # by a dictConfig, which disables what it does not name
         task_logger = logging.getLogger(TASK_LOGGER)
         if task_logger.level == logging.NOTSET:
             task_logger.setLevel(logging.INFO)
 
     def detach(self) -> None:
+        _attached.discard(self)
         for logger in (logging.getLogger(), logging.getLogger(TASK_LOGGER)):
             logger.removeHandler(self._handler)
 
