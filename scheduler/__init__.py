@@ -6,9 +6,14 @@ They are loaded when first used, so that importing the package stays cheap and d
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+_ABOVE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+if not os.path.isdir(os.path.join(_ABOVE, "scheduler", "tasks")) and os.path.isfile(f"{_ABOVE}/tasks/__init__.py"):
+    __path__.append(_ABOVE)  # a checkout that is not installed: tasks/ and migrations/ lie beside the package
 
 _WHERE = {
     "Stats": "client.stats",

@@ -6,11 +6,24 @@ handler's ``except Exception`` does not swallow them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+E = TypeVar("E", bound="SchedulerError")
 
 
 class SchedulerError(Exception):
     """Base of every error that schedd raises."""
+
+
+def shown_as(public: type[SchedulerError]) -> Callable[[type[E]], type[E]]:
+    """Have a kind of an error that only schedd itself tells apart carry the public name, in tracebacks and in texts."""
+
+    def rename(kind: type[E]) -> type[E]:
+        kind.__module__, kind.__qualname__, kind.__name__ = public.__module__, public.__qualname__, public.__name__
+        return kind
+
+    return rename
 
 
 class UnknownTaskError(SchedulerError):

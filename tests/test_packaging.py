@@ -262,3 +262,13 @@ def test_the_completion_for_bash_completes() -> None:
         timeout=60,
     )
     assert (done.stdout, done.stderr) == ("graph\n", "")
+
+
+def test_a_checkout_that_is_not_installed_has_all_its_parts() -> None:
+    code = (
+        "import sys; sys.meta_path[:] = [one for one in sys.meta_path if 'editable' not in repr(one).lower()]; "
+        f"sys.path[:] = [{str(ROOT)!r}, *(one for one in sys.path if 'editable' not in one)]; "
+        "import scheduler.tasks, scheduler.migrations; from scheduler.tasks import BUILTIN; print(len(BUILTIN) > 5)"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, cwd="/")
+    assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr

@@ -11,6 +11,7 @@ from scheduler.cli.group import Group
 from scheduler.cli.options import SPAN, Number, acts, common
 from scheduler.cli.output import print_rows, time
 from scheduler.cli.session import Session, note, prints
+from scheduler.model.nearest import nearest
 
 if TYPE_CHECKING:
     from scheduler.model.alerts import Alert
@@ -130,14 +131,13 @@ def silence(session: Session, /, rule: str, kind: str | None, fingerprint: str |
 
     What still fires when the silence ends is sent then.
     """
-    import difflib
 
     from scheduler.config.alerts import RULES
     from scheduler.model.alerts import Silence
     from scheduler.store import alerts as store
 
     if rule != "*" and rule not in RULES:
-        near = difflib.get_close_matches(rule, RULES, 1)
+        near = nearest(rule, RULES)
         raise click.UsageError(
             f"there is no rule {rule!r}; "
             + (f"did you mean {near[0]}?" if near else f"there are {', '.join(RULES)}, *")

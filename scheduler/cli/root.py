@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import sys
@@ -16,6 +15,7 @@ from scheduler.cli.completion import VARIABLE
 from scheduler.cli.group import Group
 from scheduler.cli.options import common
 from scheduler.cli.streams import say
+from scheduler.model.nearest import nearest
 
 # name -> (module, what --help says of it); the module's attribute of the same name is the command
 COMMANDS = {
@@ -102,7 +102,7 @@ class Root(Group):
             if isinstance(command, click.Group) and name in command.commands
         ]
         called = [_CALLED[name]] if name in _CALLED else []
-        return below or called or difflib.get_close_matches(name, COMMANDS, 1)
+        return below or called or nearest(name, COMMANDS, 2)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

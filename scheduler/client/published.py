@@ -10,7 +10,7 @@ from typing import Any, Literal, Union
 
 import msgspec
 
-from scheduler.errors import PayloadError, UnregisteredKindError
+from scheduler.errors import PayloadError, UnregisteredKindError, shown_as
 from scheduler.model.concurrency_keys import fields_of
 from scheduler.model.lanes import LANE_SEPARATOR
 from scheduler.model.registry import MAX_KEY, MAX_PAYLOAD, encode_json
@@ -140,6 +140,7 @@ def validate(kind: KindRecord, payload: Any) -> None:
     )
 
 
+@shown_as(PayloadError)
 class MisfitError(PayloadError):
     """A payload does not fit the schema. ``text``: a field that got a text and wants another type, and that text."""
 

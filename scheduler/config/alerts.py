@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator
 from typing import Annotated, Literal
@@ -11,6 +10,7 @@ from msgspec import Meta, field
 
 from scheduler.config.section import Section
 from scheduler.config.sources import Duration
+from scheduler.model.nearest import nearest
 
 Share = Annotated[float, Meta(gt=0, le=1)]
 SinkType = Literal["webhook", "slack", "ntfy", "email", "alertmanager", "command"]
@@ -192,6 +192,6 @@ def mistakes(alerts: Alerts, mail: bool) -> Iterator[tuple[str, str]]:
             yield f"{where}.rules", 'no rule; use ["*"] for all'
         for rule_name in sink.rules:
             if rule_name != "*" and rule_name not in RULES:
-                near = difflib.get_close_matches(rule_name, RULES, 1)
+                near = nearest(rule_name, RULES)
                 meant = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(RULES)}"
                 yield f"{where}.rules", f"there is no rule {rule_name!r}{meant}"

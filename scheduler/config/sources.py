@@ -5,7 +5,6 @@ It imports only light modules, since ``schedctl`` reads the configuration on eve
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import os
@@ -21,6 +20,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from scheduler.errors import ConfigError
+from scheduler.model.nearest import nearest
 from scheduler.model.redact import redact
 
 PREFIX = "SCHEDD_"
@@ -260,7 +260,7 @@ def _hint(name: str, names: Mapping[str, object]) -> str:
     if last == "enabled" and any(other.startswith(f"{section}.") for other in names):
         return f"; {switch} turns it on" if switch in names else ""
     close = [other for other in names if other.rpartition(".")[2] == last]
-    close = close or difflib.get_close_matches(name, names, n=1, cutoff=0.75)
+    close = close or nearest(name, names, least=0.75)
     return f"; did you mean {' or '.join(close[:3])}?" if close else ""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from scheduler.client.published import PublishedKind
-from scheduler.errors import PayloadError
+from scheduler.errors import PayloadError, shown_as
 from scheduler.model.inbox import UNREADABLE
 from scheduler.model.outgoing import PREFIX
 from scheduler.model.registry import Kind
@@ -20,6 +20,7 @@ BUILT_IN = frozenset(
 """The names of ``scheduler.tasks.BUILTIN``: what workers of older versions have published does not say it."""
 
 
+@shown_as(PayloadError)
 class OwnKindError(PayloadError):
     """A stranger's message asks for what is schedd's own."""
 

@@ -8,7 +8,6 @@ at its first occurrence. Instants are microseconds since the epoch, UTC.
 
 from __future__ import annotations
 
-import difflib
 from bisect import bisect_right
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -17,6 +16,7 @@ from zoneinfo import ZoneInfo, available_timezones
 
 from scheduler.errors import InvalidScheduleError
 from scheduler.model.cron import DAY, EPOCH_DAY, HORIZON_YEARS, LAST_DAY, CronFields, parse
+from scheduler.model.nearest import nearest
 
 MINUTE_US = 60_000_000
 DAY_US = DAY * MINUTE_US
@@ -35,7 +35,7 @@ def zone_of(name: str) -> ZoneInfo:
     try:
         zone = ZoneInfo(name)
     except (OSError, ValueError, LookupError):  # a directory, a path, or simply unknown
-        near = difflib.get_close_matches(name, available_timezones(), 3, 0.6)
+        near = nearest(name, available_timezones(), 3)
         hint = f"did you mean {', '.join(near)}?" if near else "use an IANA name such as Europe/Berlin or UTC"
         raise InvalidScheduleError(f"unknown time zone {name!r}; {hint}") from None
     _read.add(name)

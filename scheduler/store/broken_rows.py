@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 import sqlalchemy as sa
 
-from scheduler.errors import InvalidScheduleError, SchedulerError
+from scheduler.errors import InvalidScheduleError, SchedulerError, shown_as
 from scheduler.model.capacity import Capacity
 from scheduler.model.outcome import AttemptEnd
 from scheduler.model.placement import PlacementState
@@ -56,6 +56,7 @@ _TEXTS: tuple[tuple[str, str, Callable[[str], object]], ...] = (
 )
 
 
+@shown_as(SchedulerError)
 class BrokenRowError(SchedulerError):
     """A row that cannot be read; the text names it."""
 

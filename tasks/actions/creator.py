@@ -38,7 +38,7 @@ class ActionCreatorTask(Task, timeout=60, retry=RetryPolicy(min_wait=5, max_wait
     tn_id: the tenant whose action it is. type: what it is, the claim ``t``. content: any JSON, ``c``. parent: the id of
     the action that it refers to, ``p``. attachments: ids of the tenant's files, ``a``; after them come those that the
     tasks name as ``file_id`` in their results that this one depends on. expires_in: seconds, for ``exp``; None: never.
-    audience: domains of the servers it is for, ``aud``; empty: those of ``[actions] audience``. Others refuse it.
+    audience: domains of the servers it is for, ``aud``; None: those of ``[actions] audience``. Others refuse it.
 
     ``iss`` is ``[actions] name``, ``iat`` when the task was scheduled. The id is ``a1~`` and the SHA-256 of the token.
     What is signed is recorded before it is stored, so another attempt makes the same action.
@@ -58,7 +58,7 @@ class ActionCreatorTask(Task, timeout=60, retry=RetryPolicy(min_wait=5, max_wait
     parent: str | None = None
     attachments: list[str] = msgspec.field(default_factory=list)
     expires_in: Annotated[float, msgspec.Meta(gt=0, le=MAX_LIFETIME)] | None = None
-    audience: list[str] = msgspec.field(default_factory=list)
+    audience: list[str] | None = None
 
     def __post_init__(self) -> None:
         if self.parent is not None and not ACTION_ID.match(self.parent):
@@ -66,11 +66,13 @@ class ActionCreatorTask(Task, timeout=60, retry=RetryPolicy(min_wait=5, max_wait
         for file_id in self.attachments:
             if not FILE_ID.match(file_id):
                 raise ValueError(f"attachments must be file ids (f1~ and 43 characters), not {file_id!r}")
-        for domain in self.audience:
+        if self.audience is not None and not isinstance(self.audience, (list, tuple)):
+            raise ValueError(f"audience must be a list of domains, such as ['bob.example'], not {self.audience!r:.80}")
+        for domain in self.audience or ():
             if not DOMAIN.match(domain):
                 raise ValueError(f"audience must be domains in lower case, such as bob.example, not {domain!r}")
-        if len(self.audience) > MAX_AUDIENCES:
-            raise ValueError(f"audience has {len(self.audience)} domains, more than {MAX_AUDIENCES}")
+        if (count := len(self.audience or ())) > MAX_AUDIENCES:
+            raise ValueError(f"audience has {count} domains, more than {MAX_AUDIENCES}")
 
     def run(self, ctx: Context) -> dict[str, Any]:
         store = ActionStore.from_settings(ctx.settings)
@@ -94,7 +96,7 @@ class ActionCreatorTask(Task, timeout=60, retry=RetryPolicy(min_wait=5, max_wait
             p=self.parent,
             a=self._files(ctx),
             exp=None if self.expires_in is None else int(made + self.expires_in),
-            aud=named_audience(self.audience, ctx.settings),
+            aud=named_audience(self.audience or (), ctx.settings),
         )
         token: str = sign(claims, load_private_key(signing_key(ctx.settings)))
         read(token)  # what we would not accept from others we do not send

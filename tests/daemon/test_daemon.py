@@ -176,7 +176,7 @@ def test_it_starts_and_drains(start: Start, systemd: Systemd, tmp_path: Path) ->
     write(tmp_path, '[tasks]\nmodules = ["jobs"]\npath = ["."]\nstate = "jobs:len"\n[worker]\ndrain = 7')
     write(tmp_path, JOBS + "def len(): return 42\n", "jobs.py")
     child = start()
-    assert child.says("made") == "made sqlite:///schedd.db 42 False"
+    assert child.says("made") == f"made sqlite:///{tmp_path}/schedd.db 42 False"
     assert child.says("register") == "register clean"
     assert child.says("setup") == "setup jobs"
     child.says("start")

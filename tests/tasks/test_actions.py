@@ -635,3 +635,10 @@ CLAIMS: dict[str, Any] = {"iss": "alice.example", "iat": 1, "t": "POST"}
 def test_what_is_no_action(token: str) -> None:
     with pytest.raises(PermanentError, match="not a signed action"):
         read(token)
+
+
+def test_an_audience_is_a_list_of_domains_or_none_at_all() -> None:
+    assert ActionCreatorTask(1, "POST", audience=None) == ActionCreatorTask(1, "POST")
+    for wrong in ("bob.example", {"bob.example"}, 5):
+        with pytest.raises(ValueError, match="audience must be a list of domains"):
+            ActionCreatorTask(1, "POST", audience=wrong)  # type: ignore[arg-type]

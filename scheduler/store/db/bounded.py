@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from scheduler.errors import SchedulerError, StoreUnavailableError
+from scheduler.errors import SchedulerError, StoreUnavailableError, shown_as
 from scheduler.store.db.database import Database
 from scheduler.store.db.tx import Tx
 
@@ -15,6 +15,7 @@ _CANCELED = "57014"  # PostgreSQL's code of a statement that took too long
 _STEPS = 20_000  # of SQLite's virtual machine between two looks at the clock: about a millisecond
 
 
+@shown_as(SchedulerError)
 class ReadTooLongError(SchedulerError):
     """A statement took longer than a page may wait for it."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from scheduler.errors import StoreUnavailableError
+from scheduler.errors import StoreUnavailableError, shown_as
 from scheduler.model.redact import redact
 from scheduler.store.db import deadline
 from scheduler.store.db.sqlite_files import is_full
@@ -80,6 +80,7 @@ _ADVICE: tuple[tuple[str, str, bool], ...] = (
 )
 
 
+@shown_as(StoreUnavailableError)
 class StoreError(StoreUnavailableError):
     """A StoreUnavailableError that knows whether waiting may ``heal`` it. ``brief``: it without the driver's text,
     which differs from statement to statement; ``locked``: another session's lock was in the way; ``misfit``: the tables

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 from sqlalchemy.schema import CreateIndex
 
-from scheduler.errors import StoreUnavailableError
+from scheduler.errors import StoreUnavailableError, shown_as
 from scheduler.model.actor import actor
 from scheduler.model.texts import listed, rfc3339
 from scheduler.ports import FOREVER, SystemClock
@@ -55,6 +55,7 @@ _TRY_AGAIN = ("55P03", "40P01")  # lock_not_available, deadlock_detected
 LOCK_TRIES, LOCK_PAUSE = 120, 1.0  # how often, and seconds in between
 
 
+@shown_as(StoreUnavailableError)
 class MissingTablesError(StoreUnavailableError):
     """A migrated database lacks tables; the text names them."""
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
-
 from scheduler.model.inbox import INBOX
+from scheduler.model.nearest import nearest
 from scheduler.model.outgoing import OUTBOX
 from scheduler.model.state import TaskState
 from scheduler.model.texts import listed
@@ -44,7 +43,7 @@ def unknown_queue(tx: Tx, queue: str) -> str | None:
         if tx.run(f"SELECT 1 FROM schedd_tasks t WHERE {states} AND t.queue = :queue LIMIT 1", queue=queue).first():
             return None
     known |= set(queue_names(tx, _MOST_QUEUES))
-    close = difflib.get_close_matches(queue, sorted(known), n=1)
+    close = nearest(queue, sorted(known))
     meant = f"did you mean {close[0]!r}?" if close else f"known are {listed(sorted(known - {OUTBOX, INBOX}))}"
     return f"no worker and no kind names the queue {queue!r}, and no task waits in it; {meant}"
 
