@@ -40,7 +40,7 @@ STORE: tuple[frozenset[str], ...] = (
     frozenset({"rollups", "workers"}),
     frozenset({"inbox_order", "outbox", "reaper", "requests"}),
     frozenset({"inbox"}),
-    frozenset({"door_keys", "inbox_held"}),
+    frozenset({"door_keys", "inbox_dead", "inbox_held"}),
     frozenset({"gateway_jobs", "placements", "schedule_runs", "schedule_times"}),
     frozenset({"abandoned"}),
     frozenset({"worker_jobs"}),

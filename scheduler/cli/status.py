@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         "paused",
         "by_hand",
         "held_messages",
+        "dead_messages",
         "at_least",
     )
 )
@@ -57,6 +58,7 @@ def status_command(session: Session, /, check: bool) -> int:
 
 def _print(found: Status, now: int) -> None:
     from scheduler.model.texts import counted, listed, span_text
+    from scheduler.store.inbox_dead import dead_texts
     from scheduler.store.inbox_held import held_texts
     from scheduler.store.read.stuck_tasks import HELD_LONG
 
@@ -91,7 +93,9 @@ def _print(found: Status, now: int) -> None:
         say(f"  {hand.describe()}{due.get(hand.undo, '')}; `{hand.undo}` ends that")
     for text in held_texts([one for one in found.held if now - one.since <= HELD_LONG], now):
         say(text)
-    if found.by_hand or found.held:
+    for text in dead_texts(list(found.dead_messages), now):
+        say(text)
+    if found.by_hand or found.held or found.dead_messages:
         say()
     if found.workers:
         rows = [worker_row(worker, now) | {"kinds": len(worker.kinds)} for worker in found.workers]

@@ -258,6 +258,10 @@ def status_view(found: Status, now: int) -> dict[str, Any]:
             {"source": h.source, "messages": h.number, "subjects": h.subjects, "since": time(h.since)}
             for h in found.held
         ],
+        "dead_messages": [
+            {"source": d.source, "messages": d.number, "last_at": time(d.last_at), "last_error": d.error}
+            for d in found.dead_messages
+        ],
     }
 
 

@@ -107,6 +107,23 @@ def test_the_list_shows_why_the_last_dead_message_is_dead(ctl: Ctl, live: Bench,
     (row,) = json.loads(ctl("-o", "json", "sources", "list", SCHEDD_CONFIG=config).stdout)
     assert (row["last_error"], row["trouble"]) == ("the message is no JSON object, but list", None)
     assert "the message is no JSON object" in {r["check"]: r for r in ctl.json("doctor")}["messages"]["text"]
+    (told,) = ctl.json("status")["dead_messages"]
+    assert (told["source"], told["messages"], told["last_error"]) == (
+        "orders", 1, "the message is no JSON object, but list",
+    )  # fmt: skip
+    assert "1 message of source orders could become no task within a day" in ctl("status").output
+    write(live.jobs, "UPDATE schedd_inbox SET last_at = last_at - 90000000000")
+    assert ctl.json("status")["dead_messages"] == []
+
+
+def test_a_configuration_that_leaves_kinds_to_strangers_is_said(ctl: Ctl, live: Bench, config: str) -> None:
+    said = ctl("config", "check", SCHEDD_CONFIG=config)
+    assert (said.exit_code, "chooses its kind" in said.stderr) == (0, False)
+    Path(config).write_text(DOOR + 'token = "t"\n' + SOURCES.replace('kind = "Step"\n', ""))
+    said = ctl("config", "check", SCHEDD_CONFIG=config)
+    assert said.exit_code == 0
+    assert "sources.orders.kind: not set: whoever sends a message there chooses its kind" in said.stderr
+    assert "door.kinds: not set: the bearer of the token may submit any kind but schedd's own" in said.stderr
 
 
 def test_the_outbox_shows_messages_that_wait(ctl: Ctl, live: Bench, config: str) -> None:

@@ -235,6 +235,12 @@ def test_tasks_are_taken_by_the_name_of_their_kind(opened: Callable[..., Opened]
         ({"kind": "Step", "payload": {}}, 403),
         ({"kind": "None"}, 404),
         ({"kind": "TakeOrder", "payload": {"order": "x"}}, 422),
+        ({"kind": "TakeOrder", "payload": {"order": 1}, "delay": 1e308}, 422),
+        ({"kind": "TakeOrder", "payload": {"order": 1}, "delay": -1}, 422),
+        ({"kind": "TakeOrder", "payload": {"order": 1}, "key": "a\x00b"}, 422),
+        ({"kind": "TakeOrder", "payload": {"order": 1}, "subject": "a\x00b"}, 422),
+        ({"kind": "a\x00b"}, 403),
+        (b'{"kind": "TakeOrder", "payload": {"order": ' + b"[" * 10_000 + b"]" * 10_000 + b"}}", 400),
         ({"kind": "TakeOrder", "colour": 1}, 400),
         (b"no json", 400),
     ]

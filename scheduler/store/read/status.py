@@ -12,6 +12,7 @@ from scheduler.model.state import TaskState
 from scheduler.model.times import SECOND
 from scheduler.store import pauses
 from scheduler.store.db.tx import Tx
+from scheduler.store.inbox_dead import DeadMessages, recent_dead
 from scheduler.store.inbox_held import Held, held
 from scheduler.store.pauses import Pause
 from scheduler.store.predicates import HELD
@@ -72,6 +73,7 @@ class Status(NamedTuple):
     idle: Problem | None = None  # that no worker takes tasks
     by_hand: Sequence[ByHand] = ()  # what people have set and not taken back
     flows: Sequence[Flow] = ()  # of queues whose backlog is some minutes old
+    dead_messages: Sequence[DeadMessages] = ()  # that could become no task, in the last day
 
 
 def status(tx: Tx, most: int = MAX_COUNTED) -> Status:
@@ -98,6 +100,7 @@ def status(tx: Tx, most: int = MAX_COUNTED) -> Status:
         next((one for one in found if one.name == "idle"), None),
         set_by_hand(tx),
         flows(tx, seen.due),
+        recent_dead(tx),
     )
 
 
