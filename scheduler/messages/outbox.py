@@ -104,6 +104,8 @@ class Publisher(Serving):
             FAILPOINTS.hit("outbox.publishing")
             answers = self.sink.publish(batch)
             FAILPOINTS.hit("outbox.published")
+            if len(answers) != len(batch):
+                raise ValueError(f"the sink gave {len(answers)} answers to {len(batch)} messages")
         except Exception as error:
             if len(batch) > 1 and not isinstance(error, TransportError):  # one is to blame: the others go out
                 for one in batch:

@@ -146,7 +146,7 @@ def test_a_sink_that_takes_nothing_is_said_though_it_answers(make: Make) -> None
     publisher = Publisher("shop", sink, Sink(type="memory"), rig.jobs.database.now, rig.jobs.traffic)
     sink.refuse["1"] = Refused("1", "503 from\x00there")
     publisher._publish([one := outgoing(1)], {id(one): done()})
-    ((problem, text, _, _),) = rig.stuck()
+    ((problem, text, *_),) = rig.stuck()
     assert (problem, text.endswith("503 from\ufffdthere")) == ("sink", True)
     publisher._publish([one := outgoing(2)], {id(one): done()})
     assert rig.stuck() == []
