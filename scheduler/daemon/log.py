@@ -136,7 +136,7 @@ def _renderers(settings: Log, stream: TextIO, environ: Mapping[str, str]) -> lis
 
 
 class _OneRow:
-    """Renders the line about an attempt's end in one row of a terminal; other lines as ``shown`` does.
+    """Renders the line about an attempt's end in one row of a terminal, others as ``shown`` does; without the date.
 
     The rest of its fields is in ``schedctl show``, and in a log that is not a terminal's.
     """
@@ -149,11 +149,11 @@ class _OneRow:
         self._reset = structlog.dev.RESET_ALL if colors else ""
 
     def __call__(self, logger: Any, method: str, event: MutableMapping[str, Any]) -> Any:
+        time = event["timestamp"] = f"{str(event.get('timestamp', ''))[11:19]}Z"
         if event.get("logger") != ATTEMPTS or "outcome" not in event or "task" not in event:
             return self._shown(logger, method, event)
         level = str(event.get("level", ""))
-        time = str(event.get("timestamp", ""))[11:19]
-        row = f"{time} [{self._styles.get(level, '')}{level:<7}{self._reset}] {event['outcome']:<9} "
+        row = f"{time} [{self._styles.get(level, '')}{level:<9}{self._reset}] {event['outcome']:<9} "
         row += f"{event.get('kind')} {event['task']}"
         if event.get("attempt", 1) != 1:
             row += f", attempt {event['attempt']}"

@@ -367,10 +367,10 @@ def test_an_attempt_is_one_row_of_a_terminal(colors: bool) -> None:
     attempts.info("attempt succeeded", extra=ENDED)
     again = {"attempt": 3, "key": "a", "ms": 2.34, "outcome": "dead", "error": "bad \x1b[31mnumber"}
     attempts.error("attempt dead", extra=ENDED | again)
-    first, second = [re.sub(r"\x1b\[\d*m", "", line)[9:] for line in stream.getvalue().splitlines()]
-    assert first == "[info   ] succeeded billing.SendInvoice 4711, 1.2 s"
-    assert second == "[error  ] dead      billing.SendInvoice 4711, attempt 3, key a, 2.3 ms: bad ·[31mnumber"
-    assert len(first) + 9 <= 80
+    first, second = [re.sub(r"\x1b\[\d*m", "", line)[10:] for line in stream.getvalue().splitlines()]
+    assert first == "[info     ] succeeded billing.SendInvoice 4711, 1.2 s"
+    assert second == "[error    ] dead      billing.SendInvoice 4711, attempt 3, key a, 2.3 ms: bad ·[31mnumber"
+    assert len(first) + 10 <= 80
     assert ("\x1b" in stream.getvalue()) is colors
 
 
