@@ -84,6 +84,7 @@ def _print(found: Status, now: int) -> None:
     if found.oldest_dead is not None:
         age = span_text(max(0, now - found.oldest_dead))
         dead = counted(found.states.get("dead", 0), "dead letter")
+        dead = f"at least {dead}" if "dead" in found.capped else dead
         say(f"{dead}, the oldest for {age}: `schedctl dlq list` shows the causes")
         say()
     due = {pause.remedy: f" ({counted(number, 'task')} due)" for pause, number in found.paused}
