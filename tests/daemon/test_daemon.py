@@ -183,7 +183,7 @@ def test_it_starts_and_drains(start: Start, systemd: Systemd, tmp_path: Path) ->
     assert systemd.expect("READY=1") == "READY=1\nSTATUS=ready"
     assert systemd.expect("STATUS") == "STATUS=0 tasks under way"
     starts = json.loads(child.expect('"schedd .* starts"'))
-    assert (starts["kinds"], starts["store"]) == (["clean"], "sqlite:///schedd.db")
+    assert (starts["kinds"], starts["store"]) == (["clean"], f"sqlite:///{tmp_path}/schedd.db")
     child.kill(signal.SIGTERM)
     child.says("drain")
     child.says("stop now")
