@@ -102,7 +102,7 @@ class Root(Group):
             if isinstance(command, click.Group) and name in command.commands
         ]
         called = [_CALLED[name]] if name in _CALLED else []
-        return below or called or nearest(name, COMMANDS, 2)
+        return below or called or nearest(name, COMMANDS)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
