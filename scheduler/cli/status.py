@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from scheduler.store.read.status import Status
 
 
+CAUSES = 3  # of dead letters that are named
+
+
 @click.command(name="status")
 @click.option("--check", is_flag=True, help="End with status 1 if something is stuck, or no worker takes tasks.")
 @common
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
         "stuck",
         "idle",
         "paused",
+        "causes",
         "by_hand",
         "held_messages",
         "dead_messages",
@@ -76,8 +80,8 @@ def _print(found: Status, now: int) -> None:
     oldest = found.oldest
     if oldest is not None:
         age = span_text(max(0, now - oldest.since))
-        cause = "" if oldest.cause is None else oldest.cause.words
-        say(f"oldest ready: task {oldest.id} ({oldest.kind}, queue {oldest.queue}), for {age}{cause}")
+        words = "" if oldest.cause is None else oldest.cause.words
+        say(f"oldest ready: task {oldest.id} ({oldest.kind}, queue {oldest.queue}), for {age}{words}")
         for flow in found.flows:
             say(flow.describe())
         say()
@@ -86,6 +90,12 @@ def _print(found: Status, now: int) -> None:
         dead = counted(found.states.get("dead", 0), "dead letter")
         dead = f"at least {dead}" if "dead" in found.capped else dead
         say(f"{dead}, the oldest for {age}: `schedctl dlq list` shows the causes")
+        shown = found.causes.causes[:CAUSES]
+        for cause in shown:
+            say(f"  {cause.number} of {cause.of_kinds()}: {cause.error} (task {cause.id})")
+        if len(found.causes.causes) > len(shown):
+            more = "" if found.causes.whole else "at least "
+            say(f"  {len(shown)} of {more}{counted(len(found.causes.causes), 'cause')} shown")
         say()
     due = {pause.remedy: f" ({counted(number, 'task')} due)" for pause, number in found.paused}
     if found.by_hand:

@@ -232,6 +232,21 @@ def status_view(found: Status, now: int) -> dict[str, Any]:
         "workers": [worker_view(worker, now) for worker in found.workers],
         "stuck": [problem_view(one) for one in found.stuck],
         "idle": None if found.idle is None else problem_view(found.idle),
+        "causes": {
+            "total": len(found.causes.causes),
+            "whole": found.causes.whole,
+            "largest": [
+                {
+                    "number": one.number,
+                    "kinds": list(one.kinds),
+                    "error_class": one.error_class,
+                    "error": one.error,
+                    "since": time(one.oldest),
+                    "task": one.id,
+                }
+                for one in found.causes.causes[:SHOWN_CAUSES]
+            ],
+        },
         "by_hand": [
             {
                 "sort": one.sort,
@@ -263,6 +278,9 @@ def status_view(found: Status, now: int) -> dict[str, Any]:
             for d in found.dead_messages
         ],
     }
+
+
+SHOWN_CAUSES = 5  # of dead letters
 
 
 def problem_view(problem: Problem) -> dict[str, Any]:

@@ -38,10 +38,21 @@ def _status(error: BaseException) -> int | None:
 
 
 def fingerprint(error: BaseException) -> str:
-    """12 hex digits over the error's type and frames as (file name, function), without lines or values."""
-    parts = [f"{type(error).__module__}.{type(error).__qualname__}"]
+    """12 hex digits over the error's type and frames as (file name, function), without lines or values.
+
+    An error whose place in the code says nothing of its cause has a ``schedd_cause``, which counts too.
+    """
+    parts = [f"{type(error).__module__}.{type(error).__qualname__}", *_cause(error)]
     parts += _frames(error.__traceback__)
     return hashlib.sha256("\n".join(parts).encode("utf-8", "replace")).hexdigest()[:12]
+
+
+def _cause(error: BaseException) -> list[str]:
+    try:
+        found = getattr(error, "schedd_cause", None)
+    except BaseException:  # its own __getattr__ may raise anything
+        return []
+    return [found] if isinstance(found, str) else []
 
 
 def _frames(trace: TracebackType | None) -> list[str]:

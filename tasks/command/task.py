@@ -93,7 +93,7 @@ class CommandTask(Task):
                 self._watch(ctx, process, output)
         finally:
             output.close()
-        return self._result(process, output)
+        return self._result(ctx, process, output)
 
     def _environment(self, ctx: Context) -> dict[str, str]:
         kept = {
@@ -117,7 +117,7 @@ class CommandTask(Task):
                 beat, seen = now, output.size
                 ctx.heartbeat()
 
-    def _result(self, process: Process, output: Output) -> dict[str, Any]:
+    def _result(self, ctx: Context, process: Process, output: Output) -> dict[str, Any]:
         code = process.exit_code
         if code == 0:
             return {"exit_code": 0, "output_tail": output.tail, "output_bytes": output.size}
@@ -128,9 +128,10 @@ class CommandTask(Task):
         else:
             how = "was lost: its supervising process was killed"
         text = f"{self._name} {how}" + (f"; its last words: {output.last_line}" if output.last_line else "")
-        if code in self.permanent_exit_codes:
-            raise PermanentError(text, status=code)
-        raise CommandFailed(text)
+        failed: Any = PermanentError(text, status=code) if code in self.permanent_exit_codes else CommandFailed(text)
+        # Commands fail in one place of the code. What runs, and what for, is what tells their causes apart.
+        failed.schedd_cause = f"{self.argv[0]} {ctx.schedule or ctx.key} {how}"
+        raise failed
 
     @property
     def _name(self) -> str:

@@ -24,7 +24,8 @@ from scheduler.store import inbox
 from scheduler.store.db import writable
 from scheduler.store.inbox_order import Ordering
 from scheduler.store.read.problems import BY_NAME, TABLE, Voice
-from support.bench import Bench, Step, notify_and_step
+from scheduler.testing import engine_of
+from support.bench import Bench, Soft, Step, notify_and_step
 from support.consoles import ask, console_on
 from support.databases import Database
 
@@ -126,6 +127,19 @@ def plant_capped(live: Bench) -> Planted:
     live.execute(f"UPDATE schedd_tasks SET {hour_ago}", hour=HOUR)
     words = f"kind Step is at its cap of 1: task {holder} holds it since "
     return Planted(words, (waits,), f"its cap of 1: task {holder} holds it since ", ("cancel", "--force", str(holder)))
+
+
+def plant_failing(live: Bench) -> Planted:
+    """An outage: each attempt fails, of two kinds, with other numbers and hosts in the text."""
+
+    def away(ctx: Context) -> Any:
+        raise ConnectionError(f"api-{ctx.id}.example.org answered 503 after {ctx.id} ms to '{ctx.id}'")
+
+    live.script.bodies |= {f"out {n}": away for n in range(24)}
+    made = [int(live.jobs.task((Step, Soft)[n % 2](f"out {n}")).schedule()) for n in range(24)]
+    live.drain()
+    engine_of(live.jobs).write_rollups()
+    return Planted("24 of 24 attempts of 2 kinds (", (made[0],), "answered 503", ("pause", "--kind", "Step"))
 
 
 def plant_overdue(live: Bench) -> Planted:

@@ -24,7 +24,8 @@ class FakeContext:
         self.id = 42
         self.kind = "Fake"
         self.attempt = 1
-        self.key = None
+        self.key: str | None = None
+        self.schedule: str | None = None
         self.state = None
         self.deadline = None
         self.settings = settings or {}

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from scheduler import PermanentError
+from scheduler.model.fingerprint import fingerprint
 from scheduler.tasks import CommandTask
 from scheduler.tasks.command import task as command_task
 from scheduler.tasks.command.output import MAX_LINE, MAX_TAIL, Output
@@ -224,3 +225,20 @@ def test_secrets_stay_out_of_errors_and_log() -> None:
     with pytest.raises(CommandFailed) as caught:
         run("false", "--password=hunter2", env={"TOKEN": "hunter2"}, ctx=ctx)
     assert "hunter2" not in str(caught.value) + ctx.captured
+
+
+def test_what_runs_for_what_tells_causes_apart() -> None:
+    """Ten lines of a crontab are ten causes, though each fails in the same place of the code."""
+
+    def cause(program: str, code: int, *, schedule: str | None = None, key: str | None = None) -> str:
+        ctx = FakeContext(ALLOWED)
+        ctx.schedule, ctx.key = schedule, key
+        with pytest.raises(CommandFailed) as raised:
+            run(program, "-c", f"exit {code}", ctx=ctx)
+        return fingerprint(raised.value)
+
+    usual = cause("/bin/sh", 1)
+    assert cause("/bin/sh", 1) == usual
+    others = [cause("/bin/bash", 1), cause("/bin/sh", 2)]
+    others += [cause("/bin/sh", 1, schedule="a"), cause("/bin/sh", 1, key="b")]
+    assert len({usual, *others}) == 5

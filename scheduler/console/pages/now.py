@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from scheduler.client.json_views import status_view, time
-from scheduler.console.masks import TaskMasks, masked_text
+from scheduler.console.masks import masked_text
 from scheduler.console.past import asked_instant
 from scheduler.console.render import Done, Page
 from scheduler.console.roles import Verb
@@ -14,15 +14,12 @@ from scheduler.console.routes import Nav, action, page
 from scheduler.console.visit import BadInputError, Visit
 from scheduler.model.problem import Problem
 from scheduler.model.texts import counted, span_text
-from scheduler.store.db.tx import Tx
-from scheduler.store.read import dead_letters
 from scheduler.store.read.by_hand import ByHand
 from scheduler.store.read.lives import status_at
 from scheduler.store.read.problems import BY_NAME
 from scheduler.store.read.series import Minute, minutes
 from scheduler.store.read.status import PausedWork, ReadyTask, Status, status
 from scheduler.store.read.stuck_tasks import WAITS_LONG
-from scheduler.store.read.tasks import get_tasks
 from scheduler.store.read.workers import no_worker_reason
 
 CHART_MINUTES = 60
@@ -72,14 +69,14 @@ def now(visit: Visit) -> Page:
     with visit.read() as tx:
         found = status(tx, _COUNTED)
         at = tx.now
-        causes = _causes(tx, found)
         series = minutes(tx, CHART_MINUTES)
         wrong = troubles(found, at)
     context: dict[str, Any] = {
         "status": found,
         "by_hand": [(one, masked_text(one.describe()), *_hand(one, found)) for one in found.by_hand],
         "troubles": wrong,
-        "causes": causes,
+        "causes": found.causes.causes[:CAUSES],
+        "all_causes": found.causes,
         "pools": found.pools,
         "live_workers": [w for w in found.workers if w.alive],
         "chart": chart(series),
@@ -93,19 +90,6 @@ def now(visit: Visit) -> Page:
         "minutes": [{"at": time(m.at), "succeeded": m.succeeded, "failed": m.failed, "other": m.other} for m in series],
     }
     return Page("now.html", data, context, "schedctl status")
-
-
-def _causes(tx: Tx, found: Status) -> list[tuple[dead_letters.Group, str | None]]:
-    """The causes of most dead letters, each with the masked error of its newest one."""
-    if not 0 < found.states.get("dead", 0) < _COUNTED:
-        return []
-    groups = dead_letters.groups(tx, dead_letters.Filter(), CAUSES)
-    newest = {task.id: task for task in get_tasks(tx, [group.id for group in groups])}
-    masks = TaskMasks(tx, {group.kind for group in groups})
-    return [
-        (group, masks.of(newest[group.id]).text(group.error) if group.id in newest else masked_text(group.error))
-        for group in groups
-    ]
 
 
 def _past(visit: Visit) -> Page:

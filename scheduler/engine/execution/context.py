@@ -78,6 +78,11 @@ class _ContextBase(Generic[App_co]):
         return self._attempt.claimed.key
 
     @property
+    def schedule(self) -> str | None:
+        """The name of the schedule that made it; None: none did."""
+        return self._attempt.claimed.schedule
+
+    @property
     def idempotency_key(self) -> str:
         """The key, else ``task-<original id>``; the same over retries and replay.
 

@@ -165,6 +165,15 @@ TABLE: tuple[ProblemType, ...] = (
         voices=OF_NO_TASK,
     ),
     ProblemType(
+        "failing",
+        "Of the attempts of a kind within 10 minutes, nine in ten failed, and there were 20 or more of one cause.",
+        "`schedctl dlq list` shows the causes. Hold the kind back until it is mended: `schedctl pause --kind NAME`.",
+        tasks.failing,
+        "failures",
+        bad=True,
+        page=("Dead letters", "/dead"),
+    ),
+    ProblemType(
         "capped",
         "Tasks have waited for 5 minutes behind a cap, and all that hold it run for three times longer than usual.",
         "Look at what holds the cap, and cancel that: `schedctl cancel ID`.",

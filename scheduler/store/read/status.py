@@ -22,6 +22,7 @@ from scheduler.store.read.counts import about, pools
 from scheduler.store.read.flow import Flow, flows
 from scheduler.store.read.problems import problems
 from scheduler.store.read.ready import Cause, cause_of, first_of, ready_since
+from scheduler.store.read.shared_causes import SharedCauses, shared_causes
 from scheduler.store.read.snapshot import Snapshot, due_ids
 from scheduler.store.read.workers import Fleet, WorkerRecord
 from scheduler.store.tasks.claim import LaneHead
@@ -74,6 +75,7 @@ class Status(NamedTuple):
     by_hand: Sequence[ByHand] = ()  # what people have set and not taken back
     flows: Sequence[Flow] = ()  # of queues whose backlog is some minutes old
     dead_messages: Sequence[DeadMessages] = ()  # that could become no task, in the last day
+    causes: SharedCauses = SharedCauses([], 0, True)  # of the newest dead letters, over all kinds
 
 
 def status(tx: Tx, most: int = MAX_COUNTED) -> Status:
@@ -101,6 +103,7 @@ def status(tx: Tx, most: int = MAX_COUNTED) -> Status:
         set_by_hand(tx),
         flows(tx, seen.due),
         recent_dead(tx),
+        shared_causes(tx) if states.get("dead") else SharedCauses([], 0, True),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from scheduler.model import state as st
 from scheduler.model.lanes import QUARANTINE_LANE, executor_of, kind_of
 from scheduler.model.problem import Problem
@@ -14,6 +16,7 @@ from scheduler.store.db.writable import no_writes
 from scheduler.store.durable import deadlocks
 from scheduler.store.inbox_held import held, held_texts
 from scheduler.store.predicates import CLAIMABLE, HELD
+from scheduler.store.read import shared_causes
 from scheduler.store.read.alert_facts import usual_run
 from scheduler.store.read.explain import CLOCK_AHEAD
 from scheduler.store.read.last_served import left_behind
@@ -191,6 +194,20 @@ def capped(seen: Snapshot) -> list[Problem]:
 def _unusual(tx: Tx, kind: str) -> int:
     """From when on an attempt of this kind has run for unusually long."""
     return max(WAITS_LONG, 3 * (usual_run(tx, kind) or 0))
+
+
+def failing(seen: Snapshot) -> list[Problem]:
+    """Kinds of which nearly each attempt fails, by what their errors have in common."""
+    found = []
+    for one in shared_causes.failing(seen.tx):
+        kind = shlex.quote(one.kinds[0])
+        remedy = (
+            f"`schedctl show {one.tasks[0]}` shows one of them. `schedctl pause --kind {kind}` holds them back until "
+            f"it is mended. `schedctl resume --kind {kind}` and `schedctl retry --kind {kind}` run them again."
+        )
+        text = shared_causes.failing_text(one)
+        found.append(Problem("failing", text, one.failed, one.tasks, one.since, remedy))
+    return found
 
 
 def held_messages(seen: Snapshot) -> list[Problem]:
