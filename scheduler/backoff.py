@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+MOST_WAIT = 86_400.0  # seconds that a server may ask to be left alone
+
 
 class Backoff:
     """Pauses in seconds that grow from ``first`` to ``longest``, each ``factor`` times the one before."""
@@ -40,3 +42,10 @@ class LogOnce:
     def clear(self, key: Hashable = None) -> None:
         """Forget what was logged for ``key``: it is over."""
         self._logged.pop(key, None)
+
+
+def bounded_wait(seconds: float | None) -> float | None:
+    """Seconds that a server asked to wait, as far as they make sense: at least 0, at most a day."""
+    if seconds is None or seconds != seconds:
+        return None
+    return float(min(MOST_WAIT, max(0.0, seconds)))

@@ -24,6 +24,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import msgspec
 
+from scheduler.backoff import bounded_wait
 from scheduler.errors import SchedulerError
 from scheduler.model.placement import NOT_MINE as NOT_MINE
 from scheduler.model.placement import Phase as Phase
@@ -39,7 +40,7 @@ class ExecutorError(SchedulerError):
 
     def __init__(self, text: str, after: float | None = None) -> None:
         super().__init__(text)
-        self.after = after
+        self.after = bounded_wait(after)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

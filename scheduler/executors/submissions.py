@@ -8,6 +8,7 @@ from typing import Protocol
 
 import msgspec
 
+from scheduler.backoff import bounded_wait
 from scheduler.executors.link import EngineLink
 from scheduler.executors.ports import ExecutorError, Job, Submitted
 from scheduler.model.resources import resources_from_json
@@ -116,7 +117,8 @@ class Submissions:
             if isinstance(answer, Submitted):
                 there.append((*placement.key, answer.handle))
             elif answer.later:
-                wait = RETRY_S if answer.after is None else answer.after
+                asked = bounded_wait(answer.after)
+                wait = RETRY_S if asked is None else asked
                 later.append((*placement.key, self._database.now() + round(wait * SECOND), answer.reason))
             else:
                 self._refused(worker, placement, answer.reason)

@@ -17,17 +17,9 @@ from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
+from scheduler.backoff import bounded_wait
 from scheduler.errors import ConfigError, SchedulerError
 from scheduler.model.times import LAST
-
-MOST_WAIT = 86_400.0  # seconds that a transport may ask to be left alone
-
-
-def bounded_wait(seconds: float | None) -> float | None:
-    """Seconds that a server asked to wait, as far as they make sense: at least 0, at most a day."""
-    if seconds is None or seconds != seconds:
-        return None
-    return float(min(MOST_WAIT, max(0.0, seconds)))
 
 
 class TransportError(SchedulerError):

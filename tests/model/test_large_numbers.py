@@ -11,6 +11,7 @@ from scheduler import RetryPolicy, Scheduler, task
 from scheduler.config.sources import Unfit, convert
 from scheduler.engine.execution.context import Context
 from scheduler.errors import ConfigError, SchedulerError
+from scheduler.executors.ports import ExecutorError
 from scheduler.model.resources import Resources
 from scheduler.model.texts import within
 from scheduler.model.times import LONGEST, SECOND, span_us
@@ -84,6 +85,7 @@ def test_what_a_server_asks_to_wait_is_bounded() -> None:
     waits = [(1e308, 86_400.0), (float("inf"), 86_400.0), (float("nan"), None), (-5.0, 0.0), (7.0, 7.0), (None, None)]
     for asked, taken in waits:
         assert (TransportError("", asked).after, Refused("k", "", after=asked).after) == (taken, taken)
+        assert ExecutorError("", asked).after == taken
 
 
 def test_what_is_cut_stays_different() -> None:
