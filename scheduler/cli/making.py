@@ -187,6 +187,7 @@ class TaskOptionsGiven:
             dead_letter=options.get("dead_letter", True),
             schema_version=record.schema_version if record is not None else 1,
             result_ttl=options.get("result_ttl"),
+            failed_ttl=options.get("failed_ttl"),
             executor=placing["executor"],
             resources=placing["resources"],
             executor_options=placing["executor_options"],

@@ -61,6 +61,7 @@ class PublishedKind:
             dead_letter=given.get("dead_letter", True),
             schema_version=self.record.schema_version,
             result_ttl=given.get("result_ttl"),
+            failed_ttl=given.get("failed_ttl"),
             executor=given.get("executor"),
             resources=given.get("resources"),
             executor_options=given.get("executor_options"),

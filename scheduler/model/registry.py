@@ -283,6 +283,7 @@ def _usual_spec(options: TaskOptions) -> TaskSpec:
         dead_letter=options.dead_letter,
         schema_version=options.schema_version,
         result_ttl=options.result_ttl,
+        failed_ttl=options.failed_ttl,
         executor=options.executor,
         resources=options.resources,
         executor_options=options.executor_options,

@@ -59,6 +59,7 @@ class TaskSpec(msgspec.Struct, gc=False):  # a large batch has many, and no cycl
     missed: int | None = None
     missed_since: int | None = None
     result_ttl: int | None = None
+    failed_ttl: int | None = None
     max_duration: int | None = None
     max_delay: int | None = None
     executor: str | None = None

@@ -76,6 +76,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     concurrency_key: str | Callable[[Any], str] | None = None
     dead_letter: bool = True
     result_ttl: int | None = None
+    failed_ttl: int | None = None
     key_retention: int | None = None
     unique: Unique | None = None
     debounce: Debounce | None = None
@@ -104,6 +105,7 @@ class OptionArgs(TypedDict, total=False):
     concurrency_key: str | Callable[[Any], str] | None
     dead_letter: bool
     result_ttl: float | timedelta | None
+    failed_ttl: float | timedelta | None
     key_retention: float | timedelta | None
     unique: Unique | None
     debounce: Debounce | None
@@ -140,7 +142,7 @@ def _checked(kind: str, args: dict[str, Any]) -> dict[str, Any]:
     if unknown:
         raise ConfigError(_unknown(unknown[0]))
     done: dict[str, Any] = {"kind": kind}
-    for name in ("timeout", "result_ttl", "stall_after"):
+    for name in ("timeout", "result_ttl", "failed_ttl", "stall_after"):
         if args.get(name) is not None:
             done[name] = span_us(args[name], name, positive=True)
     if args.get("key_retention") is not None:

@@ -108,6 +108,7 @@ tasks = Table(
     Column("executor", Text),  # that places it; NULL: workers claim it
     Column("resources", Text),  # model.resources.Resources as JSON
     Column("executor_options", Text),  # JSON
+    Column("failed_ttl", BigInteger),  # how long it stays once it has failed or is dead; NULL: as retention says
     sqlite_autoincrement=True,
 )
 # SQLAlchemy 2.0 has no option of Table for storage parameters.
@@ -136,6 +137,12 @@ _partial("ix_schedd_tasks_key", "key", "id", where="key IS NOT NULL")
 _partial("ix_schedd_tasks_key_ended", "kind", "key", where="key IS NOT NULL AND state >= 7")
 _partial("ix_schedd_tasks_correlation", "correlation", "id", where="correlation IS NOT NULL")
 _partial("ix_schedd_tasks_subject", "subject", "id", where="subject IS NOT NULL")
+Index(
+    "ix_schedd_tasks_failed_ttl",
+    tasks.c.finished_at + tasks.c.failed_ttl,
+    sqlite_where=text("failed_ttl IS NOT NULL AND state >= 7"),
+    postgresql_where=text("failed_ttl IS NOT NULL AND state >= 7"),
+)
 _partial("ix_schedd_tasks_spawned_by", "spawned_by", where="spawned_by IS NOT NULL")
 
 edges = Table(

@@ -86,6 +86,7 @@ def publish_kinds(tx: Tx, worker: int, kinds: Iterable[Kind]) -> None:
             "rate_limit": None if o.rate_limit is None else [o.rate_limit.count, o.rate_limit.period],
             "dead_letter": o.dead_letter,
             "result_ttl": o.result_ttl,
+            "failed_ttl": o.failed_ttl,
             "key_retention": o.key_retention,
             **kind.published_keys(),
             "upgrades": kind.upgrades,

@@ -57,6 +57,7 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("timeout must be more than 0, not 0", {"timeout": 0}),
     ("timeout must be seconds or a timedelta, not '5m'", {"timeout": "5m"}),
     ("result_ttl must be more than 0", {"result_ttl": -1}),
+    ("failed_ttl must be more than 0", {"failed_ttl": 0}),
     ("stall_after must be seconds or a timedelta", {"stall_after": True}),
     ('rate_limit must look like "100/min"', {"rate_limit": "often"}),
     ('rate_limit must look like "100/min"', {"rate_limit": "0/min"}),

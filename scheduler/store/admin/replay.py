@@ -28,7 +28,7 @@ _WHENS, _OTHERWISES = tuple(When), tuple(Otherwise)
 COPIED = (
     *("kind", "queue", "priority", "max_attempts", "retry", "timeout", "payload_ref", "message_type", "causation"),
     *("subject", "sequence", "headers", "key_retention", "slot", "slot_tz", "missed", "missed_since"),
-    *("result_ttl", "max_duration", "max_delay", "executor", "resources", "executor_options"),
+    *("result_ttl", "failed_ttl", "max_duration", "max_delay", "executor", "resources", "executor_options"),
 )
 READ = ", ".join(
     f"t.{name}"

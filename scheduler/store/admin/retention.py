@@ -128,6 +128,12 @@ SELECT t.id FROM schedd_tasks t WHERE t.state = :state AND t.state >= {st.FAILED
 AND t.finished_at < :before AND {_UNREFERENCED}
 {{chosen}} ORDER BY t.finished_at LIMIT :batch
 """
+# Failed and dead tasks of kinds with a failed_ttl go by that alone.
+_FAILED_TTL = f"""
+SELECT t.id, t.state FROM schedd_tasks t WHERE t.failed_ttl IS NOT NULL AND t.state >= {st.FAILED}
+AND t.state <= {st.DEAD} AND t.finished_at + t.failed_ttl <= :now AND {_UNREFERENCED}
+ORDER BY t.finished_at + t.failed_ttl LIMIT :batch
+"""
 # By age, on demand: a result goes with its task, a key that is not free yet stays.
 _SUCCEEDED_BEFORE = f"t.state = {st.SUCCESS} AND t.finished_at < :before AND coalesce(t.key_until, 0) <= :now"
 # States with a retention of their own, where it is set.
@@ -182,10 +188,14 @@ def _remove_ended(
     Returns how many were found, and the ids of those removed: fewer found than ``batch`` means that there are no more.
     """
     where, names = ("", {}) if chosen is None else chosen.where()
-    sql = f"{_OTHERS.format(chosen=where)} {tx.dialect.skip_locked}"
     expired: list[tuple[int, int]] = []
+    if chosen is None:
+        own = tx.run(f"{_FAILED_TTL} {tx.dialect.skip_locked}", now=tx.now, batch=batch)
+        expired += [(row[0], row[1]) for row in own]
     for state, age in ages.items():
         if len(expired) < batch:
+            others = "AND t.failed_ttl IS NULL" if chosen is None and state in (st.FAILED, st.DEAD) else where
+            sql = f"{_OTHERS.format(chosen=others)} {tx.dialect.skip_locked}"
             bound = {"state": state, "before": tx.now - age, "batch": batch - len(expired), **names}
             expired += [(row[0], state) for row in tx.run(sql, **bound)]
     unneeded = _unneeded(tx, expired)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from alembic.config import Config
 
 log = logging.getLogger("scheduler.store")
-HEAD = "0012"
+HEAD = "0013"
 _FIRST = "0001"  # revisions are counted from here, and none is left out
 _REVISION = re.compile(r"\d{4}")
 VERSION_TABLE = "schedd_version"

@@ -76,6 +76,7 @@ def expiring(tx: Tx, kept: int, within: int) -> list[Expiring]:
     rows = tx.run(
         "SELECT kind, count(*) AS n, min(finished_at) AS oldest FROM "
         f"(SELECT kind, finished_at FROM schedd_tasks WHERE {_DEAD} AND finished_at < :before "
+        "AND failed_ttl IS NULL "  # else its kind says so itself
         f"ORDER BY state, finished_at LIMIT {MAX_DEAD}) d GROUP BY kind ORDER BY kind",
         before=tx.now - kept + within,
     )

@@ -58,6 +58,7 @@ class TaskRecord(TaskColumns[int, int, int], frozen=True, kw_only=True):
     attempt_base: int
     claim: int
     lane: str
+    failed_ttl: int | None
     result_text: str | None
 
     @property
@@ -79,6 +80,7 @@ class TaskRecord(TaskColumns[int, int, int], frozen=True, kw_only=True):
         return self.attempt - self.attempt_base
 
 
+FAILURES = (TaskState.FAILED, TaskState.DEAD)  # which failed_ttl is about
 _DERIVED = {"priority", "result_text"}
 _COLUMNS = [name for name in TaskRecord.__struct_fields__ if name not in _DERIVED] + ["priority", "result"]
 _NUMBERS = [name for name in numbers_of("schedd_tasks") if name in _COLUMNS]
@@ -133,6 +135,8 @@ def _record(row: sa.Row[Any], values: dict[tuple[int, str], str]) -> TaskRecord:
         "payload": given["payload"] if given["payload"] is not None else values.get((task_id, "payload")),
         "result_text": result if result is not None else values.get((task_id, "result")),
     }
+    if given["failed_ttl"] is not None and state in FAILURES and given["finished_at"] is not None:
+        given["expires_at"] = given["finished_at"] + given["failed_ttl"]
     return TaskRecord(**given)
 
 

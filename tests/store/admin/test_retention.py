@@ -14,6 +14,7 @@ from scheduler import (
     PermanentError,
     ResultExpiredError,
     Scheduler,
+    Task,
     TaskCancelledError,
     TaskFailedError,
     TaskState,
@@ -309,6 +310,71 @@ def test_a_dead_worker_stays_in_the_list_while_it_holds_something(fleet: Fleet, 
     assert sweep(other).workers == 1
     drain(other)
     assert other.result(task_id, timeout=0) == "a"
+
+
+@task(failed_ttl=2 * DAY)
+def briefly_failed(ctx: Context) -> None:
+    raise ValueError("no")
+
+
+@task(failed_ttl=100 * DAY, dead_letter=False)
+def long_failed(ctx: Context) -> None:
+    raise ValueError("no")
+
+
+class FailsForLong(Task, failed_ttl=timedelta(days=100)):
+    def run(self, ctx: Context) -> None:
+        raise ValueError("no")
+
+
+def test_a_failed_record_has_an_expiry_of_its_own(fleet: Fleet, clock: FakeClock) -> None:
+    """Shorter or longer than the retention says, and shown; others go by the retention, and each success."""
+    jobs = fleet.worker(briefly_failed, long_failed, FailsForLong, fails, retention={"failed": 20 * DAY})
+    kinds = (briefly_failed, long_failed, FailsForLong(), fails)
+    short, long, dead, usual = (int(jobs.task(kind).schedule()) for kind in kinds)
+    assert jobs.get_task(short).expires_at is None, "it has not failed yet"
+    drain(jobs)
+    for task_id, days in ((short, 2), (long, 100), (dead, 100)):
+        found = jobs.get_task(task_id)
+        assert found.finished_at is not None
+        assert found.expires_at == found.finished_at + timedelta(days=days)
+    assert jobs.get_task(usual).expires_at is None
+
+    def left(days: float) -> set[int]:
+        clock.advance(days * DAY)
+        sweep(jobs)
+        return {one.id for one in jobs.list_tasks()}
+
+    assert left(1.99) == {short, long, dead, usual}
+    assert left(0.02) == {long, dead, usual}
+    assert left(19) == {long, dead}
+    jobs.dead_letters.replay(dead)
+    assert jobs.get_task(dead).expires_at is None
+    drain(jobs)
+    assert left(79) == {dead}, "it counts from its last end"
+    assert left(22) == set()
+
+
+@pytest.mark.case(71)
+def test_a_key_is_remembered_while_its_dead_letter_is_there(fleet: Fleet, clock: FakeClock) -> None:
+    @task(kind="keyed", failed_ttl=50 * DAY)
+    def keyed(ctx: Context, bad: bool) -> None:
+        if bad:
+            raise PermanentError("no")
+
+    jobs = fleet.worker(keyed, retention={"failed": 5 * DAY, "success": 5 * DAY, "keys": 3600})
+    dead = int(jobs.task(keyed, True).key("k").schedule())
+    drain(jobs)
+    done = int(jobs.task(keyed, False).key("k").schedule())
+    drain(jobs)
+    clock.advance(10 * DAY)
+    sweep(jobs)
+    assert {one.id for one in jobs.list_tasks()} == {dead, done}
+    clock.advance(41 * DAY)
+    sweep(jobs)
+    clock.advance(2 * DAY)
+    sweep(jobs)
+    assert jobs.list_tasks() == []
 
 
 @task(kind="gives", result_ttl=7200)

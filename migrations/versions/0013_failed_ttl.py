@@ -1,0 +1,20 @@
+"""A failed task may have a time of its own until it is removed."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0013"
+down_revision = "0012"
+
+
+def upgrade() -> None:
+    connection = op.get_bind()
+    if "failed_ttl" not in {str(column["name"]) for column in sa.inspect(connection).get_columns("schedd_tasks")}:
+        op.add_column("schedd_tasks", sa.Column("failed_ttl", sa.BigInteger))
+    until = "finished_at + failed_ttl" if connection.dialect.name == "sqlite" else "(finished_at + failed_ttl)"
+    op.execute(
+        f"CREATE INDEX IF NOT EXISTS ix_schedd_tasks_failed_ttl ON schedd_tasks ({until}) "
+        "WHERE failed_ttl IS NOT NULL AND state >= 7"
+    )
