@@ -185,7 +185,7 @@ def note_kind(tx: Tx, kind: str | None) -> None:
         return
     known = kind_names(tx)
     if kind not in known:
-        there = f"known are {', '.join(known)}" if known else "none is known"
+        there = f"known are {', '.join(known)}" if known else "no worker has registered any"
         note(f"no worker has registered a kind {kind!r}; {there}")
 
 

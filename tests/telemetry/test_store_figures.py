@@ -33,7 +33,8 @@ from scheduler.telemetry.store_figures import (
     WORKERS,
     read_figures,
 )
-from scheduler.testing import FakeClock, drain
+from scheduler.testing import FakeClock, drain, engine_of
+from support.bench import Bench
 from support.fleet import Fleet, step
 
 DAY = 86_400
@@ -161,3 +162,16 @@ def test_many_queues_and_schedules_are_bounded(fleet: Fleet, clock: FakeClock, m
         jobs.task(works).queue(f"q{number}").schedule()
         clock.advance(1)
     assert value(read(jobs), OLDEST_READY_AGE) == {("q0", "medium"): 5, ("q1", "medium"): 4, ("q2", "medium"): 3}
+
+
+@pytest.mark.case(102)
+def test_a_queue_that_is_empty_is_at_zero_not_gone(bench: Bench) -> None:
+    """A panel would say "no data", and an alert would never hear of its end."""
+    bench.step("x").queue("mail").schedule()
+    bench.drain()
+    engine_of(bench.jobs).write_rollups()
+    for seconds in (0, 5 * 3600):
+        bench.clock.advance(seconds)
+        found = read(bench.jobs)
+        assert value(found, READY_TASKS)["mail", "medium"] == 0
+        assert value(found, OLDEST_READY_AGE)["mail", "medium"] == 0

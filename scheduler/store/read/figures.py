@@ -8,10 +8,13 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from scheduler.model import state as st
-from scheduler.ports import FOREVER
+from scheduler.model.defaults import POOLS
+from scheduler.model.rollup import DAY, HOUR, MINUTE
+from scheduler.ports import FOREVER, SECOND
 from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import CLAIMABLE
 from scheduler.store.read.ready import ready_since
+from scheduler.store.rollups import MINUTES_KEPT
 from scheduler.store.tasks.claim import LaneHead, lane_heads
 
 MAX_COUNTED = 100_000  # tasks of a queue and priority, dead letters, and waiting tasks that are looked at
@@ -32,11 +35,28 @@ class ReadyTasks(NamedTuple):
 
 
 def ready(tx: Tx) -> list[ReadyTasks]:
-    """Each queue and priority with claimable tasks, those that have waited longest first."""
+    """Each queue and priority with claimable tasks, those that have waited longest first; then the queues whose tasks
+    ran within a day, at 0: a figure that vanishes is "no data" to a panel, and to an alert that waits for its end."""
     groups: dict[tuple[str, int], list[LaneHead]] = {}
     for head in sorted(lane_heads(tx), key=lambda head: head.run_at):
         groups.setdefault((head.queue, head.priority), []).append(head)
-    return [_ready(tx, *key, heads) for key, heads in list(groups.items())[:MAX_QUEUES]]
+    found = [_ready(tx, *key, heads) for key, heads in list(groups.items())[:MAX_QUEUES]]
+    lately = [(queue, priority) for queue in _lately(tx) for priority in range(len(POOLS))]
+    empty = [ReadyTasks(*key, 0, None) for key in lately if key not in groups]
+    return [*found, *empty[: MAX_QUEUES - len(found)]]
+
+
+def _lately(tx: Tx) -> list[str]:
+    """The queues whose attempts ended within a day: lately by minutes, before that by hours."""
+    rows = tx.rows(
+        "SELECT DISTINCT queue FROM schedd_rollups WHERE (span = :hour AND at >= :day_ago) "
+        "OR (span = :minute AND at >= :hours_ago) ORDER BY queue",
+        hour=HOUR,
+        minute=MINUTE,
+        day_ago=tx.now - DAY * SECOND,
+        hours_ago=tx.now - (MINUTES_KEPT + HOUR) * SECOND,
+    )
+    return [queue for (queue,) in rows]
 
 
 def _ready(tx: Tx, queue: str, priority: int, heads: Sequence[LaneHead]) -> ReadyTasks:
