@@ -145,6 +145,15 @@ def renew(
     return bool(done.rowcount == 1)
 
 
+def renewals(tx: Tx, but: int) -> dict[str, int]:
+    """When each live worker ``but`` this one last renewed its lease, by its own clock on SQLite."""
+    sql = (
+        "SELECT incarnation, heartbeat_at FROM schedd_workers "
+        f"WHERE id <> :but AND state < {STOPPED} AND lease_until < {FOREVER}"
+    )
+    return dict(tx.rows(sql, but=but))
+
+
 def bury(tx: Tx, incarnation: str) -> None:
     """Declare this worker dead, if the database still knows it."""
     tx.run(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from scheduler.backoff import LogOnce
@@ -13,6 +13,7 @@ from scheduler.engine.state import EngineState
 from scheduler.model.outcome import AttemptEnd
 from scheduler.ports import SECOND
 from scheduler.store import reaper, workers
+from scheduler.store.db.tx import Tx
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -23,6 +24,7 @@ MAX_SKEW_S = 1.0  # of this machine's clock, before it is logged
 MIN_TRIPS_PER_LEASE = 40  # round trips: a cycle takes ten, within a third of the lease
 NEAR_TRIP_S = 0.05  # a round trip this long may be due to a busy machine
 MAX_MEASURES = 3
+MAX_AHEAD = 5 * SECOND  # of this process's clock before the other workers', on SQLite
 REAPING_PAUSE_FRACTION = 0.4  # of a lease
 
 
@@ -44,6 +46,7 @@ class Lease:
         self._lapses = lapses
         self._skew_logged = LogOnce()
         self._seen: tuple[int, float] | None = None
+        self._others: tuple[int, Mapping[str, int]] | None = None  # when, and the renewals of the other workers then
         self._renewed = engine_state.monotonic()
         self._dead: list[str] = []  # incarnations known to be dead, not reclaimed yet
 
@@ -75,6 +78,12 @@ class Lease:
         off = self.engine_state.database.offset / SECOND
         if abs(off) < MAX_SKEW_S:
             self._skew_logged.clear()
+        elif self._skew_logged.is_new() and self.engine_state.database.path is not None:
+            log.warning(
+                "this process's clock is %.0f s ahead of the other workers': it claims what is due by theirs; set it "
+                "right",
+                -off,
+            )
         elif self._skew_logged.is_new():
             side = "behind" if off > 0 else "ahead of"
             log.warning(
@@ -82,6 +91,28 @@ class Lease:
                 abs(off),
                 side,
             )
+
+    def heed_others(self, tx: Tx, worker: int) -> None:
+        """On SQLite, where times are each process's own: keep to the clock of the other workers if this one is ahead.
+
+        What another has renewed between two looks was written between them, by any clock that is right.
+        """
+        database = self.engine_state.database
+        if database.path is None or database.clock.steps:
+            return
+        wall, found = database.clock.now(), workers.renewals(tx, worker)
+        before, self._others = self._others, (wall, found)
+        if before is None:
+            return
+        moved = [at for incarnation, at in found.items() if before[1].get(incarnation, at) != at]
+        if not moved:
+            return
+        server_clock = database.server_clock
+        if max(moved) >= before[0] - MAX_AHEAD:
+            server_clock.offset = 0
+        else:
+            behind = max(moved) - wall
+            server_clock.offset = max(behind, server_clock.offset) if server_clock.offset else behind
 
     def measure(self, connection: sa.Connection) -> None:
         """Stop claiming while the lease is too short for the round trip: claims would expire before they begin.
@@ -131,6 +162,7 @@ class Lease:
         with database.write(connection) as tx:
             database.calibrate(tx.connection)
             self.measure(tx.connection)
+            self.heed_others(tx, worker)
             database.dialect.forget_plans(tx.connection)
             tx = tx.at(self.engine_state.now())  # the clock was measured anew
             held = workers.renew(tx, worker, round(lease * SECOND), state, database.offset, incarnation)

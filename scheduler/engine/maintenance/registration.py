@@ -92,6 +92,7 @@ class WorkerRegistration:
             if self._reclaimed_worker:
                 workers.bury(tx, before)
             self.lease.measure(tx.connection)
+            self.lease.heed_others(tx, 0)
             tx = tx.at(engine_state.now())  # the clock may have been measured anew
             worker = workers.register(tx, info, kinds, round(lease * SECOND), database.offset)
             if self._reclaimed_worker:

@@ -54,6 +54,12 @@ def _workers(tx: Tx, version: str) -> list[Finding]:
     skewed = [f"{w.label} by {span_text(abs(w.skew))}" for w in seen if abs(w.skew) > _SKEW_NOTE]
     if skewed:
         found.append(Finding("workers' clocks", NOTE, f"are off (which times do not depend on): {listed(skewed)}"))
+    ahead = [
+        f"{w.label} by {span_text(w.heartbeat_at - tx.now)}" for w in seen if w.heartbeat_at > tx.now + _SKEW_PROBLEM
+    ]
+    if ahead:
+        text = f"are ahead of this one, so they begin tasks too early: {listed(ahead)}; set them right"
+        found.append(Finding("workers' clocks", PROBLEM, text))
     far = [text for text in map(far_text, seen) if text is not None]
     if far:
         found.append(Finding("leases", PROBLEM, "; ".join(far)))
