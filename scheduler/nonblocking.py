@@ -176,6 +176,9 @@ class Writer:
         self._waiting.clear()
         self._size = 0
         with suppress(OSError, ValueError):
+            found = os.fstat(self._fd)
+            if self._is != (found.st_dev, found.st_ino):  # the number has become another file's
+                return
             null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
             try:
                 os.dup2(null, self._fd)

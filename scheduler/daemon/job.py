@@ -11,7 +11,6 @@ import argparse
 import logging
 import os
 import signal
-import sys
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -27,6 +26,7 @@ from scheduler.engine.child import cgroups
 from scheduler.errors import SchedulerError, StoreUnavailableError
 from scheduler.model.placement import CANNOT_RUN, GRACE_VARIABLE, NOT_MINE
 from scheduler.model.printable import printable
+from scheduler.nonblocking import say
 
 if TYPE_CHECKING:
     from scheduler.app import Scheduler
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(Claim(given.executor, given.task, given.claim), stopping)
     except SchedulerError as error:
-        print(printable(f"schedd job: {error}"), file=sys.stderr)
+        say(printable(f"schedd job: {error}"))
         if isinstance(error, NotMineError):
             return NOT_MINE
         return UNREACHABLE if isinstance(error, StoreUnavailableError) else CANNOT_RUN
@@ -92,7 +92,7 @@ def _run(claim: Claim, stopping: threading.Event) -> int:
         engine.over.wait(grace * HAND_BACK_AT)
     if engine.not_mine:
         jobs.engine.stop(hand_back_running=False)
-        print(printable(f"schedd job: {engine.replaced}"), file=sys.stderr)
+        say(printable(f"schedd job: {engine.replaced}"))
         return NOT_MINE
     jobs.stop_now()
     return DONE
@@ -112,10 +112,10 @@ def _can_run(jobs: Scheduler, claim: Claim, terms: Terms | None) -> bool:
         name, version = found
     kind = jobs.registry.get(name)
     if kind is None:
-        print(f"schedd job: kind {name!r} is not among the task modules of this configuration", file=sys.stderr)
+        say(f"schedd job: kind {name!r} is not among the task modules of this configuration")
     elif kind.options.schema_version < version:
         known = kind.options.schema_version
-        print(f"schedd job: the task has schema_version {version} of {name}, this code {known}", file=sys.stderr)
+        say(f"schedd job: the task has schema_version {version} of {name}, this code {known}")
     else:
         return True
     return False

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import signal
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ from scheduler.daemon.main import build, leave, prepare, serve
 from scheduler.errors import SchedulerError, StoreUnavailableError
 from scheduler.model.placement import CANNOT_RUN, NOT_MINE
 from scheduler.model.printable import printable
+from scheduler.nonblocking import say
 
 if TYPE_CHECKING:
     from scheduler.daemon.supervisor import Service
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         ended = serve(_own_part(bounds.applied(load())), build_worker, bounds)
     except SchedulerError as error:
-        print(printable(f"schedd worker: {error}"), file=sys.stderr)
+        say(printable(f"schedd worker: {error}"))
         return UNREACHABLE if isinstance(error, StoreUnavailableError) else CANNOT_RUN
     return NOT_MINE if any(engine.not_wanted for engine in engines) else ended.status
 
