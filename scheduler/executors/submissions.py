@@ -11,6 +11,7 @@ import msgspec
 from scheduler.backoff import bounded_wait
 from scheduler.executors.link import EngineLink
 from scheduler.executors.ports import ExecutorError, Job, Submitted
+from scheduler.model.fingerprint import describe
 from scheduler.model.resources import resources_from_json
 from scheduler.model.texts import counted
 from scheduler.ports import FAILPOINTS, SECOND
@@ -103,8 +104,9 @@ class Submissions:
 
     def submit(self, worker: int, found: Sequence[Placement]) -> None:
         """Submit jobs in one go, and store what the engine answers. Without an answer they are looked for later."""
+        jobs = [job for placement in found if (job := self._made(worker, placement)) is not None]
         try:
-            answers = self._link.executor.submit([self._make(placement) for placement in found])
+            answers = self._link.executor.submit(jobs)
         except ExecutorError as error:
             self._link.was_away(error)
             return
@@ -130,6 +132,14 @@ class Submissions:
         if there or later:
             self._database.change(work)
         FAILPOINTS.hit("after handle")
+
+    def _made(self, worker: int, placement: Placement) -> Job | None:
+        """The job of a placement; None, and its task is told, if none can be made of what is stored."""
+        try:
+            return self._make(placement)
+        except Exception as error:  # of this one: the others are to be submitted
+            self._refused(worker, placement, f"its job cannot be made: {describe(error).text}")
+            return None
 
 
 class TaskJobs:

@@ -9,12 +9,13 @@ import pytest
 from scheduler import Context, Resources, Scheduler, Task, TaskState
 from scheduler.config.executors import Executor as Section
 from scheduler.executors.placer import Placer
-from scheduler.executors.ports import Capabilities, Executor, Phase, Refused
+from scheduler.executors.ports import Capabilities, Executor, Job, Phase, Refused
 from scheduler.store import placements, reaper
 from scheduler.store.admin import transfer
 from scheduler.store.admin.doctor import check as diagnose
 from scheduler.store.admin.doctor_repair import repair
 from scheduler.store.db.database import Database as Store
+from scheduler.store.placements import Placement
 from scheduler.store.read.explain import why
 from scheduler.store.read.status import unserved
 from scheduler.testing import FakeClock, drain
@@ -279,6 +280,26 @@ def test_a_job_that_is_refused_for_good_fails_its_task(jobs: Scheduler) -> None:
     assert (task.state, task.error_class) == (TaskState.DEAD, "ExecutorRefused")
     assert task.error == "executor batch never takes it: no such partition"
     assert (letters, jobs.get_task(waits).state) == ([task_id], TaskState.SCHEDULED)
+
+
+def test_a_job_that_cannot_be_made_keeps_no_other_from_its_place(
+    jobs: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = MemoryEngine()
+    placer = placer_of(jobs, engine)
+    broken, fine = jobs.task(Fit()).schedule(), jobs.task(Fit()).schedule()
+    make = placer._submissions._make
+
+    def make_but_one(placement: Placement) -> Job:
+        if placement.task_id == broken:
+            raise ValueError("what is stored is no JSON")
+        return make(placement)
+
+    monkeypatch.setattr(placer._submissions, "_make", make_but_one)
+    placer.step()
+    assert engine.tasks() == [fine]
+    assert jobs.get_task(broken).state is TaskState.DEAD
+    assert "its job cannot be made: ValueError: what is stored is no JSON" in str(jobs.get_task(broken).error)
 
 
 def test_preempted_before_they_begin_they_wait_for_another_job(jobs: Scheduler, clock: FakeClock) -> None:
