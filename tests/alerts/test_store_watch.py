@@ -19,7 +19,7 @@ from scheduler.alerts.store_watch import Judge, Outage, trouble_of
 from scheduler.config.load import load
 from scheduler.model.alerts import Event
 from scheduler.ports import SECOND, SystemClock
-from scheduler.store.db import writable
+from scheduler.store.db import sqlite_files, writable
 from scheduler.store.db.database import Database as Store
 from support.databases import Database
 from support.fleet import until
@@ -117,7 +117,7 @@ def test_a_full_disk_is_told(
 ) -> None:
     """Played by what decides whether there is room; on PostgreSQL by a server that takes no writes."""
     with monkeypatch.context() as patch:
-        patch.setattr(writable, "_FULL", 1 << 62)
+        patch.setattr(sqlite_files, "_FULL", 1 << 62)
         patch.setattr(writable, "_SERVER", "SELECT true AS standby, true AS read_only")
         until(lambda: events(sinks[0]) == ["fired"], 60)
     until(lambda: events(sinks[0]) == ["fired", "recovered"], 60)

@@ -58,6 +58,7 @@ GIVEN = {
     "sources pause": ["a"],
     "sources resume": ["a"],
     "sources redrive": ["a"],
+    "inbox release": ["a"],
     "sinks pause": ["a"],
     "sinks resume": ["a"],
 }

@@ -21,7 +21,7 @@ from scheduler.model.alerts import Phase
 from scheduler.ports import SECOND
 from scheduler.store import alerts as alert_rows
 from scheduler.store import inbox
-from scheduler.store.db import writable
+from scheduler.store.db import sqlite_files, writable
 from scheduler.store.inbox_order import Ordering
 from scheduler.store.read.problems import BY_NAME, TABLE, Voice
 from scheduler.testing import engine_of
@@ -264,7 +264,7 @@ def test_the_reference_is_made_of_the_table() -> None:
 def planted(name: str, live: Bench, monkeypatch: pytest.MonkeyPatch) -> Planted:
     made = PLANTS[name](live)
     if name == "writes":
-        monkeypatch.setattr(writable, "_FULL", 1 << 62)
+        monkeypatch.setattr(sqlite_files, "_FULL", 1 << 62)
         monkeypatch.setattr(writable, "_SERVER", "SELECT false AS standby, true AS read_only")
     return made
 

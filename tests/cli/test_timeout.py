@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from scheduler.cli import session
-from scheduler.store.db import writable
+from scheduler.store.db import sqlite_files, writable
 from support.consoles import ask, console_on
 from support.databases import Database, PostgresDatabases
 from support.proxy import Proxy
@@ -125,7 +125,7 @@ def test_a_database_that_takes_no_writes_is_the_first_thing_said(
     ctl: Ctl, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No worker can renew its lease then; to start another one is no remedy."""
-    monkeypatch.setattr(writable, "_FULL", 1 << 62)
+    monkeypatch.setattr(sqlite_files, "_FULL", 1 << 62)
     monkeypatch.setattr(writable, "_SERVER", "SELECT false AS standby, true AS read_only")
     with console_on(database) as gate:
         wrong = ask(gate, "GET", "/.json").json["wrong"]

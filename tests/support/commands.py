@@ -79,6 +79,7 @@ CHANGING = (
     "sources pause orders",
     "sources resume orders",
     "sources redrive orders",
+    "inbox release orders",
     "sinks check",
     "executors check",
     "sinks pause shop",
