@@ -122,6 +122,19 @@ def test_silences_say_who_and_end(database: Database) -> None:
         assert post(gate, "/alerts/test", sink="none").status == 422
 
 
+def test_slots_of_threads_and_of_coroutines_stand_apart(database: Database) -> None:
+    Bare(database.url, FakeClock(datetime.now(UTC))).worker("a")
+    with console_on(database) as gate:
+        jobs = Scheduler(database.url)
+        with jobs.database.write() as tx:
+            tx.run("UPDATE schedd_workers SET pools = :pools", pools='{"medium":[7,93],"processes":2}')
+        workers, first = ask(gate, "GET", "/workers").text, ask(gate, "GET", "/").text
+        jobs.close()
+    assert 'aria-label="0 held of 7 medium threads"' in workers
+    assert 'aria-label="0 held of 93 medium coroutines"' in workers
+    assert "7 + 93</td>" in first
+
+
 def test_a_worker_drains_and_resumes(database: Database) -> None:
     number = Bare(database.url, FakeClock(datetime.now(UTC))).worker("a")
     with console_on(database) as gate:

@@ -9,17 +9,23 @@ from scheduler.console.render import Done, Page
 from scheduler.console.roles import Verb
 from scheduler.console.routes import Nav, action, page
 from scheduler.console.visit import Visit
+from scheduler.model.registry import ASYNC, PROCESS, THREAD
 from scheduler.store.read import workers as store
 from scheduler.store.read.workers import WorkerRecord
 
 SHOWN = 300  # workers on one page
+SLOTS = (THREAD, ASYNC, PROCESS)
 NAMED = 2  # running tasks of a worker that are named
 
 
 class PoolUse(NamedTuple):
-    """Tasks of a pool's priority that a worker holds, beside the pool's slots. A task may run in a lower pool."""
+    """Tasks of a pool's priority that a worker holds, beside the pool's slots. A task may run in a lower pool.
+
+    ``of``: what the slots are. Child processes belong to all pools.
+    """
 
     name: str
+    of: str
     held: int
     slots: int
 
@@ -43,14 +49,25 @@ def workers(visit: Visit) -> Page:
         "claiming": sum(one.claims for one in found),
         "named": NAMED,
     }
-    data = [worker_view(one, now) | {"held": {p.name: p.held for p in _pools(one, held)}} for one in found]
+    data = [worker_view(one, now) | {"held": _held(one, held)} for one in found]
     return Page("workers.html", data, context, "schedctl workers --all" if every else "schedctl workers")
 
 
-def _pools(worker: WorkerRecord, held: dict[tuple[int, str], int]) -> list[PoolUse]:
-    pools = worker.capacity.pools.items()
-    made = [PoolUse(name, held.get((worker.id, name), 0), sum(slots)) for name, slots in pools]
+def _pools(worker: WorkerRecord, held: dict[tuple[int, str, int], int]) -> list[PoolUse]:
+    made: list[PoolUse] = []
+    for name, (threads, coroutines) in worker.capacity.pools.items():
+        made.append(PoolUse(name, "threads", held.get((worker.id, name, THREAD), 0), threads))
+        made.append(PoolUse(name, "coroutines", held.get((worker.id, name, ASYNC), 0), coroutines))
+    in_children = sum(held.get((worker.id, name, PROCESS), 0) for name in worker.capacity.pools)
+    if in_children:
+        made.append(PoolUse("all", "child processes", in_children, worker.capacity.processes or 0))
     return [one for one in made if one.slots or one.held]
+
+
+def _held(worker: WorkerRecord, held: dict[tuple[int, str, int], int]) -> dict[str, int]:
+    """The tasks of each pool's priority, whatever slots they have."""
+    found = {name: sum(held.get((worker.id, name, one), 0) for one in SLOTS) for name in worker.capacity.pools}
+    return {name: n for name, n in found.items() if n or sum(worker.capacity.pools[name])}
 
 
 def _notes(worker: WorkerRecord) -> list[str]:

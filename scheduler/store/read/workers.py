@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from scheduler.model import state as st
 from scheduler.model.capacity import SLOT_TYPES, Capacity, HungHandler, OrphanedAttempts, UnmovedHandler
 from scheduler.model.defaults import POOLS
+from scheduler.model.registry import THREAD
 from scheduler.model.texts import counted, listed, rfc3339
 from scheduler.ports import FOREVER
 from scheduler.store.broken_rows import options_of
@@ -257,13 +258,17 @@ def hung_text(worker: WorkerRecord, hang: HungHandler) -> str:
     return f"{what}: {hang.remedy(worker.id)}"
 
 
-def held_by_pool(tx: Tx) -> dict[tuple[int, str], int]:
-    """How many tasks each worker has claimed or is running, by (worker, pool of their priority)."""
+def held_by_pool(tx: Tx) -> dict[tuple[int, str, int], int]:
+    """How many tasks each worker has claimed or is running, by (worker, pool of their priority, slot type)."""
+    types, found = slot_types(tx), dict[tuple[int, str, int], int]()
     rows = tx.run(
-        "SELECT worker, priority, count(*) AS n FROM schedd_tasks WHERE state >= 4 AND state <= 5 "
-        "GROUP BY worker, priority"
+        "SELECT worker, priority, kind, count(*) AS n FROM schedd_tasks WHERE state >= 4 AND state <= 5 "
+        "AND worker IS NOT NULL GROUP BY worker, priority, kind"
     )
-    return {(row.worker, POOLS[row.priority]): row.n for row in rows if row.worker is not None}
+    for row in rows:
+        key = row.worker, POOLS[row.priority], types.get(row.kind, THREAD)
+        found[key] = found.get(key, 0) + row.n
+    return found
 
 
 class Drained(NamedTuple):
