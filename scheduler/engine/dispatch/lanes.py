@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from scheduler.store.tasks.ready_children import ReadyChildren
 
 LANES_PER_SCAN = 128  # in one cycle
-MAX_REMEMBERED_LANES = 384  # over all kinds; the next round finds the others again
+MAX_REMEMBERED_LANES = 128  # over all kinds; the next round finds the others again
 MIN_REMEMBERED_LANES = 32  # of each kind, however many kinds there are
 ENOUGH_LANES = 16  # of a kind with more lanes than are remembered; below that it is scanned for them
 RELY_ON_SCAN_S = 0.25  # how long a whole scan's result is relied on
