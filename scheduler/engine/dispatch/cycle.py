@@ -302,7 +302,8 @@ class DispatchCycle:
         if not urgent:
             lanes.on_claimed(plan.picks, claimed)
             if not lanes.whole:
-                lanes.remember(admission.worth_remembering(due), plan.picks, claimed)
+                left = self.planner.turns.in_turn(admission.worth_remembering(due))
+                lanes.remember(left, plan.picks, claimed)
         self.quarantine.isolate(tx, self.worker, plan.picks, claimed)
         cycle.start_by, cycle.again = admission.start_by, admission.again
         if self.engine_state.metrics is not None and self.limits.known:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from scheduler.engine.dispatch.lanes import Turn, turn_of
 from scheduler.store.tasks.claim import LANE_OF, LaneHead
 
-MAX_REMEMBERED_LANES = 1024  # when each was last looked at; an older one goes first, like a new one
+MAX_REMEMBERED_LANES = 4096  # when each was last looked at; an older one goes first, like a new one
 
 
 class LaneTurns:
@@ -22,10 +22,13 @@ class LaneTurns:
         kinds: dict[Turn, list[LaneHead]] = {}
         for head in heads:
             kinds.setdefault(turn_of(head), []).append(head)
-        for lanes in kinds.values():
-            if len(lanes) > 1:
-                lanes.sort(key=lambda head: self._looked_at.get(LANE_OF(head), 0))
-        return kinds
+        return {turn: self.in_turn(lanes) for turn, lanes in kinds.items()}
+
+    def in_turn(self, heads: list[LaneHead]) -> list[LaneHead]:
+        """The same, the one first that was looked at the longest ago."""
+        if len(heads) < 2:
+            return heads
+        return sorted(heads, key=lambda head: self._looked_at.get(LANE_OF(head), 0))
 
     def record(self, lanes: Sequence[tuple[str, str, int]]) -> None:
         """These were claimed from, or would have been but for a limit."""

@@ -60,7 +60,7 @@ class ClaimPlanner:
         self.alone: Attempt | None = None
         self.batch = BATCH_BOUNDS[1]
         self._rotation = 0
-        self._turns = LaneTurns()
+        self.turns = LaneTurns()
         self._places, self._children = (
             FairRotation(),
             FairRotation(),
@@ -103,7 +103,7 @@ class ClaimPlanner:
             plan = self._plan(due, held)
             self._note(plan)
             return plan
-        waiting = self._turns.by_kind(due)
+        waiting = self.turns.by_kind(due)
         most = self._most(waiting, held)
         looked: list[LaneHead] = []
         plan = Plan([], {})
@@ -120,9 +120,9 @@ class ClaimPlanner:
             full = {turn_of(head) for head in admission.full_lanes(looked)}
             enough = Counter(map(turn_of, allowed))
             waiting = {t: lanes for t, lanes in waiting.items() if lanes and t in full and enough[t] < most[t] // 2}
-        self._turns.record([claims.LANE_OF(head) for head in admission.full_lanes(looked)])
+        self.turns.record([claims.LANE_OF(head) for head in admission.full_lanes(looked)])
         plan = Plan(admission.cut(plan.picks), plan.shares)
-        self._turns.record([claims.LANE_OF(pick) for pick in plan.picks])
+        self.turns.record([claims.LANE_OF(pick) for pick in plan.picks])
         self._note(plan)
         return plan
 
