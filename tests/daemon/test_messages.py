@@ -124,7 +124,9 @@ def test_an_event_comes_in_and_its_success_goes_out_though_the_daemon_is_killed(
         daemon.kill(signal.SIGTERM)
         assert daemon.end() == 0
     first, again, second = endpoint.events
-    assert first["id"] == again["id"] == "TakeOrder:/web e1", "it went out twice, with the same id: at least once"
+    assert first["id"] == again["id"] == "TakeOrder:orders:/web e1", (
+        "it went out twice, with the same id: at least once"
+    )
     assert (first["data"], second["data"]) == ({"taken": 1}, {"taken": 2})
     assert first["type"] == "order"
 
