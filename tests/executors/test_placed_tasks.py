@@ -17,7 +17,7 @@ from scheduler.store.admin.doctor_repair import repair
 from scheduler.store.db.database import Database as Store
 from scheduler.store.placements import Placement
 from scheduler.store.read.explain import why
-from scheduler.store.read.status import unserved
+from scheduler.store.read.stuck_tasks import unserved
 from scheduler.testing import FakeClock, drain
 from support.databases import Database
 from support.fleet import Fleet, rows, step, write
