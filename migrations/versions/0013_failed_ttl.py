@@ -11,7 +11,9 @@ down_revision = "0012"
 
 def upgrade() -> None:
     connection = op.get_bind()
-    if "failed_ttl" not in {str(column["name"]) for column in sa.inspect(connection).get_columns("schedd_tasks")}:
+    if op.get_context().as_sql or "failed_ttl" not in {
+        str(column["name"]) for column in sa.inspect(connection).get_columns("schedd_tasks")
+    }:
         op.add_column("schedd_tasks", sa.Column("failed_ttl", sa.BigInteger))
     until = "finished_at + failed_ttl" if connection.dialect.name == "sqlite" else "(finished_at + failed_ttl)"
     op.execute(
