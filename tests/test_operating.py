@@ -87,6 +87,7 @@ def _until(holds: Callable[[], bool]) -> None:
 
 def _plain(text: str) -> list[list[str]]:
     """The words of each line, without what differs from run to run: times, spans, numbers, hosts, users."""
+    text = re.sub(r"\b(\d+\.\d+\.\d+)\+g[0-9a-f]+", r"\1", text)  # a checkout's version names its commit
     for pattern, name in (
         (r"(?m)^ *(\d+) +\S+ +\d+ +[\d.]+ +(live|draining) +(\d+) .*$", r"worker \1 \2 holds \3"),
         (r"\b\d{4}-\d\d-\d\dT[\d:.]+Z", "TIME"),

@@ -116,5 +116,5 @@ def _print(found: Status, now: int) -> None:
     for one in found.stuck:
         ids = f" (task {listed([str(i) for i in one.tasks])})" if one.tasks else ""
         say(f"  {one.text}{ids}")
-        if one.name == "unserved" and one.remedy:
+        if one.remedy and "`" not in one.text:  # else its sentence has the command
             say(f"    {one.remedy}")
