@@ -11,11 +11,10 @@ from support.runner import Runner
 
 ROOT = Path(__file__).parents[1]
 PICKLES = {
-    "scheduler/engine/child/main.py",
+    "scheduler/engine/child/pickling.py",
     "scheduler/engine/processes/host.py",
-    "scheduler/engine/processes/pool.py",
 }
-NEVER = {"marshal", "shelve", "dill", "cloudpickle", "yaml"}
+NEVER = {"marshal", "shelve", "dill", "yaml"}
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:
@@ -34,7 +33,7 @@ def test_pickle_goes_between_a_daemon_and_its_children_only() -> None:
                 found = [one.name.partition(".")[0] for one in node.names]
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 found = [(node.module or "").partition(".")[0]]
-            if "pickle" in found:
+            if {"pickle", "cloudpickle"} & set(found):
                 pickles.add(name)
             others += [f"{name}:{node.lineno} imports {one}" for one in found if one in NEVER]
             if isinstance(node, ast.Call):
@@ -64,5 +63,5 @@ def test_schedctl_imports_no_task_module(tmp_path: Path) -> None:
 
 
 def test_the_page_is_there() -> None:
-    assert len((ROOT / "SECURITY.md").read_text(encoding="utf-8").splitlines()) < 90
+    assert len((ROOT / "SECURITY.md").read_text(encoding="utf-8").splitlines()) < 140
     assert "](SECURITY.md)" in (ROOT / "README.md").read_text(encoding="utf-8")
