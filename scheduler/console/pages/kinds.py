@@ -27,6 +27,7 @@ from scheduler.store.read.search import Term, any_with
 from scheduler.store.read.stats import FAILURES, Numbers, StatsRecord, stats
 from scheduler.store.read.task_masks import masked_schema
 from scheduler.store.read.tasks import get_tasks
+from scheduler.store.read.work_now import WorkNow, work_now
 from scheduler.store.settings import Setting
 
 SHOWN = 300  # kinds on one page
@@ -115,13 +116,17 @@ def one_kind(visit: Visit) -> Page:
         stopped = next((one for one in pauses.records(tx) if (one.scope, one.name) == ("kind", name)), None)
         live = next((one for one in settings.records(tx) if (one.scope, one.name) == (KIND, name)), None)
         failures = _failures(tx, span, name)
+        now, at = work_now(tx, "kind", name), tx.now
     if record is not None:
         record = record._replace(schema=masked_schema(record.schema))
     if record is None and not found.kinds:
         raise BadInputError(f"no worker has published a kind {name!r:.100}", 404)
     context, data = _one(visit, "kind", name, found, stopped)
     context |= {"limits": _limits(record, live), "fields": _fields(record), "record": record, "failures": failures}
+    context["now"] = now
     data |= {
+        "ready": now.ready,
+        **_now_view(now, at),
         "schema": None if record is None else record.schema,
         "limits": {o.name: o.value for o in context["limits"]},
     }
@@ -137,9 +142,11 @@ def one_queue(visit: Visit) -> Page:
         found = stats(tx, tx.now - span, tx.now, queue=name)
         ready = [one for one in figures.ready(tx) if one.queue == name]
         stopped = next((one for one in pauses.records(tx) if (one.scope, one.name) == ("queue", name)), None)
+        now, at = work_now(tx, "queue", name), tx.now
     context, data = _one(visit, "queue", name, found, stopped)
     context |= {"ready": [(POOLS[one.priority], one.number, one.since) for one in ready], "limits": [], "failures": []}
-    context |= {"kinds": list(found.kinds.items()), "record": None, "fields": []}
+    context |= {"kinds": list(found.kinds.items()), "record": None, "fields": [], "now": now}
+    data |= _now_view(now, at)
     data["ready"] = [{"pool": pool, "due": due, "since": time(since)} for pool, due, since in context["ready"]]
     return Page("kind.html", data, context, f"schedctl stats --queue {name} --since {context['chosen']}")
 
@@ -173,6 +180,19 @@ def _one(
         **_choices(visit),
     }
     return context, _view(name, found.total, [], pause, seconds)
+
+
+def _now_view(now: WorkNow, at: int) -> dict[str, Any]:
+    """``capped``: counts that are "at least" what is said."""
+    return {
+        "running": now.running,
+        "claimed": now.claimed,
+        "retry": now.retry,
+        "suspended": now.suspended,
+        "oldest_ready_since": time(now.since),
+        "oldest_ready_age": None if now.since is None else (at - now.since) / SECOND,
+        "capped": sorted(now.capped),
+    }
 
 
 def bars(histogram: Histogram) -> list[Bar]:
