@@ -28,12 +28,14 @@ TURN = int(os.environ.get("BENCH_TURN", "250"))  # tasks; bench.py says what sch
 Driver = Any  # a sqlite3 or psycopg connection
 Row = dict[str, Any]
 Graph = Sequence[Sequence[int]]  # the parents of each task
+_KEPT: list[Any] = []
 Opener = Callable[[str], tuple[Driver, Row]]
 
 
 def opened(url: str) -> tuple[Driver, Row]:
     """A connection of the driver as schedd's store opens it, to its empty tables, and one of its rows."""
     jobs = scheduler(url)
+    _KEPT.append(jobs)  # a Scheduler that is dropped closes its connections
     stored = jobs.task(noop, 1, "hello world").schedule()
     engine = jobs.database.open()
     driver = engine.raw_connection().driver_connection

@@ -108,7 +108,8 @@ class World:
             self._deadline = time.monotonic() + PATIENCE_S
             text = CONFIG.format(url=self.url, examples=EXAMPLES, slots=self.slots, executor=executor)
             self.config.write_text(text, encoding="utf-8")
-            self.jobs.list_tasks()  # the store is there before two programs want to make it
+            # The store is there before anybody looks at it.
+            subprocess.run([BIN / "schedctl", "db", "upgrade"], env=self.environ, check=True, capture_output=True)
             for _ in range(self.daemons):
                 self.start_daemon()
             self.start_program()

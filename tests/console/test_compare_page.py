@@ -45,7 +45,10 @@ def test_the_last_good_run_is_found_and_secrets_are_hidden(database: Database, j
         assert ask(gate, "GET", "/compare/999999").status == 404
         assert ask(gate, "GET", f"/compare/{bad}?with=x").status == 422
     assert (found.json["task"], found.json["other"]) == (bad, good)
-    assert [(one["path"], one["before"], one["after"]) for one in found.json["payload"]] == [("to", "ada", "nobody")]
+    assert [(one["path"], one["before"], one["after"]) for one in found.json["payload"]] == [
+        ("to", "ada", "nobody"),
+        ("pin", "***", "*** (another)"),
+    ]
     assert any(line.startswith("-") and "ada" in line for line in found.json["log"])
     for text in (found.text, page.text):
         assert "swordfish1" not in text

@@ -19,7 +19,7 @@ from scheduler.store import worker_jobs
 from scheduler.store.admin.doctor_repair import repair
 from scheduler.store.read.executors import executor_statuses
 from scheduler.store.read.explain import why
-from scheduler.store.read.status import unserved
+from scheduler.store.read.stuck_tasks import unserved
 from scheduler.testing import FakeClock
 from support.fleet import Fleet, rows, run_claimed, step, write
 from support.memory_engine import MemoryEngine, NoCommands
