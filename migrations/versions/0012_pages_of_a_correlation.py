@@ -3,16 +3,19 @@ suspended tasks are counted apart from those that are scheduled."""
 
 from __future__ import annotations
 
-from alembic import op
+from scheduler.migrations.online import create_index
 
 revision = "0012"
 down_revision = "0011"
 
 
 def upgrade() -> None:
-    for name, column in (("correlation", "correlation"), ("key", '"key"'), ("subject", "subject")):
-        op.execute(f"DROP INDEX IF EXISTS ix_schedd_tasks_{name}")
-        op.execute(f"CREATE INDEX ix_schedd_tasks_{name} ON schedd_tasks ({column}, id) WHERE {name} IS NOT NULL")
-    op.execute(
-        "CREATE INDEX IF NOT EXISTS ix_schedd_tasks_not_due ON schedd_tasks (state) WHERE state >= 2 AND state <= 3"
-    )
+    for column in ("correlation", "key", "subject"):
+        create_index(
+            f"ix_schedd_tasks_{column}",
+            "schedd_tasks",
+            [column, "id"],
+            where=f"{column} IS NOT NULL",
+            replaces=True,
+        )
+    create_index("ix_schedd_tasks_not_due", "schedd_tasks", ["state"], where="state >= 2 AND state <= 3")

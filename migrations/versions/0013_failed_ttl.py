@@ -5,6 +5,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
+from scheduler.migrations.online import create_index
+
 revision = "0013"
 down_revision = "0012"
 
@@ -16,7 +18,9 @@ def upgrade() -> None:
     }:
         op.add_column("schedd_tasks", sa.Column("failed_ttl", sa.BigInteger))
     until = "finished_at + failed_ttl" if connection.dialect.name == "sqlite" else "(finished_at + failed_ttl)"
-    op.execute(
-        f"CREATE INDEX IF NOT EXISTS ix_schedd_tasks_failed_ttl ON schedd_tasks ({until}) "
-        "WHERE failed_ttl IS NOT NULL AND state >= 7"
+    create_index(
+        "ix_schedd_tasks_failed_ttl",
+        "schedd_tasks",
+        [sa.text(until)],
+        where="failed_ttl IS NOT NULL AND state >= 7",
     )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -291,3 +292,43 @@ def test_an_upgrade_of_a_full_table_delays_no_caller(
     tell(f"{many} rows: upgraded in {took:.2f} s; {len(waits)} tasks meanwhile, the longest took {max(waits):.3f} s")
     assert revision(old) == NEXT
     assert max(waits) < migrate.LOCK_TIMEOUT + 10.0
+
+
+@on_postgres
+def test_an_index_of_another_form_serves_until_the_new_one_is_made(
+    old: Database, next_program: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    next_program(fail='create_index("ix_schedd_tasks_key", "schedd_tasks", ["key", "kind"], replaces=True)')
+    engine = sa.create_engine(old.url)
+
+    def indexes() -> dict[str, str]:
+        with engine.connect() as connection:
+            found = connection.exec_driver_sql(
+                "SELECT indexname, indexdef FROM pg_indexes WHERE indexname LIKE 'ix_schedd_tasks_key%%'"
+            )
+            return {str(name): str(text) for name, text in found}
+
+    before, at_commit = indexes(), {}
+    make = migrate._make_indexes
+
+    def look_and_make(engine: sa.Engine, statements: Sequence[str]) -> None:
+        at_commit.update(indexes())
+        make(engine, statements)
+
+    monkeypatch.setattr(migrate, "_make_indexes", look_and_make)
+    migrate.upgrade(old.url)
+    after = indexes()
+    engine.dispose()
+    assert set(at_commit) == {"ix_schedd_tasks_key_old", "ix_schedd_tasks_key_ended"}
+    assert set(after) == set(before)
+    assert "(key, kind)" in after["ix_schedd_tasks_key"]
+
+
+def test_no_migration_keeps_writers_of_a_full_table_waiting() -> None:
+    """A plain CREATE INDEX does, on PostgreSQL. The first migration makes the tables; the third only new ones."""
+    for path in sorted((Path(migrate.scripts()) / "versions").glob("[0-9]*.py")):
+        made = set(re.findall(r'create_table\(\s*"(\w+)"', path.read_text()))
+        plain = re.findall(r'op\.create_index\(\s*"\w+",\s*"(\w+)"', path.read_text())
+        raw = re.findall(r"CREATE (?:UNIQUE )?INDEX", path.read_text())
+        if path.name > "0002":
+            assert (set(plain) <= made, raw) == (True, []), path.name
