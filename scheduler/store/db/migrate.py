@@ -31,6 +31,7 @@ from scheduler.store.db import older_forms
 from scheduler.store.db.engines import make_engine
 from scheduler.store.db.errors import StoreError, cause, translate
 from scheduler.store.db.process_user import user
+from scheduler.store.db.refusal import UnusableDatabaseError
 from scheduler.store.db.sqlite_copy import backup_sqlite
 from scheduler.store.db.urls import parse_url
 from scheduler.store.schema import metadata
@@ -137,7 +138,7 @@ def refuse_encoding(connection: sa.Connection) -> None:
     raw: Any = connection.connection.driver_connection
     encoding = raw.info.parameter_status("server_encoding") if connection.dialect.name == "postgresql" else None
     if encoding not in (None, "UTF8"):
-        raise StoreUnavailableError(
+        raise UnusableDatabaseError(
             f"the database has the encoding {encoding}, and schedd needs UTF8: "
             "make another one with CREATE DATABASE name TEMPLATE template0 ENCODING 'UTF8'"
         )

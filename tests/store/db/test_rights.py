@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -122,6 +125,18 @@ def test_a_database_that_cannot_keep_every_text_is_refused(limited: Limited, tmp
         Store(url, SystemClock(), auto_migrate=True).open()
     with pytest.raises(StoreUnavailableError, match=says):
         migrate.upgrade(url)
+    program = "import sys; from scheduler import Scheduler; Scheduler(sys.argv[1], auto_migrate=True).start()"
+    for debug, status in (("0", 5), ("1", 1)):
+        ended = subprocess.run(
+            [sys.executable, "-c", program, url],
+            env={**os.environ, "SCHEDD_DEBUG": debug},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        lines = ended.stderr.splitlines()
+        assert lines[-1].startswith(f"scheduler.errors.StoreUnavailableError: the database has {says}"), ended.stderr
+        assert (ended.returncode, len(lines) == 1, "Traceback" in ended.stderr) == (status, debug == "0", debug == "1")
 
 
 def test_a_client_encoding_of_the_user_changes_nothing(limited: Limited) -> None:
