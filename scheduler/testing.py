@@ -86,9 +86,11 @@ def engine_of(jobs: Scheduler) -> Engine:
 def drain(jobs: Scheduler, limit: int = 1_000_000) -> int:
     """Run every task that is due, one after the other, in this thread. Returns how many attempts ran.
 
-    Raises RuntimeError after ``limit`` attempts: a task schedules itself again without end; ConfigError in a handler.
+    Raises RuntimeError after ``limit`` attempts: a task schedules itself again without end; ConfigError in a handler of
+    this Scheduler.
     """
-    if current_attempt.get() is not None:
+    running = current_attempt.get()
+    if running is not None and running.is_by(jobs.database):
         raise ConfigError("a handler is run by drain(), and calls it itself: use ctx.await_task(id)")
     engine = engine_of(jobs)
     ran = 0

@@ -60,6 +60,10 @@ class Running(Protocol):
         """Whether its task is in the store with this URL."""
         ...
 
+    def is_by(self, database: object) -> bool:
+        """Whether the Scheduler that has this Database object runs it."""
+        ...
+
 
 TRACE_HEADERS = frozenset({"traceparent", "tracestate", "baggage"})  # W3C Trace Context and Baggage
 current_attempt: ContextVar[Running | None] = ContextVar("schedd_attempt", default=None)

@@ -139,8 +139,15 @@ class Attempt:
 
     def is_of(self, url: object) -> bool:
         """Whether its task is in the store with this URL; yes where that is not known, as in a child process."""
-        database = getattr(getattr(self.slot, "runtime", None), "database", None)
+        database = self._database()
         return database is None or database.url == url
+
+    def is_by(self, database: object) -> bool:
+        """Whether the Scheduler that has this Database object runs it; yes where that is not known."""
+        return self._database() in (None, database)
+
+    def _database(self) -> Any:
+        return getattr(getattr(self.slot, "runtime", None), "database", None)
 
     def check(self, monotonic: float) -> None:
         """Raise Cancelled, LeaseLost, Suspended or TaskTimeout if the handler has to end.

@@ -244,6 +244,7 @@ from scheduler.ports import SystemClock
 from scheduler.store.db.database import Database
 from scheduler.store.db import migrate
 import alembic.command  # imported now, so that what follows happens at the same time everywhere
+migrate.TELL_AFTER = 10**6  # however long the machine takes, nobody logs that it waits
 print("ready", flush=True)
 sys.stdin.readline()
 Database(sys.argv[1], SystemClock(), auto_migrate=True).open()
