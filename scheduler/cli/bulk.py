@@ -106,7 +106,7 @@ def run_(session: Session, /, name: str, canary: bool, rate: float | None) -> in
     """Start a bulk, or go on with one that was stopped or interrupted, and run it to its end.
 
     An interrupted bulk stays as it is until somebody gives this command again. The status is 4 if it passed tasks over,
-    and 1 if it did not come to its end: it was stopped, or the canary did not succeed.
+    and 1 if it did not come to its end: it was stopped, or the canary did not succeed, or no live worker serves it.
     """
     from scheduler.client.payloads import patched_payload
     from scheduler.model.bulk import check_rate
@@ -136,12 +136,17 @@ def _note_interrupted(session: Session, name: str) -> None:
 def _end(session: Session, done: BulkRecord) -> int:
     """Print how a run of a bulk ended. Returns the exit status."""
     from scheduler.model.bulk import BulkState
+    from scheduler.store.admin.canaries import canary_of
 
     if not print_object(session, _view(done, session)):
         _say_done(done)
     if done.state is not BulkState.DONE:
-        why = "the canary did not succeed" if done.options.canary and done.done == 1 else f"it is {done.state}"
+        with session.database.read() as tx:
+            canary = canary_of(tx, done)
+        why = f"it is {done.state}" if canary is None else canary.describe()
         note(f"{done.total - done.position} tasks are left: {why}")
+        if canary is not None and canary.end is None:
+            note(f"`schedctl bulk run {done.name} --canary` looks at it again, and goes on once it has succeeded")
         return exits.FAILED
     return exits.CONFLICT if done.passed or done.failed else exits.DONE
 

@@ -21,6 +21,7 @@ from scheduler.model.times import to_datetime
 from scheduler.store import bulks
 from scheduler.store.admin import stored_bulks
 from scheduler.store.admin.bulk_plan import BulkPlan, plan
+from scheduler.store.admin.canaries import canary_of
 from scheduler.store.bulks import BulkItem, BulkRecord
 from scheduler.store.db.database import Database
 from scheduler.store.read.choose import TaskFilter
@@ -141,9 +142,9 @@ class Bulks:
         """Let a bulk be run by a console within a minute; :meth:`run` does both.
 
         One that was stopped or interrupted goes on, in the name of who says so. ``rate``: tasks a second at most.
-        ``canary``: of retry, rerun and replay, one task goes first. The rest follows when that one has succeeded; else
-        the bulk stops, and another start goes on with the rest. Raises UnknownBulkError, ConfigError,
-        InvalidTransitionError if it is done.
+        ``canary``: of retry, rerun and replay, one task goes first. The rest follows when that one has succeeded; else,
+        or if no live worker serves it, the bulk stops, and another start goes on with the rest. Raises
+        UnknownBulkError, ConfigError, InvalidTransitionError if it is done.
         """
         checked = check_rate(rate)
         return self._info(self._database.change(lambda tx: bulks.start(tx, name, canary=canary, rate=checked)))
@@ -171,6 +172,7 @@ class Bulks:
         self.start(name, canary=canary, rate=rate)
         done = stored_bulks.run(self._database, name, each=after, patched=patched_payload)
         self._notify()
+        _tell(self._database, done)
         return self._info(done)
 
     def stop(self, name: str) -> BulkInfo:
@@ -210,6 +212,16 @@ class Bulks:
             bulks.get(tx, name)
             found, _ = bulks.items(tx, name, result=wanted, limit=_number(limit), cursor=cursor)
         return [item_info(item) for item in found]
+
+
+def _tell(database: Database, done: BulkRecord) -> None:
+    """Say why a bulk stopped whose first task no worker runs."""
+    if done.state is not BulkState.STOPPED or not done.options.canary:
+        return
+    with database.read() as tx:
+        canary = canary_of(tx, done)
+    if canary is not None and canary.hindered is not None:
+        log.warning("bulk %s stopped: %s", done.name, canary.describe())
 
 
 def item_info(item: BulkItem) -> BulkItemInfo:
@@ -267,7 +279,7 @@ class BulkRunner:
 
     def _run_one(self, name: str) -> None:
         try:
-            stored_bulks.run(
+            done = stored_bulks.run(
                 self._database,
                 name,
                 runner=self._runner,
@@ -278,6 +290,7 @@ class BulkRunner:
                 patient=False,
             )
             self._notify()
+            _tell(self._database, done)
         except InvalidTransitionError:
             return  # another process was faster
         except StoreUnavailableError:

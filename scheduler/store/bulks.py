@@ -316,11 +316,14 @@ def _record_stop(tx: Tx, bulk: BulkRecord, **more: Any) -> None:
     audit.record(tx, "bulk stopped", subject=f"bulk {bulk.name}", after=numbers | more)
 
 
-def stop_after_canary(tx: Tx, bulk: BulkRecord, task_id: int, end: TaskState) -> BulkRecord:
-    """Stop a bulk that the caller has locked, as its first task did not succeed."""
+def stop_after_canary(
+    tx: Tx, bulk: BulkRecord, task_id: int, end: TaskState | None, hindered: str | None = None
+) -> BulkRecord:
+    """Stop a bulk that the caller has locked, as its first task did not succeed, or is ``hindered`` from running."""
     changed = bulk._replace(state=BulkState.STOPPED, updated_at=tx.now, runner=None, runner_until=None)
     _save(tx, changed)
-    _record_stop(tx, bulk, canary=task_id, ended=end.value)
+    why = {"waits": hindered} if end is None else {"ended": end.value}
+    _record_stop(tx, bulk, canary=task_id, **why)
     return changed
 
 

@@ -151,6 +151,18 @@ def test_a_canary_that_dies_ends_with_1(ctl: Ctl, live: Bench, monkeypatch: pyte
     assert live.jobs.bulks.get(made["name"]).state == "stopped"
 
 
+def test_a_canary_that_nobody_serves_says_so_and_ends_with_1(ctl: Ctl, live: Bench) -> None:
+    live.die("a", "b", "c", queue="old")
+    live.execute("UPDATE schedd_workers SET queues = '[\"new\"]'")
+    made = ctl.json("bulk", "plan", "replay", "--kind", "Step")
+    result = ctl("bulk", "run", made["name"], "--canary")
+    assert result.exit_code == 1, result.output
+    assert "2 tasks are left: the canary, task " in result.stderr
+    assert "no live worker serves queue 'old'" in result.stderr
+    assert "`schedctl set task --queue old --to-queue new`" in result.stderr
+    assert f"`schedctl bulk run {made['name']} --canary`" in result.stderr
+
+
 @pytest.mark.case(98)
 def test_an_interrupted_bulk_says_how_to_go_on(ctl: Ctl, live: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(3):

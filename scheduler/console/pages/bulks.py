@@ -19,6 +19,8 @@ from scheduler.errors import UnknownBulkError
 from scheduler.model.bulk import MAX_TASKS, WITH_CANARY, BulkState, ItemResult
 from scheduler.model.bulk import Verb as BulkVerb
 from scheduler.model.state import TaskState
+from scheduler.store import bulks as stored
+from scheduler.store.admin.canaries import canary_of
 from scheduler.store.read.kinds import get_kind
 from scheduler.store.read.search import Term, search_ids
 
@@ -60,8 +62,11 @@ def bulk(visit: Visit) -> Page:
         raise BadInputError(f"result is one of {', '.join(ItemResult)}")
     cursor = visit.number("cursor")
     items = visit.jobs.bulks.items(name, result=shown or None, limit=ITEMS, cursor=-1 if cursor is None else cursor)
+    with visit.read() as tx:
+        canary = canary_of(tx, stored.get(tx, name)) if found.state is BulkState.STOPPED else None
     context: dict[str, Any] = {
         "bulk": found,
+        "canary": canary,
         "items": items,
         "shown": shown,
         "results": list(ItemResult),

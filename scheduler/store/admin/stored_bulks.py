@@ -25,6 +25,7 @@ from scheduler.model.secrets import has_secret_name
 from scheduler.model.state import HELD, TaskState
 from scheduler.store import bulks
 from scheduler.store.admin.bulk_plan import CHANGES, BulkPlan, dependants_of, of_key, plan, rows_of
+from scheduler.store.admin.canaries import canary_of
 from scheduler.store.admin.purge import remove_dead
 from scheduler.store.admin.replay import replay
 from scheduler.store.admin.uncancel import UNBEGUN, uncancel_all
@@ -33,7 +34,6 @@ from scheduler.store.db.database import Database
 from scheduler.store.db.tx import Tx
 from scheduler.store.masks import masks
 from scheduler.store.read.choose import TaskFilter
-from scheduler.store.read.tasks import ends
 from scheduler.store.tasks import control
 from scheduler.store.tasks.patch import NewPayload, StoredPayload, stored_payloads
 from scheduler.store.tasks.rerun import rerun
@@ -170,20 +170,19 @@ def run(
 def step(tx: Tx, name: str, runner: str, patched: Patched | None = None) -> BulkRecord:
     """Change the next 100 tasks of a bulk, and record it. One that is not to be run comes back as it is.
 
-    With a canary the first that is changed is alone: while it has not ended, the bulk comes back unchanged.
+    With a canary the first that is changed is alone: while it has not ended, the bulk comes back unchanged. It stops if
+    no worker would run that one.
     """
     bulk = bulks.take(tx, name, runner)
     if bulk.state is not BulkState.RUNNING:
         return bulk
     alone = bulk.options.canary and bulk.done == 0
-    if bulk.options.canary and bulk.done == 1:
-        canary = bulks.items(tx, name, result=ItemResult.DONE, limit=1)[0][0].task_id
-        end = ends(tx, [canary])[canary]
-        if end is None:
+    canary = canary_of(tx, bulk)
+    if canary is not None and canary.end is not TaskState.SUCCESS:
+        if canary.end is None and canary.hindered is None:
             return bulks.keep(tx, bulk)
-        if end is not TaskState.SUCCESS:
-            with acting(bulk.who):
-                return bulks.stop_after_canary(tx, bulk, canary, end)
+        with acting(bulk.who):
+            return bulks.stop_after_canary(tx, bulk, canary.task_id, canary.end, canary.hindered)
     some, _ = bulks.items(tx, name, limit=1 if alone else _batch(bulk.options.rate), cursor=bulk.position - 1)
     places = {item.task_id: item.position for item in some}
     with acting(bulk.who):

@@ -86,15 +86,9 @@ def first_of(tx: Tx, head: LaneHead) -> sa.Row[Any] | None:
 
 def cause_of(tx: Tx, row: sa.Row[Any], fleet: Fleet) -> Cause:
     """What keeps this task, which is due, from being claimed."""
-    paused = pauses.of_task(tx, row.queue, row.kind)
-    if paused is not None:
-        return Cause("paused", f", but {paused.describe()}; `{paused.remedy}` ends that")
-    unserved = unserved_reason(row, fleet)
-    if unserved is not None:
-        if not unserved.startswith("no live worker serves"):
-            return Cause("unserved", f", but {unserved}")
-        last, remedy = left_behind(tx, fleet, row.queue, row.kind)
-        return Cause("unserved", f", but {unserved}{'' if last is None else f'; {last}. {remedy}'}", remedy)
+    kept_out = out_of_reach(tx, row, fleet)
+    if kept_out is not None:
+        return kept_out
     holder = row_locks.holder(tx.connection, row.id)
     if holder is not None:
         return Cause("locked", f", but its row is locked by {holder}: claims pass over it until that ends")
@@ -114,6 +108,20 @@ def cause_of(tx: Tx, row: sa.Row[Any], fleet: Fleet) -> Cause:
         waits = placed.waits_for_worker(tx, executor)
         return Cause("executor", f"; {'' if taken is None else f'{taken}; '}{waits}")
     return Cause("soon", "; a worker claims it at its next cycle") if taken is None else Cause("slots", f"; {taken}")
+
+
+def out_of_reach(tx: Tx, row: sa.Row[Any], fleet: Fleet) -> Cause | None:
+    """A pause, or that no live worker serves this task, due or not; None if some worker may run it."""
+    paused = pauses.of_task(tx, row.queue, row.kind)
+    if paused is not None:
+        return Cause("paused", f", but {paused.describe()}; `{paused.remedy}` ends that")
+    unserved = unserved_reason(row, fleet)
+    if unserved is None:
+        return None
+    if not unserved.startswith("no live worker serves"):
+        return Cause("unserved", f", but {unserved}")
+    last, remedy = left_behind(tx, fleet, row.queue, row.kind)
+    return Cause("unserved", f", but {unserved}{'' if last is None else f'; {last}. {remedy}'}", remedy)
 
 
 def unserved_reason(row: sa.Row[Any], fleet: Fleet) -> str | None:

@@ -141,6 +141,59 @@ def test_one_task_goes_first_and_the_rest_if_it_succeeds(bench: Bench, small: No
         bench.jobs.bulks.start(bench.jobs.bulks.create("cancel", ids=dead).name, canary=True)
 
 
+@pytest.mark.parametrize("hindrance", ["queue", "kind", "nobody", "pause"])
+def test_a_canary_that_no_worker_runs_stops_the_bulk_at_once(
+    bench: Bench, hindrance: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It would wait for ever without a word. Once a worker serves it, the bulk goes on."""
+    dead = bench.die("d1", "d2", "d3")
+    bench.script.failing.clear()
+    bench.execute("""UPDATE schedd_workers SET queues = '["default"]'""")
+    if hindrance in ("queue", "kind"):
+        value = "gone" if hindrance == "queue" else "Gone"
+        bench.execute(f"UPDATE schedd_tasks SET {hindrance} = :value", value=value)
+    elif hindrance == "pause":
+        bench.jobs.pause(kind="Step")
+    else:
+        bench.execute("UPDATE schedd_workers SET state = 3")
+    made = bench.jobs.bulks.create("replay", ids=dead)
+    bench.jobs.bulks.start(made.name, canary=True)
+    stopped = stored_bulks.run(bench.jobs.database, made.name, wait=lambda _: pytest.fail("it waits"))
+    assert (stopped.state, stopped.done) == (BulkState.STOPPED, 1)
+    assert bench.states(*dead) == ["scheduled", "dead", "dead"], "the rest is as it was"
+    words = {
+        "queue": ("no live worker serves queue 'gone'", "`schedctl set task --queue gone --to-queue "),
+        "kind": ("no live worker serves kind 'Gone'", "`schedctl cancel --kind Gone`"),
+        "nobody": ("no worker is live", "`schedctl workers`"),
+        "pause": ("kind Step is paused", "`schedctl resume --kind Step`"),
+    }[hindrance]
+    said = bench.jobs.audit(action="bulk stopped")[0].after["waits"]
+    for word in words:
+        assert word in said
+    again = bench.jobs.bulks.run(made.name, canary=True)
+    assert (again.state, again.done) == (BulkState.STOPPED, 1), "it has not run yet"
+    assert any(words[0] in one.getMessage() for one in caplog.records), "a console says it in its log"
+    bench.execute("UPDATE schedd_tasks SET queue = 'default', kind = 'Step'")
+    bench.execute("UPDATE schedd_workers SET state = 0")
+    bench.jobs.resume(kind="Step")
+    bench.jobs.bulks.start(made.name, canary=True)
+    done = stored_bulks.run(bench.jobs.database, made.name, wait=lambda _: bench.drain())
+    assert (done.state, done.done) == (BulkState.DONE, 3)
+
+
+def test_a_canary_whose_worker_is_gone_stops_the_bulk(bench: Bench) -> None:
+    dead = bench.die("d1", "d2")
+    made = bench.jobs.bulks.create("replay", ids=dead)
+    bench.jobs.bulks.start(made.name, canary=True)
+    stored_bulks.run(bench.jobs.database, made.name, runner="console", patient=False)
+    bench.execute("UPDATE schedd_tasks SET state = 5, worker = 1, claim = 9 WHERE id = :id", id=dead[0])
+    waits = stored_bulks.run(bench.jobs.database, made.name, runner="console", patient=False)
+    assert waits.state is BulkState.RUNNING
+    bench.execute("UPDATE schedd_workers SET state = 3")
+    stopped = stored_bulks.run(bench.jobs.database, made.name, runner="console", patient=False)
+    assert stopped.state is BulkState.STOPPED
+
+
 def test_a_replay_changes_a_field_of_each_payload(bench: Bench, small: None) -> None:
     dead = bench.die("d1", "d2", "d3")
     made = bench.jobs.bulks.create("replay", ids=dead, fields={"name": "mended"})
