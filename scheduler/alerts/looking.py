@@ -17,6 +17,7 @@ from scheduler.ports import FOREVER, NEVER, SECOND
 from scheduler.store.broken_rows import UNREADABLE
 from scheduler.store.read import alert_facts as facts
 from scheduler.store.read import schedules as read_schedules
+from scheduler.store.read.flow import flows_now
 from scheduler.store.read.status import status
 
 if TYPE_CHECKING:
@@ -110,7 +111,9 @@ class Looker:
         own = self._settings.backlog_growth
         window = us(own.window)
         found, held = facts.backlogs(tx)
-        seen = rules.backlog_age(found, self._settings.backlog_age, tx.now)
+        age = self._settings.backlog_age
+        late = "backlog_age" in self._known and any(tx.now - one.since > us(age.above) for one in found)
+        seen = rules.backlog_age(found, {flow.queue: flow for flow in flows_now(tx)} if late else {}, age, tx.now)
         last = samples[-1][0] if samples else None
         if last is None or last > tx.now or tx.now - last >= SAMPLE_EVERY:
             numbers = {one.queue: one.number for one in found[:MAX_SAMPLED]}

@@ -21,6 +21,7 @@ from scheduler.store.read.alert_facts import (
     LongRun,
     RetryRate,
 )
+from scheduler.store.read.flow import Flow
 from scheduler.store.read.problems import BY_NAME, TABLE
 
 DEAD_LETTER_STEPS = (1, 10, 100, 1000)
@@ -138,8 +139,10 @@ def retry_rate(rates: Iterable[RetryRate], own: RetryRateRule) -> list[Observati
     return found
 
 
-def backlog_age(backlogs: Iterable[Backlog], own: BacklogAgeRule, now: int) -> list[Observation]:
-    """One observation for each queue with ready tasks."""
+def backlog_age(
+    backlogs: Iterable[Backlog], flows: Mapping[str, Flow], own: BacklogAgeRule, now: int
+) -> list[Observation]:
+    """One observation for each queue with ready tasks. ``flows``: how fast tasks come and go, of some queues."""
     found = []
     for one in backlogs:
         age = now - one.since
@@ -148,7 +151,12 @@ def backlog_age(backlogs: Iterable[Backlog], own: BacklogAgeRule, now: int) -> l
         else:
             level = Level.CLEAR if age < us(own.below) else Level.BETWEEN
         text = f"the oldest ready task of queue {one.queue} ({one.kind}) waits since {span_text(age)}{one.cause}"
-        detail = {"age_seconds": round(age / SECOND, 1)}
+        detail: dict[str, float | None] = {"age_seconds": round(age / SECOND, 1)}
+        flow = flows.get(one.queue)
+        if flow is not None:
+            text = f"{text}; {flow.prospect()}"
+            drained = None if flow.drained_in is None else round(flow.drained_in / SECOND)
+            detail |= {"in": round(flow.arriving, 3), "out": round(flow.leaving, 3), "drained_in": drained}
         found.append(Observation(Key("backlog_age", one.queue), level, max(1, one.number), text, detail))
     return found
 

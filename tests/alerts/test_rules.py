@@ -188,6 +188,19 @@ def test_a_queue_whose_oldest_task_waits_long(bench: Bench, watch: Watch) -> Non
     assert ("recovered", "backlog_age") in watch.sent()
 
 
+def test_a_queue_that_waits_long_says_whether_it_drains(bench: Bench, watch: Watch) -> None:
+    bench.drain()
+    for _ in range(12):
+        bench.step("more").queue("mail").schedule()
+        bench.clock.advance(60)
+        watch.look()
+    (message,) = [m for m in watch.messages() if m["rule"] == "backlog_age"]
+    assert " out a second; it never drains at that rate, and grows" in message["text"]
+    (seen,) = [one for one in watch.alerts() if one.key.rule == "backlog_age"]
+    assert (seen.detail["out"], seen.detail["drained_in"]) == (0, None)
+    assert seen.detail["in"] == pytest.approx(1 / 75, abs=0.004)
+
+
 def test_a_paused_queue_is_no_backlog(bench: Bench, watch: Watch) -> None:
     bench.drain()
     bench.step("late").queue("mail").schedule()

@@ -130,6 +130,8 @@ def troubles(found: Status, at: int) -> list[Shown]:
         words, remedy = ("", None) if oldest.cause is None else (oldest.cause.words, oldest.cause.remedy)
         age = span_text(at - oldest.since)
         text = f"task {oldest.id} ({oldest.kind}, queue {oldest.queue}) has been ready for {age}{words}"
+        flow = next((one for one in found.flows if one.queue == oldest.queue), None)
+        text = text if flow is None else f"{text}; in its queue {flow.prospect()}"
         made.append(Shown("warn", text, "backlog", (oldest.id,), remedy, ("Ready tasks", "/tasks?q=state:scheduled")))
     made.sort(key=lambda one: one.problem != "writes")  # what causes all else comes first
     return made

@@ -14,7 +14,7 @@ from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import CLAIMABLE
 from scheduler.store.read.alert_facts import departures
 from scheduler.store.rollups import floor
-from scheduler.store.tasks.claim import LaneHead
+from scheduler.store.tasks.claim import LaneHead, lane_heads
 
 WINDOW = 10 * MINUTE * SECOND  # that rates are taken over, at most
 _SHORTEST = 2 * MINUTE * SECOND  # from then on a backlog has rates
@@ -44,12 +44,23 @@ class Flow(NamedTuple):
 
     def describe(self) -> str:
         """A sentence with all of it."""
+        return (
+            f"queue {self.queue}: {self._rates()}, the oldest since {rfc3339(self.since, exact=False)}; {self._end()}"
+        )
+
+    def prospect(self) -> str:
+        """How it goes and when it ends, for a sentence that has named the queue and its oldest task."""
+        return f"{self._rates()}; {self._end()}"
+
+    def _rates(self) -> str:
         number = f"{self.number} tasks or more" if self.capped else counted(self.number, "task")
-        rates = f"{_rate(self.arriving)}{' or more' if self.capped else ''} in, {_rate(self.leaving)} out a second"
-        text = f"queue {self.queue}: {number} ready, {rates}, the oldest since {rfc3339(self.since, exact=False)}"
+        arriving = f"{_rate(self.arriving)}{' or more' if self.capped else ''}"
+        return f"{number} ready, {arriving} in, {_rate(self.leaving)} out a second"
+
+    def _end(self) -> str:
         if self.drained_in is None:
-            return f"{text}; it never drains at that rate{', and grows' if self.arriving > self.leaving else ''}"
-        return f"{text}; it drains in about {span_text(self.drained_in)}"
+            return f"it never drains at that rate{', and grows' if self.arriving > self.leaving else ''}"
+        return f"it drains in about {span_text(self.drained_in)}"
 
 
 def flows(tx: Tx, due: Sequence[LaneHead]) -> list[Flow]:
@@ -65,6 +76,11 @@ def flows(tx: Tx, due: Sequence[LaneHead]) -> list[Flow]:
     if not old:
         return []
     return [_flow(tx, queue, at) for at, queue in old[:_QUEUES]]
+
+
+def flows_now(tx: Tx) -> list[Flow]:
+    """The same, where nobody has read the lanes yet."""
+    return flows(tx, [head for head in lane_heads(tx) if head.run_at <= tx.now])
 
 
 def _flow(tx: Tx, queue: str, since: int) -> Flow:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from scheduler import Context, Scheduler, task
+from scheduler.console.pages.now import troubles
 from scheduler.model.outcome import AttemptEnd
 from scheduler.model.rollup import MINUTE, Cell, Measure
 from scheduler.store import rollups
 from scheduler.store.read.explain import why
 from scheduler.store.read.status import Status, status
+from support.consoles import ask, console_on
 from support.fleet import Fleet, step
 
 SECOND = 1_000_000
@@ -63,6 +65,12 @@ def test_a_backlog_has_its_rates_and_its_end(fleet: Fleet, arriving: int, leavin
     else:
         assert flow.drained_in is not None
         assert flow.drained_in / SECOND == pytest.approx(flow.number / (leaving - arriving) * 60, rel=0.25)
+    with console_on(fleet.database) as gate:
+        page = ask(gate, "GET", "/").text
+    assert '<li data-row="flow-default">Queue default: ' in page, "the first page says it, too"
+    served = seen(jobs)._replace(idle=None, stuck=[])
+    (waits,) = [one.text for one in troubles(served, jobs.database.now())]
+    assert flow.prospect() in waits
     jobs.pause(queue="default")
     assert seen(jobs).flows == []
 
