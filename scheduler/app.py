@@ -332,6 +332,10 @@ class Scheduler(
             self._forked = False
 
     @property
+    def _counts(self) -> bool:
+        return self._options.rollups
+
+    @property
     def _kept(self) -> Mapping[str, float]:
         return self._options.retention
 

@@ -43,7 +43,7 @@ def doctor_command(ctx: click.Context, session: Session, /, repair: bool) -> Non
             note("nothing is repaired while a table is missing")
             repair = False
     if repair:
-        done = session.write(lambda tx: repairs(tx))
+        done = session.write(lambda tx: repairs(tx, counts=session.config.metrics.rollups))
         for line in done or ["nothing that this could repair"]:
             note(line)
     found: list[Finding] = []

@@ -17,7 +17,7 @@ from scheduler.store.db.database import Database
 
 
 class UpkeepOperations:
-    """The part of the Scheduler that looks after the store. Needs ``database``, ``threads`` and ``_kept``."""
+    """The part of the Scheduler that looks after the store. Needs ``database``, ``threads``, and what it keeps."""
 
     database: Database
 
@@ -27,6 +27,11 @@ class UpkeepOperations:
     @property
     def _kept(self) -> Mapping[str, float]:
         """Retention, seconds by name."""
+        raise NotImplementedError
+
+    @property
+    def _counts(self) -> bool:
+        """Whether it keeps the numbers of attempts."""
         raise NotImplementedError
 
     def gc(self, *, dry_run: bool = False) -> Removed:
@@ -53,7 +58,7 @@ class UpkeepOperations:
 
         Raises StoreUnavailableError.
         """
-        done = self.database.change(lambda tx: repairs(tx))
+        done = self.database.change(lambda tx: repairs(tx, counts=self._counts))
         self._notify()
         return done
 

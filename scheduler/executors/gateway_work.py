@@ -171,8 +171,13 @@ class GatewayWork:
         text, end, error = (
             (FORCED_TEXT, AttemptEnd.CANCELLED, "Cancelled") if forced else (why, AttemptEnd.LOST, "Stalled")
         )
-        rows = [(*key.pair, held.started_at or tx.now, str(text)[:500])]
-        taken = stalls.reclaim(tx, worker, rows, end=end, error_class=error)
+        began = held.started_at or tx.now
+        claimed = claims.read_claimed(tx, key.task_id)
+        taken = stalls.reclaim(tx, worker, [(*key.pair, began, str(text)[:500])], end=end, error_class=error)
+        if taken.again and claimed is not None and self._config.metrics.rollups:
+            counter = RollupCounter(GROUP_OF, DUE_AT)
+            counter.add_taken(tx.now, claimed.kind, claimed.queue, end, tx.now - began)
+            rollups.add(tx, counter.take())
         given.held = not taken.again
         return bool(taken.again)
 

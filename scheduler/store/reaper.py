@@ -12,6 +12,7 @@ from scheduler.model.lanes import QUARANTINE_LANE
 from scheduler.model.outcome import AttemptEnd
 from scheduler.model.placement import Phase
 from scheduler.model.retry import is_spent
+from scheduler.model.rollup import RollupCounter
 from scheduler.model.state import END_BIT, TaskState
 from scheduler.store.db.begun import begun
 from scheduler.store.db.dialect import bind_rows
@@ -59,6 +60,12 @@ class Reclaimed(NamedTuple):
     spent: tuple[int, ...] = ()  # tasks that have used their last attempt
     lost: tuple[LostAttempt, ...] = ()
     process: str = ""
+
+
+def count_lost(counter: RollupCounter, now: int, found: Sequence[Reclaimed]) -> None:
+    """Count the attempts that dead workers have used up: they had begun, and no preemption ended them."""
+    for lost in (lost for one in found for lost in one.lost if lost.used):
+        counter.add_taken(now, lost.kind, lost.queue, AttemptEnd.LOST, now - (lost.started_at or now))
 
 
 def reap(tx: Tx, *, dead_peers: Sequence[str] = (), spare: int | None = None, lapsed: bool = True) -> list[Reclaimed]:

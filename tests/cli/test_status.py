@@ -240,6 +240,27 @@ class TestDoctor:
         assert (result.exit_code, "took back 1 task of worker 1" in result.stderr) == (0, True)
         assert live.state(held) == "scheduled"
 
+    @pytest.mark.parametrize("way", ["command", "command without numbers", "program", "worker unknown"])
+    def test_an_attempt_that_is_taken_back_counts_as_lost(
+        self, ctl: Ctl, live: Bench, way: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As it does where a worker takes it back; and what had not begun counts as nothing."""
+        begun, claimed = int(live.step("begun").schedule()), int(live.step("claimed").schedule())
+        notify_and_step(live.jobs)
+        live.execute(f"UPDATE schedd_tasks SET state = 5, started_at = claimed_at WHERE id = {begun}")
+        if way == "worker unknown":
+            live.execute("DELETE FROM schedd_worker_kinds")
+            live.execute("DELETE FROM schedd_workers")
+        live.execute("UPDATE schedd_workers SET state = 3")
+        monkeypatch.setenv("SCHEDD_METRICS__ROLLUPS", "false" if way == "command without numbers" else "true")
+        if way == "program":
+            assert live.jobs.repair()
+        else:
+            assert ctl("doctor", "--repair").exit_code == 0
+        counted = 0 if way == "command without numbers" else 1
+        assert live.jobs.stats().total.outcomes.get("lost", 0) == counted
+        assert [live.jobs.get_task(i).attempts_used for i in (begun, claimed)] == [1, 0]
+
     def test_claims_of_an_unknown_worker(self, ctl: Ctl, live: Bench) -> None:
         held = int(live.step("held").schedule())
         notify_and_step(live.jobs)

@@ -298,6 +298,8 @@ def test_a_claim_is_taken_from_a_handler_that_stalls_or_is_cancelled_by_force(he
     held.place.jobs.cancel_task(held.task_id, force=True)
     assert not held.client.sync(Sync("a", second.worker)).held
     assert held.place.state(held.task_id) is TaskState.CANCELLED
+    held.client.sync(Sync("a", second.worker))  # what comes again counts nothing
+    assert held.place.jobs.stats().total.outcomes == {"lost": 1, "cancelled": 1}, "each counts, as a worker's own do"
 
 
 def test_a_request_that_comes_twice_is_done_once(held: Held) -> None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from scheduler.backoff import LogOnce
 from scheduler.engine.maintenance import lost_spans
 from scheduler.engine.state import EngineState
-from scheduler.model.outcome import AttemptEnd
 from scheduler.ports import SECOND
 from scheduler.store import reaper, workers
 from scheduler.store.db.tx import Tx
@@ -213,10 +212,7 @@ class Lease:
         if self.engine_state.metrics is not None:
             self.engine_state.metrics.reclaimed += sum(one.tasks for one in found)
         if self.engine_state.rollups is not None:
-            now = self.engine_state.now()
-            for lost in (lost for one in found for lost in one.lost if lost.used):
-                ran = now - (lost.started_at or now)
-                self.engine_state.rollups.add_taken(now, lost.kind, lost.queue, AttemptEnd.LOST, ran)
+            reaper.count_lost(self.engine_state.rollups, self.engine_state.now(), found)
         for one in found:
             log.warning("worker %s died or lost its lease: %d tasks reclaimed", one.label, one.tasks)
             for task in one.poisoned:

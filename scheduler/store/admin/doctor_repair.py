@@ -5,27 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from scheduler.model.capacity import Capacity
+from scheduler.model.rollup import RollupCounter
 from scheduler.model.texts import counted, listed
-from scheduler.store import abandoned, audit, reaper, schedules, worker_jobs, workers
+from scheduler.store import abandoned, audit, reaper, rollups, schedules, worker_jobs, workers
 from scheduler.store.admin import doctor as checks
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
 from scheduler.store.durable import waits
+from scheduler.store.tasks.claim import DUE_AT, GROUP_OF
 from scheduler.store.tasks.control import recount
 from scheduler.store.tasks.replace import repair_replacements
 
 REPAIR_HOST = "doctor"  # host of the made-up worker that gets claims without a worker
 
 
-def repair(tx: Tx) -> list[str]:
+def repair(tx: Tx, *, counts: bool = True) -> list[str]:
     """Repair what can be repaired, in the caller's transaction. Returns a line for each kind of repair.
+
+    ``counts``: attempts that are lost with their workers are added to the stored numbers.
 
     Expired leases are left to the daemons, which judge whether a machine only slept.
     """
     done = [
         *_edges(tx),
         *_waits(tx),
-        *_claims(tx),
+        *_claims(tx, counts),
         *_placements(tx),
         *_replaced(tx),
         *_schedules(tx),
@@ -63,7 +67,7 @@ def _waits(tx: Tx) -> Iterator[str]:
         yield _told("woke", late)
 
 
-def _claims(tx: Tx) -> Iterator[str]:
+def _claims(tx: Tx, counts: bool) -> Iterator[str]:
     """Reclaim from workers recorded as ended, and, through a made-up worker, from those without a row."""
     if checks.unclaimed(tx):
         made_up = workers.WorkerInfo(f"repair-{tx.now}", REPAIR_HOST, 0, "", (), Capacity())
@@ -74,7 +78,12 @@ def _claims(tx: Tx) -> Iterator[str]:
             lambda: checks.unclaimed(tx),
             lambda ids: tx.run(give, worker=stopped, ids=bind_rows(ids)),
         )
-    for one in reaper.reap(tx, lapsed=False):
+    found = reaper.reap(tx, lapsed=False)
+    if counts:
+        counter = RollupCounter(GROUP_OF, DUE_AT)
+        reaper.count_lost(counter, tx.now, found)
+        rollups.add(tx, counter.take())
+    for one in found:
         yield f"took back {counted(one.tasks, 'task')} of worker {one.worker}, {one.label}"
 
 
