@@ -133,7 +133,7 @@ def _reclaim(tx: Tx, worker: int, label: str, noted: Container[tuple[int, int]])
         alone = r.lane.startswith(QUARANTINE_LANE)
         deaths = r.deaths + (1 if alone else 0)
         lane, text = r.lane, error
-        began = r.state == st.RUNNING or (r.id, r.claim) in noted
+        began = known = r.state == st.RUNNING or (r.id, r.claim) in noted
         if began:
             used = phase != Phase.PREEMPTED.code
             lost.append(LostAttempt(r.id, r.claim, r.attempt, r.claimed_at, r.started_at, r.kind, r.queue, used))
@@ -158,7 +158,8 @@ def _reclaim(tx: Tx, worker: int, label: str, noted: Container[tuple[int, int]])
                 lane = QUARANTINE_LANE + lane
         refund = 0 if began else 1
         tasks.append((r.id, state, lane, deaths, refund, text if state in (st.DEAD, st.FAILED) else None))
-        attempts.append((r.id, r.claim, r.attempt, r.claimed_at, r.started_at, end.code, text))
+        said = text if known else f"{text}; it is not known to have begun, and used no attempt"
+        attempts.append((r.id, r.claim, r.attempt, r.claimed_at, r.started_at, end.code, said))
     ends = {t[0]: END_BIT[TaskState.from_code(t[1])] for t in tasks if t[1] >= st.FIRST_TERMINAL}
     replaced = [r.id for r in rows if r.rerun]
     ends |= {i: ends.get(i, 0) | BROKEN_BITS for i in replaced}

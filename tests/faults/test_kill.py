@@ -75,7 +75,10 @@ def test_killed_there_it_is_reclaimed_and_completes(
         assert [end for _, end in ends].count("succeeded") == 1
         if task_id in held:
             assert ends == [(1, "lost"), (2, "succeeded")]
-            assert f":{victim.pid} " in (attempts(jobs, task_id)[0].error or "")
+            error = attempts(jobs, task_id)[0].error or ""
+            assert f":{victim.pid} " in error
+            if point in ("after claim", "body"):
+                assert error.endswith("it is not known to have begun, and used no attempt") is (point == "after claim")
         else:
             assert ends == [(1, "succeeded")]
         assert not list(overlapping(fleet.runs(task_id)))
