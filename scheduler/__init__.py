@@ -41,6 +41,7 @@ _WHERE = {
     "Priority": "model.task",
     "ProcessDied": "errors",
     "Resources": "model.resources",
+    "QueueInfo": "client.queues",
     "ResultExpiredError": "errors",
     "Retry": "errors",
     "RetryPolicy": "model.retry",
@@ -86,6 +87,7 @@ if TYPE_CHECKING:
     from scheduler.client.info import AttemptInfo as AttemptInfo
     from scheduler.client.info import ScheduleInfo as ScheduleInfo
     from scheduler.client.info import TaskInfo as TaskInfo
+    from scheduler.client.queues import QueueInfo as QueueInfo
     from scheduler.client.stats import KindStats as KindStats
     from scheduler.client.stats import Spread as Spread
     from scheduler.client.stats import Stats as Stats

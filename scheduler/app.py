@@ -22,6 +22,7 @@ from scheduler.client.ends import EndOperations, Subscription
 from scheduler.client.messages import MessageOperations
 from scheduler.client.pauses import PauseOperations
 from scheduler.client.publishing import PublishOperations
+from scheduler.client.queues import QueueOperations
 from scheduler.client.recurring_graph import RecurringGraph
 from scheduler.client.stats import StatsOperations
 from scheduler.client.submitter import TaskSubmitter
@@ -72,6 +73,7 @@ class Scheduler(
     MessageOperations,
     PauseOperations,
     PublishOperations,
+    QueueOperations,
     StatsOperations,
     UpkeepOperations,
     AnalysisOperations,

@@ -64,6 +64,8 @@ _SPARE = (
         "via",
         "p99",
         "wait_p50",
+        "suspended",
+        "later",
     ),
 )
 _LAST_ROOM = 24  # columns that the last column of a table wants at least, where its rows are longer
@@ -193,7 +195,13 @@ def _narrowed(columns: Sequence[str], widths: list[int], limit: int) -> list[int
 def _numbers(values: Sequence[object]) -> bool:
     """Whether a column holds numbers, so that it is aligned at its right end."""
     given = [value for value in values if value is not None]
-    return bool(given) and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in given)
+    return bool(given) and all(map(_is_number, given))
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, str):  # a count that may be higher
+        return value.endswith("+") and value[:-1].replace(".", "", 1).isdigit()
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _shown(name: str, value: object) -> str:

@@ -48,6 +48,7 @@ COMMANDS = {
     "inbox": ("messages", "Messages that have come."),
     "outbox": ("messages", "Messages that go out."),
     "audit": ("audit", "Who changed what, when, and why."),
+    "queues": ("queues", "Queues: what waits in each, and who serves it."),
     "workers": ("workers", "Workers, what they run, and their leases."),
     "worker": ("workers", "One worker: let it drain, or claim again."),
     "stats": ("stats", "How long tasks run and wait, how many end and fail."),

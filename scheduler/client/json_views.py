@@ -22,9 +22,12 @@ if TYPE_CHECKING:
     from scheduler.store.read.audit import AuditRecord
     from scheduler.store.read.graph import EdgeRecord
     from scheduler.store.read.history import AttemptRecord
+    from scheduler.store.read.queues import QueueRecord
     from scheduler.store.read.status import Status
     from scheduler.store.read.tasks import TaskRecord
     from scheduler.store.read.workers import WorkerRecord
+
+QUEUE_COUNTS = ("ready", "later", "held", "running", "retry", "suspended", "waiting")
 
 
 def time(us: int | None) -> str | None:
@@ -191,6 +194,29 @@ def worker_view(worker: WorkerRecord, now: int) -> dict[str, Any]:
         "heartbeat_age": seconds(max(0, now - worker.heartbeat_at)),
         "lease_left": seconds(max(0, worker.lease_until - now)) if worker.alive else None,
         "skew": seconds(worker.skew),
+    }
+
+
+def queue_view(queue: QueueRecord, now: int) -> dict[str, Any]:
+    """How a queue does."""
+    pause = queue.pause
+    return {
+        "queue": queue.name,
+        **{name: queue.counts[name] for name in QUEUE_COUNTS},
+        "at_least": sorted(queue.at_least),
+        "oldest_ready": time(queue.oldest),
+        "oldest_age": None if queue.oldest is None else seconds(max(0, now - queue.oldest)),
+        "in": round(queue.arriving, 3),
+        "out": round(queue.leaving, 3),
+        "workers": list(queue.workers),
+        "unserved": queue.unserved,
+        "last_served": queue.last,
+        "remedy": queue.remedy,
+        "paused": None
+        if pause is None
+        else {"scope": pause.scope, "since": time(pause.at), "by": pause.actor, "reason": pause.reason},
+        "max_concurrency": queue.max_concurrency,
+        "rate_limit": queue.rate_limit,
     }
 
 

@@ -27,6 +27,11 @@ class PauseInfo(msgspec.Struct, frozen=True):
     reason: str | None
 
 
+def pause_info(one: store.Pause) -> PauseInfo:
+    """A stored pause as programs see it."""
+    return PauseInfo(one.scope, one.name, to_datetime(one.at), one.actor, one.reason)
+
+
 class PauseOperations:
     """The part of the Scheduler that pauses and resumes. Needs ``database``, ``threads`` and ``_notify_of_pauses``."""
 
@@ -81,8 +86,7 @@ class PauseOperations:
     def pauses(self) -> Sequence[PauseInfo]:
         """What is paused, the oldest pause first. Raises StoreUnavailableError."""
         with self.database.read() as tx:
-            found = store.records(tx)
-        return [PauseInfo(p.scope, p.name, to_datetime(p.at), p.actor, p.reason) for p in found]
+            return [pause_info(one) for one in store.records(tx)]
 
     pause_async = in_thread(pause)
     resume_async = in_thread(resume)

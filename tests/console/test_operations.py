@@ -164,6 +164,22 @@ def test_a_kind_and_a_queue(filled: Any) -> None:
         assert queue["ready"][0]["due"] == 1
 
 
+def test_all_queues(filled: Any) -> None:
+    with console_on(Database(filled.url, "sqlite")) as gate:
+        found = ask(gate, "GET", "/queues.json").json
+        slow, photos = ({one["queue"]: one for one in found["queues"]}[name] for name in ("slow", "photos"))
+        assert (slow["ready"], slow["paused"]["by"], slow["unserved"]) == (1, "alice", "no worker is live")
+        assert (photos["ready"], found["more"]) == (0, False)
+        page = ask(gate, "GET", "/queues").text
+        assert "`schedctl set task --queue slow --to-queue QUEUE`" in page
+        assert "schedctl queues" in page
+        post(gate, "/pause", queue="slow", reason="password=hunter2")
+        assert "hunter2" not in ask(gate, "GET", "/queues").text
+        post(gate, "/resume", queue="slow")
+        queues = {one["queue"]: one for one in ask(gate, "GET", "/queues.json").json["queues"]}
+        assert queues["slow"]["paused"] is None
+
+
 @pytest.mark.parametrize("role", ["viewer", "operator"])
 def test_settings_are_the_admins(database: Database, role: str) -> None:
     with console_on(database, lambda scope: principal("eve", role)) as gate:

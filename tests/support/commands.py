@@ -24,6 +24,7 @@ READING = (
     "cron runs nightly",
     "cron forecast",
     "event list",
+    "queues",
     "workers",
     "gc --dry-run",
     "db check",

@@ -19,6 +19,7 @@ MODULES = (
     "compare",
     "workers",
     "kinds",
+    "queues",
     "events",
     "messages",
     "audit",

@@ -63,6 +63,35 @@ class Flow(NamedTuple):
         return f"it drains in about {span_text(self.drained_in)}"
 
 
+class Leaving:
+    """How fast tasks leave the queues: the counts by minute are read once for each window."""
+
+    def __init__(self, tx: Tx) -> None:
+        self._tx = tx
+        self._found: dict[int, dict[str, int]] = {}
+
+    def queues(self) -> list[str]:
+        """Those that tasks have left lately."""
+        return list(self._since(WINDOW)[1])
+
+    def rate(self, queue: str, window: int = WINDOW) -> float:
+        """Tasks a second, since the minute in which the window begins."""
+        begin, left = self._since(window)
+        return left.get(queue, 0) * SECOND / (self._tx.now - begin)
+
+    def _since(self, window: int) -> tuple[int, dict[str, int]]:
+        begin = floor(self._tx.now - window, MINUTE)
+        if begin not in self._found:
+            self._found[begin] = departures(self._tx, window)
+        return begin, self._found[begin]
+
+
+def window_of(tx: Tx, since: int) -> int | None:
+    """Over how long a backlog that is this old has rates of its own (microseconds); None: it is too young."""
+    age = tx.now - since
+    return min(WINDOW, age) if age >= _SHORTEST else None
+
+
 def flows(tx: Tx, due: Sequence[LaneHead]) -> list[Flow]:
     """Of the queues whose backlog is some minutes old and held by no pause. ``due``: the lanes with a due task."""
     paused = pauses.records(tx)
@@ -75,7 +104,8 @@ def flows(tx: Tx, due: Sequence[LaneHead]) -> list[Flow]:
     old = sorted((at, queue) for queue, at in oldest.items() if queue not in held and tx.now - at >= _SHORTEST)
     if not old:
         return []
-    return [_flow(tx, queue, at) for at, queue in old[:_QUEUES]]
+    left = Leaving(tx)
+    return [_flow(tx, queue, at, left) for at, queue in old[:_QUEUES]]
 
 
 def flows_now(tx: Tx) -> list[Flow]:
@@ -83,11 +113,10 @@ def flows_now(tx: Tx) -> list[Flow]:
     return flows(tx, [head for head in lane_heads(tx) if head.run_at <= tx.now])
 
 
-def _flow(tx: Tx, queue: str, since: int) -> Flow:
+def _flow(tx: Tx, queue: str, since: int, left: Leaving) -> Flow:
     window = min(WINDOW, tx.now - since)
     row = tx.run(_READY, queue=queue, now=tx.now, since=tx.now - window).one()
-    left = departures(tx, window).get(queue, 0)  # since the minute in which the window begins
-    arriving, leaving = row.came * SECOND / window, left * SECOND / (tx.now - floor(tx.now - window, MINUTE))
+    arriving, leaving = row.came * SECOND / window, left.rate(queue, window)
     capped = row.number >= _MAX_READY
     drained = None
     if not capped and leaving > _MORE * arriving:

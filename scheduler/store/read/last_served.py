@@ -30,7 +30,7 @@ class LeftBehind(NamedTuple):
 
 def left_behind(tx: Tx, fleet: Fleet, queue: str, kind: str) -> LeftBehind:
     """Of tasks of this kind in this queue, which no live worker serves."""
-    known = fleet.knows(kind)
+    known = fleet.knows(kind) or not fleet.claiming  # without any worker the kind is not to blame
     last = None
     for row in tx.run(_LAST, kind=kind):
         if row.kind is not None and (not known or _serves(row.queues, queue)):

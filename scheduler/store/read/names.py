@@ -16,6 +16,11 @@ _MOST_QUEUES = 1000
 
 
 def queue_names(tx: Tx, limit: int) -> list[str]:
+    """Queues of tasks that are ready or will be, and the usual one."""
+    return sorted({"default", *claimable_queues(tx, limit)})
+
+
+def claimable_queues(tx: Tx, limit: int) -> list[str]:
     """Queues of tasks that are ready or will be, each found by one step in an index."""
     found: list[str] = []
     last, ready = "", f"{CLAIMABLE}"  # as the index says it
@@ -27,7 +32,7 @@ def queue_names(tx: Tx, limit: int) -> list[str]:
             break
         last = row[0]
         found.append(last)
-    return sorted({"default", *found})
+    return found
 
 
 def unknown_queue(tx: Tx, queue: str) -> str | None:
