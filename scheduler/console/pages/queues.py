@@ -13,6 +13,7 @@ from scheduler.store.read.queues import QueueRecord
 from scheduler.store.read.queues import queues as read_queues
 
 SHOWN = 300  # queues on one page
+TOLD = 10  # that nobody serves, in sentences
 
 
 @page("/queues", nav=Nav("Queues", "q", 55))
@@ -21,7 +22,8 @@ def queues(visit: Visit) -> Page:
     with visit.read() as tx:
         found, now = read_queues(tx, SHOWN), tx.now
     rows = [_masked(one) for one in found.rows]
-    context: dict[str, Any] = {"rows": rows, "more": found.more}
+    unserved = [one.unserved_text for one in rows if one.unserved is not None]
+    context: dict[str, Any] = {"rows": rows, "more": found.more, "unserved": unserved, "told": TOLD}
     data = {"queues": [queue_view(one, now) for one in rows], "more": found.more}
     return Page("queues.html", data, context, "schedctl queues")
 

@@ -249,7 +249,14 @@ def _long_backlog(tx: Tx, queue: str, most: int) -> _Backlog:
 
 
 def _oldest(tx: Tx, first: Iterable[sa.Row[Any]]) -> int | None:
-    return min((ready_since(tx, row.id, row.run_at) for row in first if row.run_at <= tx.now), default=None)
+    """Since when one of these is ready, the earliest by their due times first."""
+    found: int | None = None
+    for row in first:
+        if row.run_at > tx.now or (found is not None and row.run_at >= found):
+            break
+        since = ready_since(tx, row.id, row.run_at)
+        found = since if found is None else min(found, since)
+    return found
 
 
 def _serving(fleet: Fleet, queue: str) -> tuple[str, ...]:
