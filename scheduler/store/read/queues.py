@@ -271,5 +271,6 @@ def _unserved(tx: Tx, fleet: Fleet, first: list[sa.Row[Any]]) -> tuple[str | Non
     if reason is None:
         return None, None, None
     if reason.startswith("no live worker serves") or reason == fleet.no_worker:
-        return reason, *left_behind(tx, fleet, first[0].queue, first[0].kind)
+        left = left_behind(tx, fleet, first[0].queue, first[0].kind)
+        return reason, left.last, left.remedy
     return reason, None, REMEDIES["unserved"]
