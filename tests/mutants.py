@@ -146,7 +146,7 @@ MUTANTS = (
         (
             Change(
                 "scheduler/engine/execution/offload.py",
-                "        await wait_uncancelled(running, deferred_cancel)\n        running.exception()",
+                "        await wait_uncancelled(ended, deferred_cancel)",
                 "        pass",
             ),
         ),

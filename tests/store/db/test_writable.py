@@ -60,10 +60,10 @@ def test_what_takes_no_writes_is_named(database: Database, store: Store) -> None
             assert "cannot be written by this user" in str(pool.apply(_as_other_user, (str(path),)))
         return
     with store.read() as tx:
-        tx.connection.execute(sa.text("SET TRANSACTION READ ONLY"))
+        tx.connection.execute(sa.text("SET LOCAL default_transaction_read_only = on"))
         assert "takes no writes" in str(no_writes(tx.connection))
-        ((problem, text, _, _), *_others) = status(tx.at(store.now())).stuck
-        assert (problem, "takes no writes" in text) == ("writes", True)
+        problem = status(tx.at(store.now())).stuck[0]
+        assert (problem.name, "takes no writes" in problem.text) == ("writes", True)
         reason = str(why(tx.at(store.now()), made))
         assert reason.startswith("the server takes no writes: set default_transaction_read_only = off")
         assert reason.endswith("but no worker is live")
