@@ -14,12 +14,15 @@ _COLUMNS = ("level", "check", "text")
 
 @click.command(name="doctor")
 @click.option("--repair", is_flag=True, help="Mend what can be mended first, and say what was done.")
+@click.option("--full", is_flag=True, help="Look at every row. It takes minutes beside many millions of tasks.")
 @acts
 @common
 @prints((*_COLUMNS, "tasks"))
 @click.pass_context
-def doctor_command(ctx: click.Context, session: Session, /, repair: bool) -> None:
-    """Check what must always hold, by reading everything. Exit status 1 if there is a problem.
+def doctor_command(ctx: click.Context, session: Session, /, repair: bool, full: bool) -> None:
+    """Check what must always hold. Exit status 1 if there is a problem.
+
+    Some checks look at the newest 100,000 tasks only, and `extent` says which; --full looks at all.
 
     Connects to the sources and sinks of the configuration, too; one that cannot be reached from here is no problem.
     """
@@ -52,7 +55,7 @@ def doctor_command(ctx: click.Context, session: Session, /, repair: bool) -> Non
         with reading() as tx:
             reached = True
             found += check_surroundings(database, tx, running())
-            found += checks.check(tx)
+            found += checks.check(tx, full=full)
     except StoreUnavailableError as error:
         if not reached:
             raise

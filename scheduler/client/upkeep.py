@@ -44,14 +44,16 @@ class UpkeepOperations:
                 return retention.dry_run(tx, self._kept)
         return collect(self.database, self._kept)
 
-    def doctor(self) -> Sequence[Finding]:
-        """Check what must always hold, by reading everything: each check with its level (ok, note, problem).
+    def doctor(self, *, full: bool = False) -> Sequence[Finding]:
+        """Check what must always hold: each check with its level (ok, note, problem).
+
+        ``full``: looks at every row; else some checks look at those of the newest 100,000 tasks, and one says so.
 
         Raises StoreUnavailableError.
         """
         self.database.look()
         with self.database.read() as tx:
-            return [*check_surroundings(self.database, tx, running()), *checks.check(tx)]
+            return [*check_surroundings(self.database, tx, running()), *checks.check(tx, full=full)]
 
     def repair(self) -> Sequence[str]:
         """Mend what no worker comes to by itself, in one transaction. Returns a line for each kind of repair.

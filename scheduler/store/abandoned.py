@@ -14,7 +14,8 @@ MAX_ABANDONED = 1000  # tasks given back at once
 ABANDONED_AFTER = 600 * SECOND  # after the lease of the last daemon that placed for an executor
 _ABANDONED = f"""
 SELECT t.id, t.claim, t.attempt, t.claimed_at, t.cancel_requested, t.worker FROM schedd_executors e
-JOIN schedd_tasks t ON t.worker = e.worker AND {held("t")} WHERE e.until < :before ORDER BY t.id LIMIT {MAX_ABANDONED}
+JOIN schedd_tasks t ON t.worker = e.worker AND {held("t")} WHERE e.until < :before
+ORDER BY t.id + 0 LIMIT {MAX_ABANDONED}
 """
 
 

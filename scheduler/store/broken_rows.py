@@ -34,6 +34,7 @@ _OWNERS = {  # by whose name and by which column a row is called
     "schedd_schedules": ("schedule", "name"),
     "schedd_events": ("event", "name"),
 }
+_OF_TASKS = frozenset({"schedd_tasks", "schedd_attempts", "schedd_edges", "schedd_outcomes"})  # which grow with them
 _CODES = (
     ("schedd_tasks", "state", len(TaskState), "state {} is unknown"),
     ("schedd_tasks", "priority", len(Priority), "priority {} is unknown"),
@@ -86,33 +87,42 @@ def numbers_of(table: str) -> list[str]:
     return [c.name for c in metadata.tables[table].columns if isinstance(c.type, sa.Integer)]
 
 
-def broken_rows(tx: Tx) -> list[Broken]:
-    """The rows that cannot be read, some of each kind. Reads all tables."""
+def broken_rows(tx: Tx, since: int | None = None) -> list[Broken]:
+    """The rows that cannot be read, some of each kind. ``since``: of no task with an id below it; None: of all."""
     found: list[Broken] = []
-    for table, column, count, text in _CODES:
-        beyond = f"{column} < 0 OR {column} >= {count}"
-        found += [_named(table, key, text.format(code)) for key, code in _rows(tx, table, column, beyond)]
-    for table, column in _OBJECTS:
-        no_object = f"{column} NOT LIKE '{{%}}'"
-        found += [_named(table, k, f"{column} cannot be read") for k, _ in _rows(tx, table, column, no_object)]
+    for table in _OWNERS:
+        faults = _faults(tx, table)
+        if not faults or not _rows(tx, table, "NULL", " OR ".join(f"({where})" for _, where, _ in faults), since, 1):
+            continue
+        for column, where, text in faults:
+            found += [_named(table, k, text.format(value)) for k, value in _rows(tx, table, column, where, since)]
     for table, column, decode in _TEXTS:
         for key, value in _rows(tx, table, column, f"{column} IS NOT NULL", most=None):
             try:
                 decode(value)
             except Exception as error:  # whatever an unreadable text brings
                 found.append(_named(table, key, f"{column} cannot be read ({error})"))
-    if tx.dialect.name == "sqlite":
-        for table in _OWNERS:
-            for column in numbers_of(table):
-                odd = f"typeof({column}) NOT IN ('integer', 'null')"
-                found += [_named(table, k, f"{column} is no number") for k, _ in _rows(tx, table, column, odd)]
     return found
 
 
-def _rows(tx: Tx, table: str, column: str, where: str, most: int | None = _MAX_ROWS) -> list[tuple[Any, Any]]:
+def _faults(tx: Tx, table: str) -> list[tuple[str, str, str]]:
+    """What a row of this table may have: the column, the condition, and how it is called."""
+    found = [(c, f"{c} < 0 OR {c} >= {count}", text) for name, c, count, text in _CODES if name == table]
+    found += [(c, f"{c} NOT LIKE '{{%}}'", f"{c} cannot be read") for name, c in _OBJECTS if name == table]
+    if tx.dialect.name == "sqlite":
+        odd = "typeof({}) NOT IN ('integer', 'null')"
+        found += [(c, odd.format(c), f"{c} is no number") for c in numbers_of(table)]
+    return found
+
+
+def _rows(
+    tx: Tx, table: str, column: str, where: str, since: int | None = None, most: int | None = _MAX_ROWS
+) -> list[tuple[Any, Any]]:
+    owner = _OWNERS[table][1]
     limit = "" if most is None else f" LIMIT {most}"
-    sql = f"SELECT {_OWNERS[table][1]}, {column} FROM {table} WHERE {where} ORDER BY 1{limit}"
-    return [(row[0], row[1]) for row in tx.run(sql)]
+    least = f"{owner} >= {since} AND " if since is not None and table in _OF_TASKS else ""
+    rows = tx.run(f"SELECT {owner}, {column} FROM {table} WHERE {least}({where}) ORDER BY 1{limit}")
+    return [(row[0], row[1]) for row in rows]
 
 
 def _named(table: str, key: Any, text: str) -> Broken:

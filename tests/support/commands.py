@@ -44,6 +44,7 @@ READING = (
     "bulk list",
     "bulk show 1",
     "doctor",
+    "doctor --full",
 )
 CHANGING = (
     "run true",

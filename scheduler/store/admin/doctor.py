@@ -1,9 +1,10 @@
-"""Checks what must always hold in a database, by full reads, for ``schedctl doctor``."""
+"""Checks what must always hold in a database, for ``schedctl doctor``: of all that is live, and of the newest rows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from functools import cache
 from typing import NamedTuple
 
 import sqlalchemy as sa
@@ -28,7 +29,7 @@ from scheduler.store.db.tx import Tx
 from scheduler.store.durable import deadlocks as standoffs
 from scheduler.store.durable import waits
 from scheduler.store.placements import executors
-from scheduler.store.predicates import HELD, held
+from scheduler.store.predicates import HELD, claimable, held
 from scheduler.store.read.problems import BY_NAME, TABLE, Voice, problems
 from scheduler.store.read.snapshot import Snapshot
 from scheduler.store.read.stuck_tasks import never, tasks_ahead, unserved
@@ -42,6 +43,7 @@ from scheduler.store.tasks.stalls import remedy, stalled
 OK, NOTE, PROBLEM = "ok", "note", "problem"
 SURROUNDINGS = ("leases", "attempts", "writes")  # checks of what is around the tables: surroundings.py
 _MAX_IDS = 1000  # ids named for one kind of problem
+NEWEST = 100_000  # tasks that the checks look at which no index serves
 _WAIT = list(Otherwise).index(Otherwise.WAIT)
 _PARENT = "coalesce(p.state, o.state)"
 _BIT = f"CASE {_PARENT} WHEN 6 THEN 1 WHEN 7 THEN 2 WHEN 8 THEN 2 WHEN 9 THEN 4 WHEN 10 THEN 8 ELSE 0 END"
@@ -61,10 +63,14 @@ class Finding(NamedTuple):
     tasks: tuple[int, ...] = ()
 
 
-def check(tx: Tx) -> list[Finding]:
-    """Check that the rows agree with one another. Answers even if rows are broken, and names them."""
+def check(tx: Tx, *, full: bool = True) -> list[Finding]:
+    """Check that the rows agree with one another. Answers even if rows are broken, and names them.
+
+    Unless ``full``, the checks that no index serves look at the newest ``NEWEST`` tasks, and a finding says so.
+    """
+    since = cache(lambda: None if full else _first_of_newest(tx))
     checks: dict[str, Callable[[], Finding | list[Finding]]] = {
-        "rows": lambda: _broken(tx),
+        "rows": lambda: _broken(tx, since()),
         "unmet counts": lambda: _finding(
             "unmet counts",
             "equal the open edges",
@@ -100,29 +106,41 @@ def check(tx: Tx) -> list[Finding]:
         "retries": lambda: _retries(tx),
         "ready tasks": lambda: _ready(tx),
         "heartbeats": lambda: _stalls(tx),
-        "due times": lambda: _ahead(tx),
+        "due times": lambda: _ahead(tx, None if since() is None else NEWEST),
         "handlers": lambda: _hung(tx),
         "keys": lambda: _keys(tx),
         "replaced": lambda: _finding(
             "replaced",
             "nothing waits to be put in place",
             "replaced, and still what it was",
-            stale(tx),
+            stale(tx, since()),
         ),
         "pauses": lambda: _pauses(tx),
         "schedules": lambda: _schedules(tx),
         "schedules' tasks": lambda: _runs(tx),
         "messages": lambda: _messages(tx),
+        "extent": lambda: [] if since() is None else [Finding("extent", NOTE, _extent())],
     }
-    full = {*checks, *SURROUNDINGS}
-    checks["problems"] = lambda: _others(tx, full)
+    in_full = {*checks, *SURROUNDINGS}
+    checks["problems"] = lambda: _others(tx, in_full)
     return answers(tx, checks)
 
 
-def _others(tx: Tx, full: Collection[str]) -> list[Finding]:
+def _first_of_newest(tx: Tx) -> int | None:
+    """The lowest id of the newest ``NEWEST`` tasks; None: there are no more."""
+    below = tx.run(f"SELECT id FROM schedd_tasks ORDER BY id DESC LIMIT 1 OFFSET {NEWEST}").scalar()
+    return None if below is None else int(below) + 1
+
+
+def _extent() -> str:
+    where = f"rows, replaced and due times were looked at of the newest {NEWEST:,} tasks"
+    return f"{where}: `schedctl doctor --full` looks at all"
+
+
+def _others(tx: Tx, in_full: Collection[str]) -> list[Finding]:
     """The checks of the table of problems that no check here makes in full."""
     said: dict[str, list[Problem]] = {
-        row.check: [] for row in TABLE if row.check not in full and Voice.DOCTOR in row.voices
+        row.check: [] for row in TABLE if row.check not in in_full and Voice.DOCTOR in row.voices
     }
     for one in problems(Snapshot(tx)):
         said.get(BY_NAME[one.name].check, []).append(one)
@@ -162,8 +180,8 @@ def answers(tx: Tx, checks: dict[str, Callable[[], Finding | list[Finding]]]) ->
     return found
 
 
-def _broken(tx: Tx) -> Finding:
-    found = broken_rows(tx)
+def _broken(tx: Tx, since: int | None) -> Finding:
+    found = broken_rows(tx, since)
     if not found:
         return Finding("rows", OK, "each can be read")
     tasks = tuple(dict.fromkeys(one.task for one in found if one.task is not None))
@@ -190,13 +208,14 @@ def wrong_counts(tx: Tx) -> list[int]:
 
     Once a task was claimed, its edges no longer count: a parent that is retried leaves it alone.
     """
+    edges = f"(SELECT count(*) FROM schedd_edges e {_PARENTS} WHERE e.child = t.id AND (e.ok & {_BIT}) = 0)"
+    some = f"SELECT t.id, t.state, t.unmet, {edges} AS open FROM schedd_tasks t WHERE"
     rows = tx.run(
-        "SELECT f.id FROM (SELECT t.id, t.state, t.unmet, (SELECT count(*) FROM schedd_edges e "
-        f"{_PARENTS} WHERE e.child = t.id AND (e.ok & {_BIT}) = 0) AS open "
-        f"FROM schedd_tasks t WHERE t.state = {st.WAITING} OR (t.state = {st.SCHEDULED} AND t.claimed_at IS NULL)) f "
+        f"SELECT f.id FROM ({some} t.state = {st.WAITING} UNION ALL {some} {claimable('t')} "
+        f"AND t.state = {st.SCHEDULED} AND t.claimed_at IS NULL) f "
         f"WHERE f.unmet <> f.open OR (f.state = {st.WAITING} AND f.open = 0) "
         f"OR (f.state = {st.SCHEDULED} AND f.open > 0) "
-        f"ORDER BY f.id LIMIT {_MAX_IDS}"
+        f"ORDER BY f.id + 0 LIMIT {_MAX_IDS}"
     )
     return [row[0] for row in rows]
 
@@ -228,12 +247,13 @@ def orphans(tx: Tx) -> list[int]:
     return [row[0] for row in rows]
 
 
-def stale(tx: Tx) -> list[int]:
-    """Tasks whose deferred replacement was left over after their attempt ended."""
+def stale(tx: Tx, since: int | None = None) -> list[int]:
+    """Tasks whose deferred replacement was left over after their attempt ended. ``since``: no id below it."""
+    least = "" if since is None else f"t.id >= {since} AND "
     rows = tx.run(
         "SELECT t.id FROM schedd_tasks t LEFT JOIN schedd_task_values v "
         "ON v.task_id = t.id AND v.name = 'replacement' "
-        f"WHERE (t.rerun > 0 AND NOT ({held('t')})) OR (t.rerun > 0) <> (v.task_id IS NOT NULL) "
+        f"WHERE {least}((t.rerun > 0 AND NOT ({held('t')})) OR (t.rerun > 0) <> (v.task_id IS NOT NULL)) "
         f"ORDER BY t.id LIMIT {_MAX_IDS}"
     )
     return [row[0] for row in rows]
@@ -243,14 +263,14 @@ def unclaimed(tx: Tx) -> list[int]:
     """Held tasks whose worker has no row: no engine would ever reclaim them."""
     rows = tx.run(
         f"SELECT t.id FROM schedd_tasks t WHERE {held('t')} AND NOT EXISTS "
-        f"(SELECT 1 FROM schedd_workers w WHERE w.id = t.worker) ORDER BY t.id LIMIT {_MAX_IDS}"
+        f"(SELECT 1 FROM schedd_workers w WHERE w.id = t.worker) ORDER BY t.id + 0 LIMIT {_MAX_IDS}"
     )
     return [row[0] for row in rows]
 
 
 def _claims(tx: Tx) -> Finding:
     live = {w.id for w in workers(tx) if not w.lost} | {one.worker for one in executors(tx)}
-    rows = tx.run(f"SELECT id, worker FROM schedd_tasks WHERE {HELD} ORDER BY id").fetchall()
+    rows = tx.run(f"SELECT id, worker FROM schedd_tasks WHERE {HELD} ORDER BY id + 0").fetchall()
     loose = [row.id for row in rows if row.worker not in live]
     return _finding(
         "claims",
@@ -274,8 +294,8 @@ def _retries(tx: Tx) -> Finding:
     return Finding("retries", NOTE, "; ".join(s.text for s in found), tuple(i for s in found for i in s.tasks))
 
 
-def _ahead(tx: Tx) -> Finding:
-    found = tasks_ahead(tx)
+def _ahead(tx: Tx, newest: int | None) -> Finding:
+    found = tasks_ahead(tx, newest)
     if not found:
         return Finding("due times", OK, "none is a clock's that was ahead")
     ids = tuple(i for s in found for i in s.tasks)

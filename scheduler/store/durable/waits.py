@@ -234,11 +234,11 @@ def missed(tx: Tx, before: int, limit: int) -> list[int]:
     """Suspended tasks that are not due although what they wait for has happened before then: there should be none."""
     open_item = _ENDED.format(item="i.item").removeprefix("NOT ")
     rows = tx.run(
-        "SELECT DISTINCT t.id FROM schedd_waits w JOIN schedd_tasks t ON t.id = w.task_id WHERE w.item = 0 "
+        "SELECT DISTINCT w.task_id FROM schedd_waits w JOIN schedd_tasks t ON t.id = w.task_id WHERE w.item = 0 "
         f"AND t.state = {st.SUSPENDED} AND t.run_at > :now AND CASE WHEN w.event IS NOT NULL "
         "THEN EXISTS (SELECT 1 FROM schedd_events e WHERE e.name = w.event AND e.emitted_at < :before) "
         "ELSE NOT EXISTS (SELECT 1 FROM schedd_waits i WHERE i.task_id = w.task_id AND i.name = w.name "
-        f"AND i.item > 0 AND {open_item}) END ORDER BY t.id LIMIT :limit",
+        f"AND i.item > 0 AND {open_item}) END ORDER BY w.task_id LIMIT :limit",
         now=tx.now,
         before=before,
         limit=limit,
