@@ -82,6 +82,7 @@ def test_a_connection_that_was_cut_in_the_pool_uses_no_attempt(
     """One that is cut later does: perhaps it was what the handler did that broke it."""
     monkeypatch.setattr(wires, "_TRUSTED", 60.0)
     caller = Scheduler(database.url)
+    caller.database.open()
     with caller.database.read() as tx:
         tx.connection.execute(ONE)
     cut(database.url)

@@ -77,13 +77,15 @@ class Lease:
         off = self.engine_state.database.offset / SECOND
         if abs(off) < MAX_SKEW_S:
             self._skew_logged.clear()
-        elif self._skew_logged.is_new() and self.engine_state.database.path is not None:
+        elif not self._skew_logged.is_new():
+            return
+        elif self.engine_state.database.path is not None:
             log.warning(
                 "this process's clock is %.0f s ahead of the other workers': it claims what is due by theirs; set it "
                 "right",
                 -off,
             )
-        elif self._skew_logged.is_new():
+        else:
             side = "behind" if off > 0 else "ahead of"
             log.warning(
                 "this machine's clock is %.1f s %s the server's; times are the server's, but set it right",
