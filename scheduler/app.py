@@ -28,6 +28,7 @@ from scheduler.client.stats import StatsOperations
 from scheduler.client.submitter import TaskSubmitter
 from scheduler.client.threads import CallThreads, in_thread
 from scheduler.client.upkeep import UpkeepOperations
+from scheduler.engine.interrupted import end as end_at_interrupt
 from scheduler.engine.options import EngineOptions, ProcessOptions
 from scheduler.errors import ConfigError
 from scheduler.forking import after_fork, leave_to_parent
@@ -544,9 +545,7 @@ class Scheduler(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, KeyboardInterrupt):
-            from scheduler.engine.interrupted import end
-
-            end(error, self._engine, self._drain, self.close, self.stop_now)
+            end_at_interrupt(error, self._engine, self._drain, self.close, self.stop_now)
         else:
             self.close()
 

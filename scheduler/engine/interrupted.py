@@ -27,15 +27,14 @@ def end(
     stop_now: Callable[[], object],
 ) -> None:
     """Close, or at a later interrupt stop at once. Leaves the program's own frames in the error's traceback."""
-    _cut(error)
-    signals = StopSignals()
+    signals, told = StopSignals(), False
     signals.counts()
-    running = [] if engine is None else engine.running()
-    if running:
-        tasks = listed([f"task {task_id} ({kind})" for task_id, kind in running])
-        log.warning("stopping: up to %g s for %s; Ctrl-C again hands back at once what still runs", drain, tasks)
     while True:
-        try:
+        try:  # around all of it: the same interrupt may come twice in a moment
+            if not told:
+                _cut(error)
+                _tell(engine, drain)
+                told = True
             close()
             return
         except KeyboardInterrupt:
@@ -44,6 +43,13 @@ def end(
     log.warning("stopping at once")
     stop_now()
     close()
+
+
+def _tell(engine: Engine | None, drain: float) -> None:
+    running = [] if engine is None else engine.running()
+    if running:
+        tasks = listed([f"task {task_id} ({kind})" for task_id, kind in running])
+        log.warning("stopping: up to %g s for %s; Ctrl-C again hands back at once what still runs", drain, tasks)
 
 
 def _cut(error: BaseException) -> None:
