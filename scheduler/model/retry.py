@@ -61,7 +61,8 @@ class RetryPolicy(_Checked, frozen=True, forbid_unknown_fields=True):
 
     The wait before attempt n+1 is ``min(min_wait * factor**(n-1), max_wait)`` for ``exponential``,
     ``min(min_wait * n, max_wait)`` for ``linear``, ``min_wait`` for ``fixed``; then it is lengthened by up to
-    ``jitter`` of itself, but not beyond ``max_wait``. ``none`` means a single attempt.
+    ``jitter`` of itself, beyond ``max_wait`` too, so that retries at the cap do not all come at once. ``none``
+    means a single attempt.
 
     min_wait, max_wait: seconds or timedelta, kept as float seconds (whole microseconds). max_attempts:
     executions, the first one included; None is unlimited. factor: at least 1. jitter: 0 to 1. retry_on:
@@ -122,15 +123,15 @@ class RetryPolicy(_Checked, frozen=True, forbid_unknown_fields=True):
         """Microseconds to wait before attempt n+1, after the n-th execution failed.
 
         n: 1 or more, of any size. random: from 0 up to 1, the share of the jitter to add. The result is never
-        less than the policy's wait (to the microsecond), and never more than ``1 + jitter`` times it or than
-        ``max_wait``. Raises ValueError for an n or a random outside these.
+        less than the policy's wait (to the microsecond), and never more than ``1 + jitter`` times it. Raises
+        ValueError for an n or a random outside these.
         """
         if n < 1:
             raise ValueError(f"n counts failed executions from 1, not {n}")
         if not 0.0 <= random <= 1.0:
             raise ValueError(f"random must be between 0 and 1, not {random}")
         base = round(self._base_wait(n) * SECOND)
-        return min(base + int(base * self.jitter * random), max(base, round(self.max_wait * SECOND)))
+        return base + int(base * self.jitter * random)
 
     def _base_wait(self, n: int) -> float:
         if self.strategy == "none":
