@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from faults.harness import Fleet, Process, Run, all_ended, rows, until
 from faults.kinds import Hold, Step
-from scheduler import Scheduler, __version__
+from scheduler import Scheduler
+from scheduler.build import running
 from scheduler.model.outcome import AttemptEnd
 from scheduler.store.admin import doctor as checks
 from scheduler.store.admin.surroundings import check_surroundings
@@ -193,7 +194,7 @@ class Campaign:
 
     def _doctor(self) -> None:
         with self.jobs.database.read() as tx:
-            found = check_surroundings(self.jobs.database, tx, __version__)
+            found = check_surroundings(self.jobs.database, tx, running())
             found += checks.check(tx)
         assert not [f for f in found if f.level == checks.PROBLEM and f.check != "disk"], found
 

@@ -22,6 +22,7 @@ import sqlalchemy as sa
 
 from faults import durable_kinds, isolated, kinds, versions
 from scheduler import Scheduler, app
+from scheduler.build import running
 from scheduler.engine import engine as loop
 from scheduler.engine.dispatch import completion as ledger
 from scheduler.ports import SECOND
@@ -70,7 +71,8 @@ def work(config: dict[str, Any], reports: int, commands: int) -> None:
     pages = Pages()
     if "next" in config:  # the next version of this program, with one migration more
         become(config["next"])
-        app.__version__ += "+next"
+        version = f"{running()}+next"
+        app.running = lambda: version  # type: ignore[attr-defined]
     kinds.clock.offset = round(config.get("clock", 0.0) * SECOND)
     jobs = Scheduler(config["url"], clock=kinds.clock, **config.get("options", {}))
     for kind in (
