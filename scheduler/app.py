@@ -51,6 +51,7 @@ from scheduler.model.spec import TaskId
 from scheduler.model.task import Task, TaskFunction
 from scheduler.model.times import LONGEST, SECOND, span_us
 from scheduler.model.typed import R, Runs, RunsAsync
+from scheduler.operations.desk import Desk
 from scheduler.ports import Clock, SystemClock
 from scheduler.store.db.database import Database
 from scheduler.store.db.notifier import Notifier, make_notifier
@@ -144,6 +145,7 @@ class Scheduler(
         self.clock: Clock = clock if clock is not None else SystemClock()
         self.database = Database(url, self.clock, auto_migrate=auto_migrate)
         self.registry = Registry()
+        self.desk = Desk(self.database, self._wake, self.registry)
         self.threads = CallThreads()
         self.settings = settings if settings is not None else {}
         self.state = state
@@ -300,8 +302,8 @@ class Scheduler(
         elif others:
             self._own_notifier().notify()
 
-    def _notify_of_pauses(self) -> None:
-        """Let our own engine see at once what is paused, and wake those of other processes."""
+    def _wake(self) -> None:
+        """Let our own engine see at once what is paused or set, and wake those of other processes."""
         if self._engine is not None:
             self._engine.look_soon()
         self._notify()

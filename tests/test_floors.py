@@ -21,7 +21,8 @@ HOUSE: tuple[frozenset[str], ...] = (
     frozenset({"connections", "nonblocking"}),
     frozenset({"store"}),
     frozenset({"http_server", "telemetry"}),
-    frozenset({"client", "engine"}),
+    frozenset({"engine", "operations"}),
+    frozenset({"client"}),
     frozenset({"tasks"}),  # the built-in types: they use public names only, see below
     frozenset({"transports"}),
     frozenset({"alerts"}),

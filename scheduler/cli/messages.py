@@ -15,7 +15,8 @@ from scheduler.cli.session import Session, note, prints
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from scheduler.store.db.tx import Tx
+    from scheduler.operations.desk import Desk
+    from scheduler.operations.pauses import PauseResult, Scope
 
     class Finding(Protocol):
         """What a check found: of transports and of executors."""
@@ -97,10 +98,9 @@ def check_sources(session: Session, /, names: tuple[str, ...]) -> int:
 @prints(_CHANGE_FIELDS)
 def pause_sources(session: Session, /, names: tuple[str, ...]) -> None:
     """Receive nothing from these sources, on the whole fleet within a second or two. Their tasks go on."""
-    from scheduler.model.pauses import SOURCE
-    from scheduler.store.pauses import pause
+    from scheduler.operations.pauses import pause
 
-    _change(session, session.config.sources, names, "source", lambda tx, name: pause(tx, SOURCE, name), True)
+    _change(session, "source", names, pause, paused=True)
 
 
 @sources_command.command(name="resume")
@@ -110,10 +110,9 @@ def pause_sources(session: Session, /, names: tuple[str, ...]) -> None:
 @prints(_CHANGE_FIELDS)
 def resume_sources(session: Session, /, names: tuple[str, ...]) -> None:
     """Receive from these sources again."""
-    from scheduler.model.pauses import SOURCE
-    from scheduler.store.pauses import resume
+    from scheduler.operations.pauses import resume
 
-    _change(session, session.config.sources, names, "source", lambda tx, name: resume(tx, SOURCE, name), False)
+    _change(session, "source", names, resume, paused=False)
 
 
 @sources_command.command(name="redrive")
@@ -182,11 +181,9 @@ def check_sinks(session: Session, /, names: tuple[str, ...]) -> int:
 @prints(_CHANGE_FIELDS)
 def pause_sinks(session: Session, /, names: tuple[str, ...]) -> None:
     """Publish nothing to these sinks; messages wait in the store. The same as `pause --kind sinks.SINK`."""
-    from scheduler.model.outgoing import sink_kind
-    from scheduler.model.pauses import KIND
-    from scheduler.store.pauses import pause
+    from scheduler.operations.pauses import pause
 
-    _change(session, session.config.sinks, names, "sink", lambda tx, name: pause(tx, KIND, sink_kind(name)), True)
+    _change(session, "sink", names, pause, paused=True)
 
 
 @sinks_command.command(name="resume")
@@ -196,11 +193,9 @@ def pause_sinks(session: Session, /, names: tuple[str, ...]) -> None:
 @prints(_CHANGE_FIELDS)
 def resume_sinks(session: Session, /, names: tuple[str, ...]) -> None:
     """Publish to these sinks again."""
-    from scheduler.model.outgoing import sink_kind
-    from scheduler.model.pauses import KIND
-    from scheduler.store.pauses import resume
+    from scheduler.operations.pauses import resume
 
-    _change(session, session.config.sinks, names, "sink", lambda tx, name: resume(tx, KIND, sink_kind(name)), False)
+    _change(session, "sink", names, resume, paused=False)
 
 
 @click.group(name="inbox", cls=Group)
@@ -303,16 +298,21 @@ def check(
 
 def _change(
     session: Session,
-    there: Iterable[str],
-    names: tuple[str, ...],
     what: str,
-    change: Callable[[Tx, str], bool],
+    names: tuple[str, ...],
+    change: Callable[[Desk, Sequence[Scope]], PauseResult],
+    *,
     paused: bool,
 ) -> None:
-    wanted = list(dict.fromkeys(names))
+    from scheduler.model.outgoing import sink_kind
+    from scheduler.operations.pauses import scopes
+
+    there: Iterable[str] = getattr(session.config, f"{what}s")
     _refuse_unknown(there, names, what)
-    done = session.write(lambda tx: [change(tx, name) for name in wanted])
-    rows = [{"name": name, "paused": paused, "changed": changed} for name, changed in zip(wanted, done, strict=True)]
+    wanted = list(dict.fromkeys(names))
+    chosen = scopes(sources=wanted) if what == "source" else scopes(kinds=[sink_kind(name) for name in wanted])
+    done = change(session.desk, chosen).changed
+    rows = [{"name": n, "paused": paused, "changed": c} for n, c in zip(wanted, done.values(), strict=True)]
     print_rows(session, rows)
     for row in rows:
         if not row["changed"]:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import click
 
 from scheduler.cli.options import acts, common
-from scheduler.cli.output import print_rows, time
-from scheduler.cli.session import Session, note, note_kind, note_queue, prints
+from scheduler.cli.output import print_rows
+from scheduler.cli.session import Session, note, prints
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from scheduler.store.db.tx import Tx
-    from scheduler.store.pauses import Pause
+    from scheduler.operations.desk import Desk
+    from scheduler.operations.pauses import PauseResult, Scope
 
 _FIELDS = ("scope", "name", "since", "by", "reason", "changed")
 _COLUMNS = ("scope", "name", "since", "by", "reason")
@@ -36,7 +36,7 @@ def pause_command(
     Takes effect on the whole fleet within a second. What runs goes on, and schedules go on making tasks. `status`,
     `show` and `doctor` say what is paused, since when, by whom and why. For one schedule: `schedctl cron pause`.
     """
-    from scheduler.store.pauses import pause
+    from scheduler.operations.pauses import pause
 
     _refuse_names("pause", names)
     _change(session, queues, kinds, everything, pause, "paused already")
@@ -57,7 +57,7 @@ def resume_command(
 
     --all ends the pause of everything; single queues and kinds that were paused beside it stay so.
     """
-    from scheduler.store.pauses import resume
+    from scheduler.operations.pauses import resume
 
     _refuse_names("resume", names)
     _change(session, queues, kinds, everything, resume, "not paused")
@@ -76,44 +76,25 @@ def _change(
     queues: tuple[str, ...],
     kinds: tuple[str, ...],
     everything: bool,
-    change: Callable[[Tx, str, str], bool],
+    change: Callable[[Desk, Sequence[Scope]], PauseResult],
     unchanged: str,
 ) -> None:
-    from scheduler.model.names import check_name
-    from scheduler.model.pauses import ALL, KIND, QUEUE
-    from scheduler.store.pauses import records
+    import msgspec
 
-    scopes = [(QUEUE, check_name("queue", name)) for name in dict.fromkeys(queues)]
-    scopes += [(KIND, check_name("kind", name)) for name in dict.fromkeys(kinds)]
-    if everything:
-        scopes.append((ALL, ""))
-    if not scopes:
+    from scheduler.operations.pauses import Scope, scopes
+
+    if not (queues or kinds or everything):
         raise click.UsageError("say which: --queue, --kind or --all")
-    database = session.existing()
-
-    def work(tx: Tx) -> tuple[list[bool], list[Pause]]:
-        return [change(tx, *scope) for scope in scopes], records(tx)
-
-    done, left = session.write(work)
-    with database.read() as tx:
-        for kind in kinds:
-            note_kind(tx, kind)
-        for queue in queues:
-            note_queue(tx, queue)
-    for (scope, name), changed in zip(scopes, done, strict=True):
+    done = change(session.desk, scopes(queues=queues, kinds=kinds, everything=everything))
+    for text in done.unknown:
+        note(text)
+    for scope, changed in done.changed.items():
         if not changed:
-            note(f"{'everything' if scope == ALL else f'{scope} {name}'} was {unchanged}")
-    rows = [
-        {
-            "scope": one.scope,
-            "name": one.name or None,
-            "since": time(one.at),
-            "by": one.actor,
-            "reason": one.reason,
-            "changed": (one.scope, one.name) in dict(zip(scopes, done, strict=True)),
-        }
-        for one in left
-    ]
+            note(f"{scope} was {unchanged}")
+    rows = []
+    for one in done.left:
+        changed = done.changed.get(Scope(one.scope, one.name), False)
+        rows.append({**msgspec.to_builtins(one), "name": one.name or None, "changed": changed})
     print_rows(session, rows, _COLUMNS)
-    if not left:
+    if not rows:
         note("nothing is paused")

@@ -17,6 +17,7 @@ from scheduler.errors import SchedulerError, StoreUnavailableError
 
 if TYPE_CHECKING:
     from scheduler.config.model import Config
+    from scheduler.operations.desk import Desk
     from scheduler.store.db.database import Database
     from scheduler.store.db.tx import Tx
     from scheduler.store.read.workers import Fleet
@@ -109,6 +110,13 @@ class Session:
             if holder is not None:
                 note(f"the database does not answer: {holder}")
 
+    @cached_property
+    def desk(self) -> Desk:
+        """What operations work on: the store, which must exist. Raises StoreUnavailableError."""
+        from scheduler.operations.desk import Desk
+
+        return Desk(self.existing(), self.wake)
+
     def existing(self) -> Database:
         """The database, for commands that must not create one. Raises StoreUnavailableError."""
         self.database.refuse_missing()
@@ -179,14 +187,11 @@ def note(text: str) -> None:
 
 def note_kind(tx: Tx, kind: str | None) -> None:
     """Note on stderr that no worker has registered a kind, if nothing was found of it."""
-    from scheduler.store.read.kinds import kind_names
+    from scheduler.store.read.kinds import unknown_kind
 
-    if kind is None:
-        return
-    known = kind_names(tx)
-    if kind not in known:
-        there = f"known are {', '.join(known)}" if known else "no worker has registered any"
-        note(f"no worker has registered a kind {kind!r}; {there}")
+    text = None if kind is None else unknown_kind(tx, kind)
+    if text is not None:
+        note(text)
 
 
 def note_queue(tx: Tx, queue: str) -> None:

@@ -3,42 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
-
-import msgspec
 
 from scheduler.client.threads import in_thread
 from scheduler.errors import ConfigError
 from scheduler.model.actor import acting_as
-from scheduler.model.names import check_name
-from scheduler.model.pauses import ALL, KIND, QUEUE, SOURCE
-from scheduler.model.times import to_datetime
-from scheduler.store import pauses as store
-from scheduler.store.db.database import Database
-
-
-class PauseInfo(msgspec.Struct, frozen=True):
-    """A pause: ``scope`` all, queue or kind; ``name`` of the queue or kind, "" for all; since when, by whom and why."""
-
-    scope: str
-    name: str
-    since: datetime
-    by: str | None
-    reason: str | None
-
-
-def pause_info(one: store.Pause) -> PauseInfo:
-    """A stored pause as programs see it."""
-    return PauseInfo(one.scope, one.name, to_datetime(one.at), one.actor, one.reason)
+from scheduler.operations import pauses
+from scheduler.operations.desk import Desk
+from scheduler.operations.pauses import PauseInfo, Scope, scopes
 
 
 class PauseOperations:
-    """The part of the Scheduler that pauses and resumes. Needs ``database``, ``threads`` and ``_notify_of_pauses``."""
+    """The part of the Scheduler that pauses and resumes. Needs ``desk`` and ``threads``."""
 
-    database: Database
-
-    def _notify_of_pauses(self) -> None:
-        raise NotImplementedError
+    desk: Desk
 
     def pause(
         self,
@@ -57,11 +34,9 @@ class PauseOperations:
         are shown by ``schedctl status``, ``show`` and the audit. Returns False if it was paused already. Raises
         ConfigError unless exactly one of ``queue``, ``kind``, ``source`` and ``all`` is given; StoreUnavailableError.
         """
-        scope, name = check_scope(queue, kind, all, source)
+        chosen = _scopes(queue, kind, source, all)
         with acting_as(by, reason=reason):
-            fresh = self.database.change(lambda tx: store.pause(tx, scope, name))
-        self._notify_of_pauses()
-        return fresh
+            return pauses.pause(self.desk, chosen).changed[chosen[0]]
 
     def resume(
         self,
@@ -77,31 +52,22 @@ class PauseOperations:
 
         Returns False if there was none. Raises as :meth:`pause`.
         """
-        scope, name = check_scope(queue, kind, all, source)
+        chosen = _scopes(queue, kind, source, all)
         with acting_as(by, reason=reason):
-            ended = self.database.change(lambda tx: store.resume(tx, scope, name))
-        self._notify_of_pauses()
-        return ended
+            return pauses.resume(self.desk, chosen).changed[chosen[0]]
 
     def pauses(self) -> Sequence[PauseInfo]:
         """What is paused, the oldest pause first. Raises StoreUnavailableError."""
-        with self.database.read() as tx:
-            return [pause_info(one) for one in store.records(tx)]
+        return pauses.in_effect(self.desk)
 
     pause_async = in_thread(pause)
     resume_async = in_thread(resume)
     pauses_async = in_thread(pauses)
 
 
-def check_scope(queue: str | None, kind: str | None, everything: bool, source: str | None = None) -> tuple[str, str]:
-    """(scope, name) of a pause. Raises ConfigError."""
-    given = [one for one in (queue, kind, source, everything or None) if one is not None]
-    if len(given) != 1:
+def _scopes(queue: str | None, kind: str | None, source: str | None, everything: bool) -> list[Scope]:
+    """What is to be paused or resumed. Raises ConfigError unless it is exactly one."""
+    given: list[list[str]] = [[] if name is None else [name] for name in (queue, kind, source)]
+    if sum(map(len, given)) + bool(everything) != 1:
         raise ConfigError("say exactly one of queue, kind, source and all")
-    if queue is not None:
-        return QUEUE, check_name("queue", queue)
-    if kind is not None:
-        return KIND, check_name("kind", kind)
-    if source is not None:
-        return SOURCE, check_name("source", source)
-    return ALL, ""
+    return scopes(queues=given[0], kinds=given[1], sources=given[2], everything=everything)

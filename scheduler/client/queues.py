@@ -8,8 +8,8 @@ from datetime import datetime
 import msgspec
 
 from scheduler.client.info import instant
-from scheduler.client.pauses import PauseInfo, pause_info
 from scheduler.client.threads import in_thread
+from scheduler.operations.pauses import PauseInfo, pause_info
 from scheduler.store.db.database import Database
 from scheduler.store.read.queues import QueueRecord, queues
 

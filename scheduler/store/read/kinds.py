@@ -32,3 +32,12 @@ def get_kind(tx: Tx, name: str) -> KindRecord | None:
 def kind_names(tx: Tx) -> list[str]:
     """The names of all kinds that workers have published."""
     return [row[0] for row in tx.run("SELECT name FROM schedd_kinds ORDER BY name")]
+
+
+def unknown_kind(tx: Tx, kind: str) -> str | None:
+    """A sentence about a kind that no worker has published, with those that there are; None if one has."""
+    known = kind_names(tx)
+    if kind in known:
+        return None
+    there = f"known are {', '.join(known)}" if known else "no worker has registered any"
+    return f"no worker has registered a kind {kind!r}; {there}"
