@@ -30,12 +30,12 @@ SPECIAL = {"\\": r"\(rs", "-": r"\-", "'": r"\(aq", "`": r"\(ga", "^": r"\(ha", 
 Item = tuple[str, str]  # what is described, as roff, and the text about it
 
 SCHEDCTL_EXAMPLES = [
-    ("schedctl status", "How things stand, and what is stuck."),
+    ("schedctl status", "The store at a glance, with its problems."),
     ("schedctl run -- tar czf backup.tgz photos", "Schedule a command, for a daemon that may run commands."),
     ("schedctl submit SendInvoice -P to=me@example.com --depend-on 7", "Schedule a task that runs after task 7."),
-    ("schedctl list --status Failed --since 2h", "What has failed in the last two hours."),
-    ("schedctl show 7", "All about task 7, and why it does not run."),
-    ("schedctl logs -f 7", "What it writes, until it has ended."),
+    ("schedctl list --status Failed --since 2h", "Tasks that have failed in the last two hours."),
+    ("schedctl show 7", "Everything about task 7, and why it does not run."),
+    ("schedctl logs -f 7", "The output of task 7, until it has ended."),
 ]
 FILES = [("./config.toml", "The configuration, if none is named."), ("/etc/schedd/config.toml", "Else this one.")]
 ENVIRONMENT = [
@@ -115,7 +115,7 @@ def usage(command: click.Command, ctx: click.Context) -> str:
 
 
 def metavar(option: click.Option, ctx: click.Context) -> str:
-    """What stands for the value of an option. Before click 8.2 that took no context."""
+    """The placeholder for the value of an option. Before click 8.2 that took no context."""
     make: Callable[..., str] = option.make_metavar
     return make(ctx) if inspect.signature(make).parameters else make()
 
@@ -204,7 +204,7 @@ def schedd() -> str:
 
 
 def completion(shell: str) -> str:
-    """What ``schedctl completion`` prints for a shell."""
+    """The script that ``schedctl completion`` prints for a shell."""
     return CliRunner().invoke(root, ["completion", shell], catch_exceptions=False).stdout
 
 

@@ -31,16 +31,17 @@ _TEST_FIELDS = ("sink", "type", "ok", "error")
 
 @click.group(name="alerts", cls=Group)
 def alerts_command() -> None:
-    """What fires, silences, and where messages go."""
+    """Alerts that fire, silences, and messages to sinks."""
 
 
 @alerts_command.command(name="list")
 @common
 @prints(_FIELDS)
 def list_(session: Session, /) -> None:
-    """Alerts that are pending, firing or recovering, and what is silenced.
+    """Alerts that are pending, firing or recovering, and silences.
 
-    A daemon evaluates the rules if its [alerts] has a sink, or enabled = true; without one nothing is evaluated.
+    A daemon evaluates the rules if its [alerts] has a sink, or enabled = true. Without such a daemon nothing is
+    evaluated.
     """
     from scheduler.alerts.machine import is_silenced
     from scheduler.alerts.rules import rules_of
@@ -64,7 +65,7 @@ def list_(session: Session, /) -> None:
 
 
 @alerts_command.command(name="history")
-@click.option("--limit", type=Number(1, 100_000), default=50, show_default=True, help="How many at most.")
+@click.option("--limit", type=Number(1, 100_000), default=50, show_default=True, help="At most this many.")
 @common
 @prints(_HISTORY_FIELDS)
 def history(session: Session, /, limit: int) -> None:
@@ -86,9 +87,9 @@ def history(session: Session, /, limit: int) -> None:
 @common
 @prints(_TEST_FIELDS)
 def test(session: Session, /, names: tuple[str, ...]) -> int:
-    """Send a test message to these sinks of [alerts.sinks], or to all of them; status 1 if one does not take it.
+    """Send a test message to these sinks of [alerts.sinks], or to all of them. Status 1 if one does not take it.
 
-    Sent by this command itself: it needs no daemon and no database.
+    This command sends it itself: it needs no daemon and no database.
     """
     import time as clock
 
@@ -120,16 +121,17 @@ def test(session: Session, /, names: tuple[str, ...]) -> int:
 
 @alerts_command.command(name="silence")
 @click.argument("rule", metavar="RULE")
-@click.option("--kind", metavar="K", help="Only what it says of this kind, queue or schedule.")
-@click.option("--fingerprint", metavar="F", help="Only this cause of dead letters.")
-@click.option("--for", "span", type=SPAN, required=True, metavar="S", help="How long, such as 2h.")
+@click.option("--kind", metavar="K", help="Only alerts about this kind, queue or schedule.")
+@click.option("--fingerprint", metavar="F", help="Only alerts about this cause of dead letters.")
+@click.option("--for", "span", type=SPAN, required=True, metavar="S", help="The length of the silence, such as 2h.")
 @acts
 @common
 @prints(_SILENCE_FIELDS)
 def silence(session: Session, /, rule: str, kind: str | None, fingerprint: str | None, span: int) -> None:
-    """Make no messages of a rule for a while; "*" for all rules. The end of an alert that fired before is still sent.
+    """Make no messages of a rule for a while; "*" for all rules. The end of an alert that fired before is still
+    sent.
 
-    What still fires when the silence ends is sent then.
+    Alerts that still fire when the silence ends are sent then.
     """
 
     from scheduler.config.alerts import RULES

@@ -16,23 +16,24 @@ _COLUMNS = ("at", "actor", "action", "about", "via", "reason")
 
 @click.command(name="audit")
 @click.argument("task_id", metavar="[ID]", type=TASK_ID, required=False)
-@click.option("--action", metavar="A", help="This verb: cancel, retry, pause, …; schedule means all of schedules.")
-@click.option("--by", "actor", metavar="NAME", help="What this user did.")
-@click.option("--subject", metavar="S", help='About this, such as "queue mail"; queue means all queues.')
-@click.option("--via", metavar="V", help="Through this door: cli, python, page or http.")
+@click.option("--action", metavar="A", help="Only this verb: cancel, retry, pause, …; schedule means all of schedules.")
+@click.option("--by", "actor", metavar="NAME", help="Only changes by this user.")
+@click.option("--subject", metavar="S", help='Only changes of this, such as "queue mail"; queue means all queues.')
+@click.option("--via", metavar="V", help="Only changes through this door: cli, python, page or http.")
 @click.option("--bulk", metavar="B", help="The entries of one change of many tasks.")
-@click.option("--since", type=AGO, metavar="T", help="Since then: a time with zone, or how long ago, like 2h.")
-@click.option("--until", type=AGO, metavar="T", help="Before then, likewise.")
-@click.option("--limit", type=Number(1, 100_000), default=50, show_default=True, help="How many at most.")
+@click.option("--since", type=AGO, metavar="T", help="Since this time (with its zone), or this long ago, such as 2h.")
+@click.option("--until", type=AGO, metavar="T", help="Before this time, likewise.")
+@click.option("--limit", type=Number(1, 100_000), default=50, show_default=True, help="At most this many.")
 @click.option("--cursor", type=Number(1, 2**63 - 1), metavar="ID", help="Only entries older than this one.")
 @common
 @prints(("about", *AUDIT_FIELDS))
 def audit_command(
     session: Session, /, since: int | None, until: int | None, limit: int, cursor: int | None, **given: Any
 ) -> None:
-    """Who changed what, the newest first: cancels, retries, replays, pauses, schedules, settings, events.
+    """Changes and who made them, newest first: cancels, retries, replays, pauses, schedules, settings, events.
 
-    Each change is recorded in its own transaction, and stays for [retention] audit, also when its task is removed.
+    Each change is recorded in its own transaction. Entries stay for [retention] audit, even when their task is
+    removed.
     """
     from scheduler.store.read.audit import AuditFilter, entries
 

@@ -31,15 +31,15 @@ _VERBS = ("cancel", "retry", "rerun", "replay", "purge")
 
 @click.group(name="bulk", cls=Group)
 def bulk_command() -> None:
-    """Changes of many tasks, planned first, run in batches of 100, stopped, gone on with, undone."""
+    """Changes of many tasks: planned first, run in batches of 100, stopped, continued, undone."""
 
 
 @bulk_command.command(name="plan")
 @click.argument("verb", type=click.Choice(_VERBS))
 @filter_options("tasks", "Ended, or of cancel stored,")
-@click.option("--cascade", is_flag=True, help="cancel: end what waits for their success too, as cancelled.")
-@click.option("--force", is_flag=True, help="cancel: end what is running without waiting for its handler.")
-@click.option("--no-downstream", is_flag=True, help="retry, rerun: leave what is below them alone.")
+@click.option("--cascade", is_flag=True, help="cancel: also cancel the tasks that wait for their success.")
+@click.option("--force", is_flag=True, help="cancel: end running tasks without waiting for their handlers.")
+@click.option("--no-downstream", is_flag=True, help="retry, rerun: leave their dependants alone.")
 @click.option("-P", "params", multiple=True, metavar="NAME=TEXT | NAME:=JSON", help="replay: change this field.")
 @acts
 @common
@@ -55,9 +55,9 @@ def plan_(
     limit: int | None,
     **given: Any,
 ) -> int:
-    """Freeze what the filters choose, 1,000,000 tasks at most, and say what `bulk run` would do with it.
+    """Freeze the tasks that the filters choose, 1,000,000 at most, and show what `bulk run` would do with them.
 
-    Without --status they choose what the verb is for: retry chooses what failed or died.
+    Without --status the verb chooses the states: retry takes tasks that failed or died.
     """
     from scheduler.cli.payload import read_params
     from scheduler.client.payloads import patched_payload
@@ -97,16 +97,17 @@ def _say_plan(made: BulkRecord) -> None:
 
 @bulk_command.command(name="run")
 @click.argument("name")
-@click.option("--canary", is_flag=True, help="retry, rerun, replay: one task first, the rest if it succeeds.")
-@click.option("--rate", type=float, metavar="N", help="Tasks a second at most.")
+@click.option("--canary", is_flag=True, help="retry, rerun, replay: one task first, then the rest if it succeeds.")
+@click.option("--rate", type=float, metavar="N", help="At most this many tasks a second.")
 @acts
 @common
 @prints(_FIELDS, lasting=True)
 def run_(session: Session, /, name: str, canary: bool, rate: float | None) -> int:
-    """Start a bulk, or go on with one that was stopped or interrupted, and run it to its end.
+    """Start a bulk, or continue one that was stopped or interrupted, and run it to its end.
 
-    An interrupted bulk stays as it is until somebody gives this command again. The status is 4 if it passed tasks over,
-    and 1 if it did not come to its end: it was stopped, or the canary did not succeed, or no live worker serves it.
+    An interrupted bulk stays as it is until somebody gives this command again. The status is 4 if the bulk passed
+    tasks over. It is 1 if the bulk did not reach its end: somebody stopped it, the canary did not succeed, or no
+    live worker serves it.
     """
     from scheduler.client.payloads import patched_payload
     from scheduler.model.bulk import check_rate
@@ -166,7 +167,7 @@ def _say_done(done: BulkRecord) -> None:
 @common
 @prints(_FIELDS)
 def stop_(session: Session, /, name: str) -> None:
-    """Let a bulk stop after its present batch; `bulk run` goes on with it."""
+    """Stop a bulk after its present batch; `bulk run` continues it."""
     from scheduler.store import bulks
 
     done = session.write(lambda tx: bulks.stop(tx, name))
@@ -180,9 +181,9 @@ def stop_(session: Session, /, name: str) -> None:
 @common
 @prints(_FIELDS, lasting=True)
 def undo_(session: Session, /, name: str) -> int:
-    """Take back a cancel of what had not begun: those tasks wait, or are scheduled, again.
+    """Take back a cancel: tasks that had not begun are waiting or scheduled again.
 
-    The bulk itself ends, so that nothing goes on with it.
+    The bulk itself ends, so that nothing continues it.
     """
     from scheduler.store import bulks
     from scheduler.store.admin import stored_bulks
@@ -195,7 +196,7 @@ def undo_(session: Session, /, name: str) -> int:
 
 
 @bulk_command.command(name="list")
-@click.option("--limit", type=Number(1, 10_000), default=20, show_default=True, help="How many at most.")
+@click.option("--limit", type=Number(1, 10_000), default=20, show_default=True, help="At most this many.")
 @common
 @prints(_FIELDS)
 def list_(session: Session, /, limit: int) -> None:
@@ -209,13 +210,13 @@ def list_(session: Session, /, limit: int) -> None:
 
 @bulk_command.command(name="show")
 @click.argument("name")
-@click.option("--result", type=click.Choice(("done", "passed over", "failed")), help="Only tasks that came to this.")
-@click.option("--limit", type=Number(1, 10_000), default=100, show_default=True, help="How many at most.")
+@click.option("--result", type=click.Choice(("done", "passed over", "failed")), help="Only tasks with this result.")
+@click.option("--limit", type=Number(1, 10_000), default=100, show_default=True, help="At most this many.")
 @click.option("--cursor", type=Number(0, 2**31), metavar="N", help="Only tasks behind this position.")
 @common
 @prints(_ITEMS)
 def show_(session: Session, /, name: str, result: str | None, limit: int, cursor: int | None) -> None:
-    """What became of each task of a bulk, and why."""
+    """Each task of a bulk, what happened to it, and why."""
     from scheduler.model.bulk import ItemResult
     from scheduler.store import bulks
 

@@ -34,9 +34,9 @@ _CANCEL_FIELDS = ("cancelled", "requested", "finished", "dependants", "later")
 @click.argument("ids", metavar="[ID…]", type=TASK_ID, nargs=-1)
 @filter_options("what has not ended")
 @click.option("--yes", is_flag=True, help="With filters: do not ask.")
-@click.option("--cascade", is_flag=True, help="End what waits for their success too, as cancelled.")
-@click.option("--force", is_flag=True, help="End what is running without waiting for its handler.")
-@click.option("--dry-run", is_flag=True, help="Only say what would end.")
+@click.option("--cascade", is_flag=True, help="Also cancel the tasks that wait for their success.")
+@click.option("--force", is_flag=True, help="End running tasks without waiting for their handlers.")
+@click.option("--dry-run", is_flag=True, help="Only say which tasks would end.")
 @acts
 @common
 @prints(lambda given: _CANCEL_FIELDS if given["ids"] else CANCELLED_FIELDS)
@@ -51,16 +51,19 @@ def cancel_command(
     limit: int | None,
     **given: Any,
 ) -> int:
-    """End tasks: what is not running at once, what is running at its next look. Of IDs all or none.
+    """End tasks. Waiting tasks end at once; running tasks are asked to stop.
 
-    Without IDs, what the filters choose of what has not ended, 500 in a transaction: should that break off, the same
-    command goes on. It says first what would end, and asks; --dry-run says so only.
+    With several IDs, either all are cancelled or none. Tasks that have ended already stay as they are.
 
-    Tasks that have ended already are left as they are. Without --cascade, dependants end or run as their
-    edges say; with it, those that wait for success end cancelled, at the moment that what they wait for does.
+    Without IDs, the filters choose among the tasks that have not ended, 500 in a transaction. If the command breaks
+    off, give it again and it continues. It first says which tasks would end, and asks; with --dry-run it only says
+    so.
 
-    A handler that hangs never looks. With --force its worker ends the task as cancelled at once, and what waits for
-    that goes on; the handler keeps its slot until it ends, or until `schedctl worker restart`.
+    Dependants end or run as their edges say. With --cascade, tasks that wait for success are cancelled too, at the
+    same moment as the task they wait for.
+
+    A handler that hangs never stops by itself. With --force its worker ends the task as cancelled at once, and its
+    dependants go on. The handler keeps its slot until it ends, or until `schedctl worker restart`.
     """
     if chosen_by_filters(ids, given, limit):
         return cancel_chosen(session, given, limit, cascade=cascade, force=force, dry_run=dry_run, yes=yes)
@@ -131,9 +134,11 @@ class _NotReally(Exception):
 @click.command(name="retry")
 @click.argument("ids", metavar="[ID…]", type=TASK_ID, nargs=-1)
 @click.option("--no-downstream", is_flag=True, help="Leave the tasks alone that ended because of these.")
-@click.option("--rerun", is_flag=True, help="With IDs: run again, after these, what ran on how they had ended.")
+@click.option(
+    "--rerun", is_flag=True, help="With IDs: then also run dependants again that ran because these ended as they did."
+)
 @filter_options("what failed or died by itself, or ended as --status says", "Ended")
-@click.option("--dry-run", is_flag=True, help="With filters: only say what would run again.")
+@click.option("--dry-run", is_flag=True, help="With filters: only say which tasks would run again.")
 @acts
 @common
 @prints(("id", "kind", "state"))
@@ -147,14 +152,15 @@ def retry_command(
     limit: int | None,
     **given: Any,
 ) -> int:
-    """Run tasks again that failed, died, were cancelled or skipped, with a new budget. Of IDs all or none.
+    """Run tasks again that failed, died, were cancelled or skipped, with a new budget of attempts.
 
-    Revives the tasks that ended because of them. A task that waits for its retry or its time runs now. A task does not
-    run again under a key that another task holds or has completed since: then the status is 4.
+    With several IDs, either all run again or none. Tasks that ended because of them are revived. A task that waits
+    for its retry or its time runs now. A task cannot run again under a key that another task holds or has completed
+    since: then the status is 4.
 
-    Without IDs, what the filters choose of those that failed or died by themselves, or that ended as --status says,
-    those that ended first before others, 100 if --limit does not say more. One whose key another task has stays as it
-    is; then the status is 4.
+    Without IDs, the filters choose among tasks that failed or died by themselves, or that ended as --status says.
+    Tasks that ended first come first, 100 of them unless --limit allows more. A task whose key belongs to another
+    task now stays as it is; then the status is 4.
     """
     if chosen_by_filters(ids, given, limit):
         if rerun:

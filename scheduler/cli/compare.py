@@ -23,8 +23,8 @@ _FIELDS = ("task", "other", "time", "other_time", "roles", "payload", "log", "tr
 def compare_command(session: Session, /, task_id: int, other: int | None) -> int:
     """A task and its graph beside an earlier run: times, ends, payload, log.
 
-    OTHER is by default the last good run: of the schedule that made the task, else of the tasks of its kind whose
-    correlation and key differ in numbers only. Ends with status 3 if there is none.
+    OTHER defaults to the last good run of the schedule that made the task. Without a schedule, it is the last good
+    task of the same kind whose correlation and key differ only in numbers. The status is 3 if there is none.
     """
     from scheduler.client.analysis_views import comparison_view
     from scheduler.model.compare import text_diff

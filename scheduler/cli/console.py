@@ -32,10 +32,10 @@ def console_command(
     until_stdin_ends: bool,
     new_user: str | None,
 ) -> None:
-    """Serve the pages that say what is wrong, and mend it.
+    """Serve web pages that show problems and mend them.
 
-    By default on http://127.0.0.1:8321, opened by a link for one use that is printed. Other addresses want
-    [console] auth. It works on the database itself, so it answers when no daemon runs.
+    By default you find them at http://127.0.0.1:8321, opened by a link for one use that is printed. Other addresses
+    want [console] auth. The console works on the database itself, so it answers even when no daemon runs.
     """
     missing = [name for name in NEEDS if find_spec(name) is None]
     if missing:

@@ -47,9 +47,10 @@ def cron_command() -> None:
 @prints(_FIELDS)
 @watchable
 def list_(session: Session, /) -> None:
-    """All schedules, with their next slot, also on the clock of their zone.
+    """All schedules with their next fire time, also on the clock of their zone.
 
-    An orphan was left behind when its payload changed in the program. A note names those whose tasks no worker runs.
+    An orphan is a schedule that its program left behind when its payload changed. A note names schedules whose
+    tasks no worker runs.
     """
     from scheduler.cli.views import decoded
     from scheduler.store.read.schedules import local_time, records
@@ -119,14 +120,14 @@ def _orphans(found: Iterable[ScheduleRecord]) -> set[str]:
 
 @cron_command.command(name="next")
 @click.argument("name")
-@click.option("-n", "--count", type=Number(1, 1000), default=5, show_default=True, help="How many.")
+@click.option("-n", "--count", type=Number(1, 1000), default=5, show_default=True, help="At most this many.")
 @common
 @prints(("slot", "local", "offset", "note"))
 def next_(session: Session, /, name: str, count: int) -> None:
-    """The next slots of a schedule, in UTC and on the clock of its zone, with its offset.
+    """The next fire times of a schedule, in UTC and on the clock of its zone, with its offset.
 
-    A note says before which of them that clock is changed. Of slots that are overdue only those are shown that
-    are still to be run: with catch-up skip and last one for all of them.
+    A note stands before a fire time at which that clock has been changed. Of overdue fire times you see only those
+    that will still run: with the catch-up skip or last, one stands for all of them.
     """
     from scheduler.model.recurrence import fold_marks
     from scheduler.ports import FOREVER
@@ -163,14 +164,14 @@ def next_(session: Session, /, name: str, count: int) -> None:
 
 
 @cron_command.command(name="forecast")
-@click.option("--hours", type=click.FloatRange(0.1, 168), default=24, show_default=True, help="How far ahead.")
+@click.option("--hours", type=click.FloatRange(0.1, 168), default=24, show_default=True, help="This far ahead.")
 @common
 @prints(("since", "until", "schedules", "collisions", "clock_changes", "slots", "load", "truncated"))
 def forecast_(session: Session, /, hours: float) -> None:
-    """What all schedules will run, for how long, and when they want more slots than the workers have.
+    """The coming runs of all schedules: their length, and when they want more slots than the workers have.
 
-    P50 and P90: half of the runs, and nine of ten, took no longer in the last day, or else the last seven. Whatever
-    else is scheduled comes on top.
+    P50 and P90: half of the runs, and nine of ten, took no longer in the last day, or else in the last seven. All
+    other tasks that are scheduled come on top.
     """
     from scheduler.client.analysis_views import forecast_view
     from scheduler.model.texts import listed
@@ -222,7 +223,7 @@ def _pause(session: Session, name: str, paused: bool) -> None:
 @common
 @prints(_PAUSED)
 def pause(session: Session, /, name: str) -> None:
-    """Fire nothing until resumed."""
+    """Fire nothing until the schedule is resumed."""
     _pause(session, name, True)
 
 
@@ -232,20 +233,20 @@ def pause(session: Session, /, name: str) -> None:
 @common
 @prints(_PAUSED)
 def resume(session: Session, /, name: str) -> None:
-    """Go on with the next slot; slots that passed meanwhile are left out."""
+    """Continue with the next fire time; fire times that passed meanwhile are left out."""
     _pause(session, name, False)
 
 
 @cron_command.command()
 @click.argument("name")
-@click.option("--slot", type=INSTANT, metavar="T", help="The run of this slot (with its zone), if it has none.")
+@click.option("--slot", type=INSTANT, metavar="T", help="Run for this fire time (with its zone), if it has no run.")
 @acts
 @common
 @prints(("id", "created"))
 def trigger(session: Session, /, name: str, slot: int | None) -> None:
-    """Run once now, beside the slots or for a slot that has no run; prints the id of the run's first task.
+    """Run a schedule once now, or for a fire time that has no run; prints the id of the run's first task.
 
-    That run begins beside one that goes on, also with overlap skip; a note says so.
+    The run begins even if another run is under way, also with overlap skip; a note says so.
     """
     from scheduler.store import schedule_sets
 
@@ -263,12 +264,12 @@ def trigger(session: Session, /, name: str, slot: int | None) -> None:
 
 @cron_command.command()
 @click.argument("name")
-@click.option("--limit", type=Number(1, 10_000), default=20, show_default=True, help="How many at most.")
+@click.option("--limit", type=Number(1, 10_000), default=20, show_default=True, help="At most this many.")
 @click.option("--cursor", type=TASK_ID, metavar="ID", help="Only runs before the one whose first task this is.")
 @common
 @prints(_RUN_FIELDS)
 def runs(session: Session, /, name: str, limit: int, cursor: int | None) -> None:
-    """The runs of a schedule whose tasks are stored, newest first: one line each, also of a graph."""
+    """The runs of a schedule whose tasks are stored, newest first, one line each (a graph is one run)."""
     from scheduler.store.read import schedules
 
     with session.existing().read() as tx:
@@ -296,15 +297,15 @@ def runs(session: Session, /, name: str, limit: int, cursor: int | None) -> None
 
 @cron_command.command()
 @click.argument("name")
-@click.option("--from", "start", type=INSTANT, required=True, metavar="T", help="The first slot, or earlier.")
-@click.option("--to", "end", type=INSTANT, metavar="T", help="The last slot, or later; else now.")
-@click.option("--limit", type=Number(1, 10_000), default=100, show_default=True, help="How many slots there may be.")
-@click.option("--dry-run", is_flag=True, help="Store nothing, and list what would be run.")
+@click.option("--from", "start", type=INSTANT, required=True, metavar="T", help="The first fire time, or earlier.")
+@click.option("--to", "end", type=INSTANT, metavar="T", help="The last fire time, or later; now by default.")
+@click.option("--limit", type=Number(1, 10_000), default=100, show_default=True, help="At most this many fire times.")
+@click.option("--dry-run", is_flag=True, help="Store nothing, and list the fire times that would run.")
 @acts
 @common
 @prints(("slot", "action"), lasting=True)
 def backfill(session: Session, /, name: str, start: int, end: int | None, limit: int, dry_run: bool) -> None:
-    """Run the slots of a time that have not run, each once, also when this is called again."""
+    """Run every missed fire time in a period. Repeating the command does not run any of them twice."""
     from scheduler.store import schedule_sets
 
     database = session.existing()
@@ -326,7 +327,7 @@ def backfill(session: Session, /, name: str, start: int, end: int | None, limit:
 
 @cron_command.command()
 @click.argument("name")
-@click.option("--slot", type=INSTANT, metavar="T", help="Only the run of this slot (with its zone).")
+@click.option("--slot", type=INSTANT, metavar="T", help="Only the run of this fire time (with its zone).")
 @click.option("--run", metavar="RUN", help="Only this run, as `cron runs -o json` names it.")
 @acts
 @common

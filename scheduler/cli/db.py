@@ -38,10 +38,10 @@ def db_command() -> None:
 @common
 @prints(("from", "to", "copy"), lasting=True)
 def upgrade(session: Session, /, dry_run: bool, beside: bool) -> None:
-    """Bring the database to this program's schema; makes a SQLite database that is not there yet.
+    """Bring the database to this program's schema; makes a SQLite database that does not exist yet.
 
-    All or nothing: what fails leaves the database as it was. An older SQLite file is copied first, beside itself.
-    Refused while workers live that could not go on with the new schema.
+    A failed upgrade leaves the database as it was. An older SQLite file is copied first, beside itself. The upgrade
+    is refused while workers live that could not go on with the new schema.
     """
     from scheduler.store.db import backup as maintenance
 
@@ -66,7 +66,7 @@ def upgrade(session: Session, /, dry_run: bool, beside: bool) -> None:
 @prints(("url", "revision", "wanted", "bytes", "damage", "writes", "ok"))
 @click.pass_context
 def check(ctx: click.Context, session: Session, /) -> None:
-    """Whether the database is up to date and sound. Exit status 1 if not, 5 if it cannot be reached."""
+    """Check that the database is up to date and sound. Exit status 1 if not, 5 if it cannot be reached."""
     from scheduler.model.redact import shown_url
     from scheduler.store.db import backup as maintenance
 
@@ -102,7 +102,7 @@ def check(ctx: click.Context, session: Session, /) -> None:
 @common
 @prints(("file", "bytes"))
 def backup(session: Session, /, target: Path | None) -> None:
-    """Copy a SQLite database while it is in use. FILE must not exist; without it, beside the database."""
+    """Copy a SQLite database while it is in use. FILE must not exist; by default it lies beside the database."""
     from scheduler.model.texts import rfc3339
     from scheduler.store.db import backup as maintenance
 
@@ -125,8 +125,8 @@ def backup(session: Session, /, target: Path | None) -> None:
 def copy(session: Session, /, url: str | None, to_config: str | None) -> None:
     """Copy the whole store into an empty database: from SQLite to PostgreSQL, or back.
 
-    Refused while workers live. Programs that schedule tasks wait, as for any other writer, and get an error after some
-    seconds: stop them as well. The source is not changed.
+    The copy is refused while workers live. Stop your programs that schedule tasks too: they wait, as for any other
+    writer, and get an error after some seconds. The source is not changed.
     """
     from scheduler.config.load import load
     from scheduler.model.redact import shown_url
@@ -152,8 +152,11 @@ def copy(session: Session, /, url: str | None, to_config: str | None) -> None:
 @common
 @prints(_SUMMARY, lasting=True)
 def export(session: Session, /, target: str) -> None:
-    """Write the whole store to FILE as JSON lines; - is standard output. FILE must not exist. Refused while workers
-    live. It holds all payloads and results, so its owner alone may read it."""
+    """Write the whole store to FILE as JSON lines; - is standard output. FILE must not exist.
+
+    The export is refused while workers live. The file holds all payloads and results, so its owner alone may read
+    it.
+    """
     from scheduler.store.admin import export as exports
 
     source = session.existing()
@@ -172,9 +175,9 @@ def export(session: Session, /, target: str) -> None:
 @common
 @prints(_SUMMARY, lasting=True)
 def load_export(session: Session, /, source: BinaryIO) -> None:
-    """Fill the store of the configuration, which must be empty, with an export; - is standard input.
+    """Fill the store of the configuration, which must be empty, from an export; - is standard input.
 
-    The whole file is stored, or nothing of it.
+    Either the whole file is stored or nothing of it.
     """
     from scheduler.store.admin import export as exports
     from scheduler.store.db import backup as maintenance

@@ -31,15 +31,15 @@ _REPLAYED = ("id", "kind", "state", "original_id", "replay_count")
 _TOGETHER = 100  # replayed in one transaction
 _MAX_LETTERS = 10_000
 
-_kind = click.option("--kind", metavar="K", help="Tasks of this kind.")
-_error_class = click.option("--error-class", metavar="E", help="That ended with this class of error.")
-_fingerprint = click.option("--fingerprint", metavar="F", help="With this cause, as `dlq list` shows it.")
-_older = click.option("--older-than", type=SPAN, metavar="7d", help="That died longer ago than this.")
-_key = click.option("--key", metavar="K", help="Tasks with this key.")
-_correlation = click.option("--correlation", metavar="C", help="Tasks that belong together under this id.")
-_subject = click.option("--subject", metavar="S", help="Tasks about this subject.")
-_type = click.option("--message-type", metavar="M", help="Of messages of this type.")
-_newer = click.option("--newer-than", type=SPAN, metavar="1h", help="That died since.")
+_kind = click.option("--kind", metavar="K", help="Only tasks of this kind.")
+_error_class = click.option("--error-class", metavar="E", help="Only tasks that ended with this class of error.")
+_fingerprint = click.option("--fingerprint", metavar="F", help="Only tasks with this cause, as `dlq list` shows it.")
+_older = click.option("--older-than", type=SPAN, metavar="7d", help="Only tasks that died longer ago than this.")
+_key = click.option("--key", metavar="K", help="Only tasks with this key.")
+_correlation = click.option("--correlation", metavar="C", help="Only tasks that belong together under this id.")
+_subject = click.option("--subject", metavar="S", help="Only tasks about this subject.")
+_type = click.option("--message-type", metavar="M", help="Only messages of this type.")
+_newer = click.option("--newer-than", type=SPAN, metavar="1h", help="Only tasks that died since.")
 
 
 def _filters(command: F) -> F:
@@ -75,15 +75,15 @@ def _filter(
 @dlq_command.command(name="list")
 @click.option("--each", is_flag=True, help="Every task on a line of its own, not grouped by cause.")
 @_filters
-@click.option("--limit", type=Number(1, 100_000), default=50, show_default=True, help="How many at most.")
+@click.option("--limit", type=Number(1, 100_000), default=50, show_default=True, help="At most this many.")
 @click.option("--all", "every", is_flag=True, help="Look at all dead letters, not at the newest 100,000 only.")
 @common
 @prints(lambda given: TASK_FIELDS if given["each"] else _GROUP_FIELDS)
 def list_(session: Session, /, each: bool, limit: int, every: bool, **given: Any) -> None:
-    """What failed for good, by cause, the most frequent first; with --each every task, the latest first.
+    """Dead letters by cause, the most frequent first; with --each every task, the latest first.
 
-    Of a group, id and error are those of its newest task. It looks at the newest 100,000 in the time asked for, and
-    says so if there are older ones.
+    A group shows the id and error of its newest task. The command looks at the newest 100,000 in the time asked
+    for, and says so if there are older ones.
     """
     from scheduler.store.read import dead_letters
     from scheduler.store.read.figures import MAX_COUNTED
@@ -144,10 +144,10 @@ def show(session: Session, /, task_id: int, reveal: bool) -> None:
 @dlq_command.command()
 @click.argument("ids", metavar="ID…", type=TASK_ID, nargs=-1, required=True)
 @click.option("--copy", is_flag=True, help="Make a new task of it, with a key of its own; the dead letter stays.")
-@click.option("--key", metavar="K", help="Another key, if another task has its own by now.")
+@click.option("--key", metavar="K", help="A new key, if another task has taken its key by now.")
 @click.option("-P", "params", multiple=True, metavar="NAME=TEXT | NAME:=JSON", help="Change this field of the payload.")
 @click.option("--payload", metavar="JSON", help="Another payload, whole.")
-@click.option("--rerun", is_flag=True, help="Run again, after these, what ran on how they had ended.")
+@click.option("--rerun", is_flag=True, help="Then also run dependants again that ran because these ended as they did.")
 @acts
 @common
 @prints(_REPLAYED)
@@ -161,9 +161,10 @@ def replay(
     payload: str | None,
     rerun: bool,
 ) -> None:
-    """Run dead letters again with a new budget of attempts. All of them or none.
+    """Run dead letters again with a new budget of attempts. Either all of them run again or none.
 
-    The same task runs again, and the tasks that ended because of it come back. --key, -P and --payload are for one ID.
+    The same task runs again, and the tasks that ended because of it come back. --key, -P and --payload are for one
+    ID.
     """
     from scheduler.cli.changes import payload_maker
     from scheduler.store.admin.replay import replay as run_again
@@ -201,14 +202,14 @@ def replay(
 
 @dlq_command.command(name="replay-all")
 @_filters
-@click.option("--limit", type=Number(1, _MAX_LETTERS), default=100, show_default=True, help="How many at most.")
+@click.option("--limit", type=Number(1, _MAX_LETTERS), default=100, show_default=True, help="At most this many.")
 @acts
 @common
 @prints(("replayed", "conflicts", "left"))
 def replay_all(session: Session, /, limit: int, **given: Any) -> int:
-    """Run dead letters again, those that died first before others, --limit of them.
+    """Run dead letters again, at most --limit of them; those that died first come first.
 
-    One whose key another task holds, or has completed since, stays as it is; then the status is 4.
+    A dead letter whose key another task holds, or has completed since, stays as it is; then the status is 4.
     """
     from scheduler.cli import exits
     from scheduler.model.actor import in_bulk
@@ -265,7 +266,7 @@ def in_batches(limit: int, what: str, batch: Callable[[int, tuple[int, int]], An
 
 
 @dlq_command.command()
-@click.option("--older-than", type=SPAN, metavar="7d", required=True, help="That died longer ago than this.")
+@click.option("--older-than", type=SPAN, metavar="7d", required=True, help="Only tasks that died longer ago than this.")
 @_kind
 @_error_class
 @_fingerprint
@@ -278,7 +279,7 @@ def in_batches(limit: int, what: str, batch: Callable[[int, tuple[int, int]], An
 @common
 @prints(("removed",))
 def purge(session: Session, /, yes: bool, **given: Any) -> int:
-    """Remove dead letters for good; how they ended, and the audit, is remembered.
+    """Remove dead letters for good. The store remembers how they ended, and the audit stays.
 
     Tasks that wait for one of them to be retried end as failed.
     """

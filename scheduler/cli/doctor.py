@@ -13,7 +13,7 @@ _COLUMNS = ("level", "check", "text")
 
 
 @click.command(name="doctor")
-@click.option("--repair", is_flag=True, help="Mend what can be mended first, and say what was done.")
+@click.option("--repair", is_flag=True, help="First mend every problem that can be mended, and say what was done.")
 @click.option("--full", is_flag=True, help="Look at every row. It takes minutes beside many millions of tasks.")
 @acts
 @common
@@ -24,7 +24,7 @@ def doctor_command(ctx: click.Context, session: Session, /, repair: bool, full: 
 
     Some checks look at the newest 100,000 tasks only, and `extent` says which; --full looks at all.
 
-    Connects to the sources and sinks of the configuration, too; one that cannot be reached from here is no problem.
+    The command also connects to the sources and sinks of the configuration; one that it cannot reach is no problem.
     """
     from scheduler.build import running
     from scheduler.config import user_modules

@@ -34,7 +34,7 @@ def event_command() -> None:
 def emit(session: Session, /, name: str, payload: str | None) -> int:
     """Emit an event: tasks that await it go on with its payload, now or when they come to it.
 
-    The first emit of a name wins. Emitting it again changes nothing; with another payload that is a conflict.
+    The first emit of a name wins. Emitting it again changes nothing; with another payload it is a conflict.
     """
     from scheduler.client.builder import check_text
     from scheduler.client.tasks import event_payload
@@ -64,7 +64,7 @@ def emit(session: Session, /, name: str, payload: str | None) -> int:
 
 
 @event_command.command(name="list")
-@click.option("--limit", type=Number(1, 100_000), default=50, show_default=True, help="How many at most.")
+@click.option("--limit", type=Number(1, 100_000), default=50, show_default=True, help="At most this many.")
 @common
 @prints(_FIELDS)
 def list_(session: Session, /, limit: int) -> None:

@@ -17,18 +17,19 @@ _FIELDS = ("executor", "type", "place", "worker", "placed_by", "draining", "want
 
 @click.group(name="executors", cls=Group)
 def executors_command() -> None:
-    """Where tasks run that name an executor."""
+    """Places where tasks run that name an executor."""
 
 
 @executors_command.command(name="list")
 @common
 @prints(_FIELDS)
 def list_executors(session: Session, /) -> None:
-    """The executors of the configuration, and those that daemons of this store have had.
+    """The executors of the configuration, and executors that daemons of this store have had.
 
     WORKER: the id that `worker drain` and `worker resume` take, to place nothing more and to go on. PLACED BY: the
-    daemon that starts the jobs. PENDING: jobs that have not taken their task up; RUNNING: those that have. Where jobs
-    are workers for many tasks, WANTED is how many the backlog asks for, PENDING and RUNNING are workers.
+    daemon that starts the jobs. PENDING: jobs that have not taken their task up; RUNNING: jobs that have. Where
+    jobs are workers for many tasks, WANTED is the number that the backlog asks for, and PENDING and RUNNING count
+    workers.
     """
     from scheduler.store.read.executors import executor_statuses
 
@@ -57,9 +58,9 @@ def list_executors(session: Session, /) -> None:
 @common
 @prints(CHECK_FIELDS)
 def check_executors(session: Session, /, names: tuple[str, ...]) -> int:
-    """Ask the engines of these executors, or of all; status 1 if one is not as it should be. Starts no job.
+    """Ask the backends of these executors, or of all. Status 1 if one is not as it should be. Starts no job.
 
-    Done by this command itself, without a daemon: run it where the daemon runs, as its user.
+    This command asks by itself, without a daemon: run it where the daemon runs, as the daemon's user.
     """
     from scheduler.executors.service import check_executor
 

@@ -33,20 +33,26 @@ def filter_options(what: str, ages: str = "Stored") -> Callable[[F], F]:
     """
     options = (
         click.option("--kind", metavar="K[,K…]", help=f"Instead of IDs: {what}, of these kinds."),
-        click.option("--queue", metavar="Q", help="Of this queue."),
-        click.option("--status", "states", multiple=True, callback=read_states, metavar="S", help="In these states."),
-        click.option("--key", metavar="K", help="With this key."),
-        click.option("--correlation", metavar="C", help="That belong together under this id."),
-        click.option("--subject", metavar="S", help="About this subject."),
-        click.option("--message-type", metavar="M", help="Of this type, which is the kind where none was given."),
+        click.option("--queue", metavar="Q", help="Tasks of this queue."),
         click.option(
-            "--field", "fields", multiple=True, metavar="NAME=TEXT | NAME:=JSON", help="With this in the payload."
+            "--status", "states", multiple=True, callback=read_states, metavar="S", help="Tasks in these states."
         ),
-        click.option("--error-class", metavar="E", help="Whose last failure was of this class."),
-        click.option("--fingerprint", metavar="F", help="Whose last failure had this cause, as `dlq list` names it."),
+        click.option("--key", metavar="K", help="Tasks with this key."),
+        click.option("--correlation", metavar="C", help="Tasks that belong together under this id."),
+        click.option("--subject", metavar="S", help="Tasks about this subject."),
+        click.option(
+            "--message-type", metavar="M", help="Messages of this type, which is the kind where none was given."
+        ),
+        click.option(
+            "--field", "fields", multiple=True, metavar="NAME=TEXT | NAME:=JSON", help="Tasks with this in the payload."
+        ),
+        click.option("--error-class", metavar="E", help="Tasks whose last failure was of this class."),
+        click.option(
+            "--fingerprint", metavar="F", help="Tasks whose last failure had this cause, as `dlq list` names it."
+        ),
         click.option("--older-than", type=SPAN, metavar="2h", help=f"{ages} longer ago than this."),
         click.option("--newer-than", type=SPAN, metavar="2h", help=f"{ages} since."),
-        click.option("--limit", type=Number(1, _MAX_LIMIT), metavar="N", help="How many of these at most."),
+        click.option("--limit", type=Number(1, _MAX_LIMIT), metavar="N", help="At most this many tasks."),
     )
 
     def decorate(command: F) -> F:
@@ -196,7 +202,7 @@ def _planned(
 
 @contextmanager
 def _breaking_off(session: Session, verb: str) -> Iterator[Each]:
-    """What to call after each transaction of a bulk: wakes workers. Notes how far it came if it breaks off."""
+    """Yields a function for the end of each transaction: it wakes workers. Notes how far a broken bulk came."""
     from scheduler.model.texts import counted
 
     sofar: list[Bulk] = []

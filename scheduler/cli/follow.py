@@ -27,8 +27,8 @@ _FIELDS = ("id", "state", "kind", "error")
 def wait_command(ctx: click.Context, session: Session, /, ids: tuple[int, ...], timeout: int | None) -> None:
     """Wait until all of these tasks have ended.
 
-    Exit status 0 if all succeeded, 1 if one did not, 124 if the time was up first. A database that goes away meanwhile
-    is waited for.
+    Exit status 0 if all succeeded, 1 if one did not, 124 if the time was up first. If the database goes away
+    meanwhile, the command waits for it.
     """
     from scheduler.model.texts import listed
 
@@ -86,15 +86,15 @@ def _rows(session: Session, found: dict[int, Any]) -> list[dict[str, Any]]:
 
 @click.command(name="logs")
 @click.argument("task_id", metavar="ID", type=TASK_ID)
-@click.option("-f", "--follow", is_flag=True, help="Go on with what is written, until the task has ended.")
-@click.option("--raw", is_flag=True, help="Exactly what was written: a terminal obeys the escapes in it.")
+@click.option("-f", "--follow", is_flag=True, help="Go on with new output, until the task has ended.")
+@click.option("--raw", is_flag=True, help="The output exactly as it was written: a terminal obeys the escapes in it.")
 @reveals
 @common
 @prints(("attempt", "claim", "outcome", "worker", "text"))
 def logs_command(session: Session, /, task_id: int, follow: bool, raw: bool, reveal: bool) -> None:
-    """What a task's attempts wrote, oldest first. A running attempt's output is stored every second.
+    """The output of a task's attempts, oldest first. A running attempt's output is stored every second.
 
-    Secrets of its payload are hidden in it.
+    Secrets of the task's payload are hidden in it.
     """
     from scheduler.store.read.tasks import get_task
 

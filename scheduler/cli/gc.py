@@ -18,11 +18,18 @@ if TYPE_CHECKING:
 
 
 @click.command(name="gc")
-@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 @click.option("--older-than", type=SPAN, metavar="7d", help="Ended tasks older than this, whatever their retention.")
-@click.option("--status", "states", multiple=True, callback=read_states, metavar="S", help="Of them what ended so.")
-@click.option("--kind", metavar="K", help="Of them those of this kind.")
-@click.option("--queue", metavar="Q", help="Of them those of this queue.")
+@click.option(
+    "--status",
+    "states",
+    multiple=True,
+    callback=read_states,
+    metavar="S",
+    help="Of them only tasks that ended in this state.",
+)
+@click.option("--kind", metavar="K", help="Of them only tasks of this kind.")
+@click.option("--queue", metavar="Q", help="Of them only tasks of this queue.")
 @acts
 @common
 @prints(("tasks", "results", "outcomes", "workers", "events", "audit", "bytes", "dry_run"))
@@ -35,11 +42,13 @@ def gc_command(
     kind: str | None,
     queue: str | None,
 ) -> None:
-    """Remove what has outlived its retention, now: ended tasks, expired results, outcomes, events, the audit.
+    """Remove everything that has outlived its retention: ended tasks, results, outcomes, events, the audit.
 
-    Workers do that by themselves, bit by bit. What a task that has not ended depends on stays. On SQLite, the space
-    goes back to the file system. With --older-than: ended tasks by age, whatever their retention, with their results;
-    one whose key is not free yet stays.
+    Workers do that by themselves, bit by bit. Tasks stay while a task that has not ended depends on them. On
+    SQLite, the space goes back to the file system.
+
+    With --older-than: remove ended tasks by age, whatever their retention, with their results. A task whose key is
+    not free yet stays.
     """
     import msgspec
 

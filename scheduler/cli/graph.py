@@ -31,13 +31,13 @@ _SHAPES = {"success": "#9be89b", "running": "#9bdfe8", "failed": "#f2a6a6", "dea
     show_default=True,
     help="dot is for Graphviz, mermaid for Markdown.",
 )
-@click.option("--all", "every", is_flag=True, help="Draw each task; many that are alike are one line otherwise.")
-@click.option("--limit", type=Number(1, 10_000), default=200, show_default=True, help="Tasks at most.")
+@click.option("--all", "every", is_flag=True, help="Draw each task; otherwise many tasks that are alike are one line.")
+@click.option("--limit", type=Number(1, 10_000), default=200, show_default=True, help="At most this many tasks.")
 @common
 @prints(("nodes", "edges", "truncated", "estimate"))
 @watchable
 def graph_command(session: Session, /, task_id: int, style: str, limit: int, every: bool) -> None:
-    """The tasks that edges connect with a task, directly or not; when they may have ended, and what blocks most."""
+    """The tasks that edges connect with a task, directly or not, when they may have ended, and what blocks most."""
     from scheduler.client.analysis_views import estimate_view
     from scheduler.store.read.estimate import graph_estimate
     from scheduler.store.read.graph import graph
@@ -72,7 +72,7 @@ def _view(found: Graph) -> dict[str, Any]:
 
 
 def _estimate_texts(left: Estimate) -> list[str]:
-    """What to say of what is left."""
+    """A sentence about the tasks that are left."""
     from scheduler.model.texts import counted, listed, span_text
 
     texts = []

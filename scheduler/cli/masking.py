@@ -19,7 +19,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def reveals(command: F) -> F:
     """Adds ``--reveal``, with ``--by`` and ``--reason``."""
-    return click.option("--reveal", is_flag=True, help="Show secrets of payloads, too; the audit says who did.")(
+    return click.option("--reveal", is_flag=True, help="Also show secrets of payloads; the audit records it.")(
         acts(command)
     )
 

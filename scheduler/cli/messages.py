@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from scheduler.operations.pauses import PauseResult, Scope
 
     class Finding(Protocol):
-        """What a check found: of transports and of executors."""
+        """The finding of a check, of transports and of executors."""
 
         @property
         def ok(self) -> bool: ...
@@ -48,17 +48,18 @@ _STATES = ("open", "done", "dead", "held", "late")
 
 @click.group(name="sources", cls=Group)
 def sources_command() -> None:
-    """Where messages come from."""
+    """Sources of messages."""
 
 
 @sources_command.command(name="list")
 @common
 @prints(_SOURCE_FIELDS)
 def list_sources(session: Session, /) -> None:
-    """The sources of the configuration, whether they are paused, and what has come.
+    """The sources of the configuration, whether they are paused, and their messages.
 
-    OPEN: messages that the end of their task settles. HELD: those that wait for messages before them. DEAD: those that
-    could become no task. TROUBLE: why nothing can be received now. LAST ERROR: why the last dead message is dead.
+    OPEN: messages that the end of their task settles. HELD: messages that wait for messages before them. DEAD:
+    messages that could become no task. TROUBLE: why nothing can be received now. LAST ERROR: why the last dead
+    message is dead.
     """
     from scheduler.store.read.message_ends import source_statuses
 
@@ -82,9 +83,9 @@ def list_sources(session: Session, /) -> None:
 @common
 @prints(CHECK_FIELDS)
 def check_sources(session: Session, /, names: tuple[str, ...]) -> int:
-    """Connect to these sources, or to all of them; status 1 if one is not as it should be.
+    """Connect to these sources, or to all of them. Status 1 if one is not as it should be.
 
-    Done by this command itself, without a daemon; receives nothing.
+    This command connects by itself, without a daemon; it receives nothing.
     """
     from scheduler.messages.service import check_source
 
@@ -117,15 +118,15 @@ def resume_sources(session: Session, /, names: tuple[str, ...]) -> None:
 
 @sources_command.command(name="redrive")
 @click.argument("name", metavar="SOURCE")
-@click.option("--limit", type=Number(1, 1_000_000), default=100, show_default=True, help="How many at most.")
+@click.option("--limit", type=Number(1, 1_000_000), default=100, show_default=True, help="At most this many.")
 @acts
 @common
 @prints(_REDRIVE_FIELDS)
 def redrive_source(session: Session, /, name: str, limit: int) -> None:
-    """Send messages from a source's dead-letter queue to its queue again, those first that lie there longest.
+    """Send messages from a source's dead-letter queue to its queue again, the oldest first.
 
-    Done by this command itself, without a daemon. They are delivered as new ones: what has become a task becomes no
-    second one, and what can still be no task is dead again.
+    This command sends by itself, without a daemon. The messages are delivered as new ones. A message that has
+    become a task becomes no second one, and a message that still cannot become a task is dead again.
     """
     from scheduler.messages.service import redrive
     from scheduler.store import audit
@@ -141,14 +142,14 @@ def redrive_source(session: Session, /, name: str, limit: int) -> None:
 
 @click.group(name="sinks", cls=Group)
 def sinks_command() -> None:
-    """Where messages go."""
+    """Sinks for messages."""
 
 
 @sinks_command.command(name="list")
 @common
 @prints(_SINK_FIELDS)
 def list_sinks(session: Session, /) -> None:
-    """The sinks of the configuration, whether they are paused, and what waits for them."""
+    """The sinks of the configuration, whether they are paused, and the messages that wait for them."""
     from scheduler.store.read.message_ends import sink_statuses
 
     sections = session.config.sinks
@@ -168,7 +169,7 @@ def list_sinks(session: Session, /) -> None:
 @common
 @prints(CHECK_FIELDS)
 def check_sinks(session: Session, /, names: tuple[str, ...]) -> int:
-    """Connect to these sinks, or to all of them; status 1 if one is not as it should be. Publishes nothing."""
+    """Connect to these sinks, or to all of them. Status 1 if one is not as it should be. Publishes nothing."""
     from scheduler.messages.service import check_sink
 
     return check(session, session.config.sinks, names, "sink", lambda name: check_sink(session.config, name))
@@ -200,21 +201,21 @@ def resume_sinks(session: Session, /, names: tuple[str, ...]) -> None:
 
 @click.group(name="inbox", cls=Group)
 def inbox_command() -> None:
-    """Messages that have come."""
+    """Messages that have come in."""
 
 
 @inbox_command.command(name="list")
-@click.option("--source", metavar="S", help="Of this source.")
-@click.option("--state", type=click.Choice(_STATES), help="In this state.")
-@click.option("--key", metavar="K", help="With this idempotency key.")
-@click.option("--task", "task_id", type=Number(1, 2**62), metavar="ID", help="That became this task.")
-@click.option("--limit", type=Number(1, 100_000), default=50, show_default=True, help="How many at most.")
+@click.option("--source", metavar="S", help="Only messages of this source.")
+@click.option("--state", type=click.Choice(_STATES), help="Only messages in this state.")
+@click.option("--key", metavar="K", help="Only the message with this idempotency key.")
+@click.option("--task", "task_id", type=Number(1, 2**62), metavar="ID", help="Only the message that became this task.")
+@click.option("--limit", type=Number(1, 100_000), default=50, show_default=True, help="At most this many.")
 @common
 @prints(_INBOX_FIELDS)
 def list_inbox(
     session: Session, /, source: str | None, state: str | None, key: str | None, task_id: int | None, limit: int
 ) -> None:
-    """Messages that have come, those that came last first."""
+    """Messages that have come in, the last first."""
     from scheduler.model.inbox import InboxState
     from scheduler.store import inbox
 
@@ -236,7 +237,7 @@ def list_inbox(
 @common
 @prints(_RELEASE_FIELDS)
 def release_inbox(session: Session, /, source: str, subject: str | None) -> None:
-    """Run messages that are held since others of their subject are missing, without waiting for `gap_timeout`.
+    """Run messages that are held because others of their subject are missing, without waiting for `gap_timeout`.
 
     They run in their order. A missing message that comes later does not run: it is `late` in the inbox.
     """
@@ -258,13 +259,13 @@ def outbox_command() -> None:
 
 
 @outbox_command.command(name="list")
-@click.option("--sink", metavar="S", help="To this sink.")
-@click.option("--all", "everything", is_flag=True, help="Also those that have been published.")
-@click.option("--limit", type=Number(1, 100_000), default=50, show_default=True, help="How many at most.")
+@click.option("--sink", metavar="S", help="Only messages to this sink.")
+@click.option("--all", "everything", is_flag=True, help="Also messages that have been published.")
+@click.option("--limit", type=Number(1, 100_000), default=50, show_default=True, help="At most this many.")
 @common
 @prints(_OUTBOX_FIELDS)
 def list_outbox(session: Session, /, sink: str | None, everything: bool, limit: int) -> None:
-    """Messages that are to go out, and dead letters among them.
+    """Messages that wait to go out, with the dead letters among them.
 
     Each is a task, for `show ID`, `cancel ID` and `dlq replay ID`.
     """

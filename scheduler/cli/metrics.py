@@ -27,9 +27,9 @@ FILE_MODE = 0o644  # the reader is another user
 @common
 @prints(())
 def metrics_command(session: Session, /, file: Path | None) -> None:
-    """Print figures of the store as text for Prometheus: tasks, queues, dead letters, what is stuck, workers.
+    """Print figures of the store as text for Prometheus: tasks, queues, dead letters, problems, workers.
 
-    They are of the whole store, so one reader of a fleet is enough; what each daemon counts itself is at its own
+    The figures are of the whole store, so one reader of a fleet is enough. Each daemon's own counts are at its
     [metrics] listen. No daemon need run.
     """
     from scheduler.telemetry import prometheus

@@ -99,8 +99,10 @@ def acts(command: F) -> F:
         with acting(Actor(by, "cli", reason)):
             return command(*args, **given)
 
-    by = click.option("--by", metavar="NAME", help="Who does this, for the audit; by default the user's name.")
-    return by(click.option("--reason", metavar="TEXT", help="Why, for the audit.")(called))  # type: ignore[return-value]
+    by = click.option(
+        "--by", metavar="NAME", help="The name of whoever does this, for the audit; by default the user's."
+    )
+    return by(click.option("--reason", metavar="TEXT", help="The reason, for the audit.")(called))  # type: ignore[return-value]
 
 
 class _Type(click.ParamType):  # type: ignore[type-arg]  # click 8.1 has no parameter for it

@@ -31,10 +31,11 @@ _COLUMNS = ("scope", "name", "since", "by", "reason")
 def pause_command(
     session: Session, /, names: tuple[str, ...], queues: tuple[str, ...], kinds: tuple[str, ...], everything: bool
 ) -> None:
-    """Let no worker claim tasks of a queue, of a kind, or any task, until `schedctl resume`; prints what is paused.
+    """Let no worker claim tasks of a queue, of a kind, or any task, until `schedctl resume`; prints all pauses.
 
-    Takes effect on the whole fleet within a second. What runs goes on, and schedules go on making tasks. `status`,
-    `show` and `doctor` say what is paused, since when, by whom and why. For one schedule: `schedctl cron pause`.
+    The pause takes effect on the whole fleet within a second. Running tasks go on, and schedules go on making
+    tasks. `status`, `show` and `doctor` name each pause, with its time, its author and its reason. For one
+    schedule: `schedctl cron pause`.
     """
     from scheduler.operations.pauses import pause
 
@@ -53,7 +54,7 @@ def pause_command(
 def resume_command(
     session: Session, /, names: tuple[str, ...], queues: tuple[str, ...], kinds: tuple[str, ...], everything: bool
 ) -> None:
-    """End pauses that `schedctl pause` began; prints what is still paused.
+    """End pauses that `schedctl pause` began; prints the pauses that are left.
 
     --all ends the pause of everything; single queues and kinds that were paused beside it stay so.
     """

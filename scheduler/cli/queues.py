@@ -31,11 +31,11 @@ _NOTED = 10  # queues that nobody serves, in sentences
 @prints(FIELDS)
 @watchable
 def queues_command(session: Session, /) -> None:
-    """Queues: what waits in each, for how long, who serves it, and what holds it back.
+    """Queues: the tasks that wait in each, their age, the workers that serve it, and the limits that hold it back.
 
-    READY tasks are due, and AGE is how long the oldest has waited for a worker; LATER, RETRY and SUSPENDED are not due.
-    HELD tasks are claimed or running. IN and OUT are tasks a second over up to ten minutes. A number with + is the
-    least.
+    READY tasks are due, and AGE is how long the oldest has waited for a worker; LATER, RETRY and SUSPENDED are not
+    due. HELD tasks are claimed or running. IN and OUT are tasks a second over up to ten minutes. A number with + is
+    the least.
     """
     from scheduler.client.json_views import queue_view
     from scheduler.store.read.queues import queues

@@ -19,7 +19,7 @@ from scheduler.model.nearest import nearest
 
 # name -> (module, what --help says of it); the module's attribute of the same name is the command
 COMMANDS = {
-    "status": ("status", "How things stand: counts, workers, what is stuck."),
+    "status": ("status", "The store at a glance: counts, workers, problems."),
     "list": ("tasks", "Tasks, newest first."),
     "show": ("tasks", "Everything about a task, and why it is not running."),
     "why": ("tasks", "Why tasks do not run."),
@@ -30,31 +30,31 @@ COMMANDS = {
     "rerun": ("steer", "Run tasks again that have ended, also successes."),
     "copy": ("steer", "Store a copy of a task, with other arguments."),
     "set": ("set", "Change stored tasks, and settings while daemons run."),
-    "settings": ("settings", "Slots, caps and rates in effect, and who set them."),
+    "settings": ("settings", "Slots, caps and rates in effect, and their sources."),
     "pause": ("pause", "Claim nothing of a queue, of a kind, or at all."),
     "resume": ("pause", "Claim again what was paused."),
     "wait": ("follow", "Wait until tasks have ended."),
-    "logs": ("follow", "What a task's attempts wrote."),
+    "logs": ("follow", "The output of a task's attempts."),
     "graph": ("graph", "The tasks that edges connect with a task."),
     "compare": ("compare", "A run beside the last good one."),
     "bulk": ("bulk", "Changes of many tasks, planned first and run in batches."),
-    "dlq": ("dlq", "Dead letters: what failed for good, and replaying it."),
+    "dlq": ("dlq", "Dead letters: tasks that failed for good; replay them."),
     "cron": ("cron", "Recurring schedules."),
     "event": ("event", "Events that tasks await."),
-    "alerts": ("alerts", "What fires, silences, and where messages go."),
-    "sources": ("messages", "Where messages come from."),
-    "sinks": ("messages", "Where messages go."),
-    "executors": ("executors", "Where tasks run that name an executor."),
-    "inbox": ("messages", "Messages that have come."),
+    "alerts": ("alerts", "Alerts that fire, silences, and their messages."),
+    "sources": ("messages", "Sources of messages."),
+    "sinks": ("messages", "Sinks for messages."),
+    "executors": ("executors", "Places where tasks run that name an executor."),
+    "inbox": ("messages", "Messages that have come in."),
     "outbox": ("messages", "Messages that go out."),
-    "audit": ("audit", "Who changed what, when, and why."),
-    "queues": ("queues", "Queues: what waits in each, and who serves it."),
+    "audit": ("audit", "Changes, with their authors, times and reasons."),
+    "queues": ("queues", "Queues: the tasks that wait in each, and its workers."),
     "workers": ("workers", "Workers, what they run, and their leases."),
     "worker": ("workers", "One worker: let it drain, or claim again."),
     "stats": ("stats", "How long tasks run and wait, how many end and fail."),
-    "top": ("top", "What runs now, live."),
+    "top": ("top", "Running tasks, live."),
     "metrics": ("metrics", "Figures of the store for Prometheus."),
-    "gc": ("gc", "Remove what has outlived its retention, now."),
+    "gc": ("gc", "Remove everything that has outlived its retention."),
     "db": ("db", "The database: upgrade, check, backup."),
     "config": ("config", "The settings in effect."),
     "doctor": ("doctor", "Check what must always hold."),
@@ -154,7 +154,7 @@ SETTINGS: Mapping[str, Any] = {"help_option_names": ["-h", "--help"], "max_conte
 def root() -> None:
     """Look at schedd's tasks and change them.
 
-    Works on the database itself, so it answers when no daemon runs. Data goes to stdout, messages to stderr.
+    It works on the database itself, so it answers even when no daemon runs. Data goes to stdout, messages to stderr.
 
     Exit status: 0 done; 1 the operation or the awaited task failed; 2 usage; 3 no such thing; 4 conflict;
     5 database unreachable; 124 wait timed out; 130 interrupted.

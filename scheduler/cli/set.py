@@ -33,7 +33,7 @@ def set_command() -> None:
 @click.argument("ids", metavar="[ID…]", type=TASK_ID, nargs=-1)
 @change_options("--to-queue")
 @filter_options("what waits, is scheduled, or waits for its retry")
-@click.option("--dry-run", is_flag=True, help="With filters: only say what would be changed.")
+@click.option("--dry-run", is_flag=True, help="With filters: only say which tasks would be changed.")
 @click.option("--yes", is_flag=True, help="With filters: do not ask.")
 @acts
 @common_but_timeout
@@ -41,12 +41,13 @@ def set_command() -> None:
 def set_task(
     session: Session, /, ids: tuple[int, ...], dry_run: bool, yes: bool, limit: int | None, **given: Any
 ) -> int:
-    """Change tasks that wait, are scheduled, or wait for their retry. Of IDs all or none.
+    """Change tasks that wait, are scheduled, or wait for their retry.
 
-    A payload is checked against the kind's schema. What is under way or has ended is not changed: then the status is 4.
+    With several IDs, either all are changed or none. A payload is checked against the kind's schema. Tasks that are
+    under way or have ended are not changed: then the status is 4.
 
-    Without IDs, what the filters choose, 500 in a transaction: should that break off, the same command goes on. It says
-    first what would be changed, and asks; --dry-run says so only.
+    Without IDs, the filters choose the tasks, 500 in a transaction. If the command breaks off, give it again and it
+    continues. It first says which tasks would be changed, and asks; with --dry-run it only says so.
     """
     changes = ChangesGiven(**{name: given.pop(name) for name in ChangesGiven.__dataclass_fields__})
     changes.check()
@@ -78,17 +79,17 @@ def _set_tasks(session: Session, wanted: list[int], changes: ChangesGiven) -> No
 @click.argument("pool", type=click.Choice(("high", "medium", "low"), case_sensitive=False))
 @click.option("--slots", type=Number(0, 10_000), metavar="N", help="Threads.")
 @click.option("--async-slots", type=Number(0, 10_000), metavar="N", help="Coroutines.")
-@click.option("--worker", type=Number(1), metavar="ID", help="Of this worker only, until it ends.")
-@click.option("--reset", is_flag=True, help="Let the configuration hold again.")
+@click.option("--worker", type=Number(1), metavar="ID", help="Only this worker's slots, until it ends.")
+@click.option("--reset", is_flag=True, help="Go back to the configuration.")
 @acts
 @common
 @prints(SETTING_FIELDS)
 def set_pool(
     session: Session, /, pool: str, slots: int | None, async_slots: int | None, worker: int | None, reset: bool
 ) -> None:
-    """Change the slots of a pool, of every worker, over what configurations say; in effect within a second.
+    """Change the slots of a pool, of every worker, over their configurations; in effect within a second.
 
-    What runs in a slot that is too many goes on.
+    If a pool gets fewer slots, attempts that run in the surplus ones go on.
     """
     from scheduler.model.live_settings import POOL, pool_name
 
@@ -111,10 +112,10 @@ def _check_worker(session: Session, worker: int) -> None:
 
 @set_command.command(name="kind")
 @click.argument("kind")
-@click.option("--max-concurrency", metavar="N|none", help="How many tasks may be held at a time.")
-@click.option("--rate-limit", metavar="100/min|none", help="How many attempts may start in a time.")
-@click.option("--max-per-worker", metavar="N|none", help="How many tasks each worker may hold at a time.")
-@click.option("--reset", is_flag=True, help="Let what the type says hold again.")
+@click.option("--max-concurrency", metavar="N|none", help="The most tasks that may be held at a time.")
+@click.option("--rate-limit", metavar="100/min|none", help="The most attempts that may start in a time.")
+@click.option("--max-per-worker", metavar="N|none", help="The most tasks that each worker may hold at a time.")
+@click.option("--reset", is_flag=True, help="Go back to the limits of the type.")
 @acts
 @common
 @prints(SETTING_FIELDS)
@@ -127,9 +128,9 @@ def set_kind(
     max_per_worker: str | None,
     reset: bool,
 ) -> None:
-    """Change the limits of a kind over all workers, over what its type says; in effect within a second.
+    """Change the limits of a kind over all workers, over the limits of its type; in effect within a second.
 
-    With a concurrency key, the cap is that of each key. What runs goes on.
+    With a concurrency key, the cap is that of each key. Running tasks go on.
     """
     from scheduler.model.live_settings import KIND
 
@@ -143,9 +144,9 @@ def set_kind(
 @set_command.command(name="key")
 @click.argument("kind")
 @click.argument("key")
-@click.option("--max-concurrency", metavar="N|none", help="How many tasks may be held at a time.")
-@click.option("--rate-limit", metavar="100/min|none", help="How many attempts may start in a time.")
-@click.option("--reset", is_flag=True, help="Let only the kind's limits hold again.")
+@click.option("--max-concurrency", metavar="N|none", help="The most tasks that may be held at a time.")
+@click.option("--rate-limit", metavar="100/min|none", help="The most attempts that may start in a time.")
+@click.option("--reset", is_flag=True, help="Go back to the limits of the kind.")
 @acts
 @common
 @prints(SETTING_FIELDS)
@@ -154,7 +155,7 @@ def set_key(
 ) -> None:
     """Change the limits of one concurrency key of a kind over all workers; in effect within a second.
 
-    The cap holds in place of the kind's, the rate beside it. What runs goes on.
+    The cap holds in place of the kind's, the rate beside it. Running tasks go on.
     """
     from scheduler.model.lanes import LANE_SEPARATOR
     from scheduler.model.live_settings import KEY
@@ -166,9 +167,9 @@ def set_key(
 
 @set_command.command(name="queue")
 @click.argument("queue")
-@click.option("--max-concurrency", metavar="N|none", help="How many tasks may be held at a time.")
-@click.option("--rate-limit", metavar="100/min|none", help="How many attempts may start in a time.")
-@click.option("--reset", is_flag=True, help="Let the queue have no limits again.")
+@click.option("--max-concurrency", metavar="N|none", help="The most tasks that may be held at a time.")
+@click.option("--rate-limit", metavar="100/min|none", help="The most attempts that may start in a time.")
+@click.option("--reset", is_flag=True, help="Remove the limits of the queue.")
 @acts
 @common
 @prints(SETTING_FIELDS)
@@ -177,7 +178,7 @@ def set_queue(
 ) -> None:
     """Change the limits of a queue over all kinds and workers; in effect within a second.
 
-    They hold beside those of the kinds. What runs goes on.
+    They hold beside those of the kinds. Running tasks go on.
     """
     from scheduler.client.builder import check_text
     from scheduler.model.live_settings import QUEUE

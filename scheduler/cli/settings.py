@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def settings_command(session: Session, /) -> None:
     """Show the slots of each live worker, and the caps and rates of kinds, keys and queues, as they are in effect.
 
-    SOURCE says whether a program or configuration, or `schedctl set` says so, who it was, and since when.
+    SOURCE names where a setting comes from: a program, a configuration, or `schedctl set`, by whom and since when.
     """
     database = session.existing()
     with database.read() as tx:

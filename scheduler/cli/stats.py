@@ -25,9 +25,14 @@ _COLUMNS = ("kind", "attempts", "per_min", "failed", "p50", "p95", "p99", "wait_
 
 @click.command(name="stats")
 @click.argument("kind", metavar="[KIND]", required=False)
-@click.option("--queue", metavar="Q", help="Attempts of this queue's tasks.")
-@click.option("--since", type=AGO, metavar="T", help="Since then: a time with zone, or how long ago, like 2h; else 1h.")
-@click.option("--until", type=AGO, metavar="T", help="Before then, likewise.")
+@click.option("--queue", metavar="Q", help="Only attempts of this queue's tasks.")
+@click.option(
+    "--since",
+    type=AGO,
+    metavar="T",
+    help="Since this time (with its zone), or this long ago, such as 2h; 1h by default.",
+)
+@click.option("--until", type=AGO, metavar="T", help="Before this time, likewise.")
 @common
 @prints(FIELDS)
 def stats_command(
@@ -35,8 +40,9 @@ def stats_command(
 ) -> None:
     """How long tasks run and wait, how many end a minute, and how many fail; by kind.
 
-    P50, P95 and P99: half, 95 and 99 percent of the attempts took at most that long. WAIT is from when only a worker
-    was missing to the start. Workers write their numbers every ten seconds; the last row is of all kinds.
+    P50, P95 and P99: half, 95 and 99 percent of the attempts took at most that long. WAIT is the time from the
+    moment when only a worker was missing until the start. Workers write their numbers every ten seconds; the last
+    row is of all kinds.
     """
     from scheduler.client.stats import make_stats
     from scheduler.model.texts import rfc3339

@@ -46,7 +46,7 @@ CAUSES = 3  # of dead letters that are named
 )
 @watchable
 def status_command(session: Session, /, check: bool) -> int:
-    """How things stand: tasks by state and pool, the oldest ready task, workers, and what is stuck."""
+    """The store at a glance: tasks by state and pool, the oldest ready task, workers, and problems."""
     from scheduler.store.read.status import status
     from scheduler.store.read.workers import no_worker_reason
 

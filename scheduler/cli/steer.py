@@ -22,15 +22,16 @@ if TYPE_CHECKING:
 
 @click.command(name="rerun")
 @click.argument("ids", metavar="ID…", type=TASK_ID, nargs=-1, required=True)
-@click.option("--no-downstream", is_flag=True, help="Leave the tasks below these as they ended.")
+@click.option("--no-downstream", is_flag=True, help="Leave the tasks below these as they are.")
 @acts
 @common
 @prints(("id", "kind", "state"))
 def rerun_command(session: Session, /, ids: tuple[int, ...], no_downstream: bool) -> None:
-    """Run tasks again that have ended, also successes, and all that is below them. All of them or none.
+    """Run tasks again that have ended, also successes, with all tasks below them. All of them or none.
 
-    They begin anew: results and recorded steps are forgotten; the idempotency key stays. What has not begun below them
-    waits for them again. If a task below has begun and not ended, or another task has a key by now, the status is 4.
+    The tasks begin anew: results and recorded steps are forgotten; the idempotency key stays. Tasks below them that
+    have not begun wait for them again. If a task below has begun and not ended, or another task has a key by now,
+    the status is 4.
     """
     from scheduler.store.read.tasks import get_task, get_tasks
     from scheduler.store.tasks.rerun import rerun_all
@@ -55,16 +56,18 @@ def rerun_command(session: Session, /, ids: tuple[int, ...], no_downstream: bool
 @click.command(name="copy")
 @click.argument("task_id", metavar="ID", type=TASK_ID)
 @change_options("--queue")
-@click.option("--key", metavar="K", help="Its key; without this it has none.")
-@click.option("--no-dependencies", is_flag=True, help="Wait for nothing that the original waits or waited for.")
+@click.option("--key", metavar="K", help="The key of the copy; it has none by default.")
+@click.option(
+    "--no-dependencies", is_flag=True, help="Do not wait for the tasks that the original waits or waited for."
+)
 @acts
 @common_but_timeout
 @prints(("id", "copied"))
 def copy_command(session: Session, /, task_id: int, key: str | None, no_dependencies: bool, **given: Any) -> None:
-    """Store a copy of a task, in whatever state that is, as new work; prints its id.
+    """Store a copy of a task, in any state, as new work; prints its id.
 
-    What no option changes is as in the original, but the time: the copy is due now, or once what it waits for has
-    ended. The payload is checked against the kind's schema.
+    Without options the copy is like the original, except for its time: it is due now, or once the tasks it waits
+    for have ended. The payload is checked against the kind's schema.
     """
     from scheduler.store.admin.copy import copy, runs_beside
     from scheduler.store.read.tasks import get_task

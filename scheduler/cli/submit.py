@@ -45,8 +45,12 @@ def submit_command(session: Session, /, kind: str, params: tuple[str, ...], **gi
 
 @click.command(name="run", context_settings={"allow_interspersed_args": False})
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-@click.option("--cwd", metavar="DIR", help="Where it runs; by default where the daemon's configuration says.")
-@click.option("--env", "environment", multiple=True, metavar="NAME=VALUE", help="Added to the daemon's environment.")
+@click.option(
+    "--cwd", metavar="DIR", help="Run in this directory; by default in the one that the daemon's configuration names."
+)
+@click.option(
+    "--env", "environment", multiple=True, metavar="NAME=VALUE", help="Set a variable, beside the daemon's environment."
+)
 @click.option("--shell", is_flag=True, help="COMMAND is one text for /bin/sh -c.")
 @make_options
 @acts

@@ -62,18 +62,29 @@ _USUAL = {"dead_letter": True, "rerun": False, "replay_count": 0, "schema_versio
 
 
 @click.command(name="list")
-@click.option("--status", "states", multiple=True, callback=read_states, metavar="S", help="States or short names.")
+@click.option(
+    "--status",
+    "states",
+    multiple=True,
+    callback=read_states,
+    metavar="S",
+    help="Tasks in these states; short names will do.",
+)
 @click.option("--kind", metavar="K[,K…]", help="Tasks of these kinds.")
 @click.option("--queue", metavar="Q[,Q…]", help="Tasks of these queues.")
 @click.option("--key", metavar="K", help="Tasks with this key.")
 @click.option("--correlation", metavar="C", help="Tasks that belong together under this id.")
 @click.option("--subject", metavar="S", help="Tasks about this subject.")
 @click.option("--message-type", metavar="M", help="Messages of this type, which is the kind where none was given.")
-@click.option("--field", "fields", multiple=True, metavar="NAME=TEXT | NAME:=JSON", help="With this in the payload.")
+@click.option(
+    "--field", "fields", multiple=True, metavar="NAME=TEXT | NAME:=JSON", help="Tasks with this in the payload."
+)
 @click.option("--worker", type=Number(1, 2**63 - 1), metavar="ID", help="Tasks that this worker holds.")
-@click.option("--since", type=AGO, metavar="T", help="Made since then: a time with zone, or how long ago, like 2h.")
-@click.option("--until", type=AGO, metavar="T", help="Made before then.")
-@click.option("--limit", type=Number(1, 100_000), default=50, show_default=True, help="How many at most.")
+@click.option(
+    "--since", type=AGO, metavar="T", help="Made since this time (with its zone), or this long ago, such as 2h."
+)
+@click.option("--until", type=AGO, metavar="T", help="Made before this time, likewise.")
+@click.option("--limit", type=Number(1, 100_000), default=50, show_default=True, help="At most this many.")
 @click.option("--cursor", type=TASK_ID, metavar="ID", help="Only tasks older than this one: the next page.")
 @click.option("--all", "every", is_flag=True, help=f"Look at all tasks, not at the newest {WINDOW:,} only.")
 @reveals
@@ -94,8 +105,8 @@ def list_command(
 ) -> None:
     """Tasks, newest first.
 
-    Of filters that no index serves, such as a kind or a queue without a state, it looks at the newest tasks only, and
-    says where it stopped if there are older ones.
+    Filters that no index serves, such as a kind or a queue without a state, look at the newest tasks only. The
+    command says where it stopped if there are older ones.
     """
     from scheduler.cli.payload import read_params
     from scheduler.store.read.choose import TaskFilter
@@ -191,14 +202,16 @@ def _of_budget(used: int, most: int | None) -> str:
 @click.command(name="show")
 @click.argument("ids", metavar="ID…", type=TASK_ID, nargs=-1, required=True)
 @reveals
-@click.option("--at", type=AGO, metavar="T", help="How they stood then: a time with zone, or how long ago, like 2h.")
+@click.option(
+    "--at", type=AGO, metavar="T", help="The tasks at this time (with its zone), or this long ago, such as 2h."
+)
 @common
 @prints(lambda given: SHOW_FIELDS if given["at"] is None else _PAST)
 @watchable
 def show_command(session: Session, /, ids: tuple[int, ...], at: int | None, reveal: bool) -> None:
-    """Everything about tasks: payload, edges, attempts, result, log, and why one is not running.
+    """Everything about tasks: payload, edges, attempts, result, log, and the reason why one is not running.
 
-    With --at how they stood at a past time, as far as it is recorded. Of several tasks -o json prints a list. Fields
+    With --at you see them at a past time, as far as it is recorded. For several tasks -o json prints a list. Fields
     that the kind marks as secret are hidden.
     """
     if at is not None:

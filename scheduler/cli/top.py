@@ -37,12 +37,16 @@ TERMINATED = 143
 
 @click.command(name="top")
 @click.option("--once", is_flag=True, help="Print it once; so does a pipe, or another output than a table.")
-@click.option("--interval", type=SPAN, metavar="S", default="1s", show_default=True, help="Draw it anew that often.")
-@click.option("--limit", type=Number(1, 10_000), metavar="N", help="How many tasks; else what fits, or 100.")
+@click.option(
+    "--interval", type=SPAN, metavar="S", default="1s", show_default=True, help="The time between two drawings."
+)
+@click.option(
+    "--limit", type=Number(1, 10_000), metavar="N", help="At most this many tasks; by default as many as fit, or 100."
+)
 @common
 @prints(FIELDS, lasting=True)
 def top_command(session: Session, /, once: bool, interval: int, limit: int | None) -> None:
-    """What runs now, the longest first: since when, progress, worker; and how much gets done.
+    """Running tasks, the longest first: start, progress, worker; and the throughput.
 
     On a terminal it is drawn anew every second, until q or Ctrl-C.
     """
@@ -197,7 +201,7 @@ def _view(found: Top, now: int) -> dict[str, Any]:
 def _screen() -> Iterator[Callable[[float], bool]]:
     """Take the terminal's other screen; yields a call that waits and says whether q was pressed.
 
-    Whatever ends it, the terminal is as it was. Ctrl-C ends it quietly.
+    However it ends, the terminal is as it was. Ctrl-C ends it quietly.
     """
     stdin = sys.stdin.fileno() if sys.stdin.isatty() else None
     before: Any = None

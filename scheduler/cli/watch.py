@@ -59,7 +59,9 @@ def watchable(command: F) -> F:
             pause((EVERY if interval is None else max(100_000, interval)) / 1_000_000)
 
     for option in (
-        click.option("--interval", type=SPAN, metavar="S", help="With --watch: so long between two looks; 2s."),
+        click.option(
+            "--interval", type=SPAN, metavar="S", help="With --watch: the time between two prints; 2s by default."
+        ),
         click.option("--watch", is_flag=True, help="Print it again and again, until interrupted."),
     ):
         called = option(called)

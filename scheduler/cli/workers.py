@@ -24,12 +24,12 @@ _DRAINED = ("id", "draining", "drained")
 
 
 @click.command(name="workers")
-@click.option("--all", "every", is_flag=True, help="The latest that stopped or died, too.")
+@click.option("--all", "every", is_flag=True, help="Also the latest workers that stopped or died.")
 @common
 @prints(WORKER_FIELDS)
 @watchable
 def workers_command(session: Session, /, every: bool) -> None:
-    """Workers: where they run, what they serve, hold and run, how long their lease lasts."""
+    """Workers: where they run, the kinds they serve, the tasks they hold and run, and their leases."""
     from scheduler.store.read.workers import no_worker_reason, orphans_text, workers
 
     database = session.existing()
@@ -61,10 +61,10 @@ def worker_command() -> None:
 @prints(_DRAINED)
 @click.pass_context
 def drain(ctx: click.Context, session: Session, /, worker: int, wait: bool, timeout: int | None) -> None:
-    """Let a worker claim nothing more: what it runs ends, what it has not begun goes back.
+    """Let a worker claim nothing more: its running tasks end, and tasks it has not begun go back.
 
-    It shows as draining, keeps its lease and claims again after `schedctl worker resume`, or when its program is
-    started anew. To end it, stop the program as ever (SIGTERM).
+    The worker shows as draining and keeps its lease. It claims again after `schedctl worker resume`, or when its
+    program is started anew. To end it, stop the program as ever (SIGTERM).
     """
     from scheduler.model.texts import counted
     from scheduler.store.read.workers import orphans_phrase
@@ -110,9 +110,9 @@ def resume(session: Session, /, worker: int) -> None:
 def restart(session: Session, /, worker: int) -> None:
     """Let a daemon end and start anew, which frees the slots of handlers that hang.
 
-    It claims nothing more and waits for what runs as at SIGTERM, but not for what hangs: an attempt past its timeout
-    has timed out, any other goes back unused. It ends with status 75, and systemd starts it again. A program that
-    runs a Scheduler of its own only says so in its log.
+    The daemon claims nothing more and waits for running tasks as at SIGTERM, but not for handlers that hang. An
+    attempt past its timeout counts as timed out; any other goes back unused. The daemon ends with status 75, and
+    systemd starts it again. A program that runs a Scheduler of its own only says so in its log.
     """
     from scheduler.store.workers import request_restart
 
