@@ -48,22 +48,21 @@ def check(session: Session, /) -> None:
 def _put_live(session: Session, rows: list[dict[str, Any]]) -> None:
     """Put the live settings of all workers in place of what the file says, and those of kinds, keys and queues below,
     if the database answers."""
-    from scheduler.cli.settings import source_of
-    from scheduler.model.live_settings import POOL, shown
-    from scheduler.store import settings
+    from scheduler.model.live_settings import POOL
+    from scheduler.operations.limits import records
 
     try:
         if session.database.missing():
             return
         with session.database.read() as tx:
-            found = settings.records(tx)
+            found = records(tx)
     except SchedulerError as error:
         note(f"live settings are not known: {error}")
         return
     live = {
-        f"pools.{setting.name}.{name}": (value, source_of(setting))
-        for setting in found
-        if setting.scope == POOL
+        f"pools.{where.name}.{name}": (value, setting.source)
+        for where, setting in found.items()
+        if where.scope == POOL
         for name, value in setting.value.items()
     }
     for row in rows:
@@ -71,8 +70,8 @@ def _put_live(session: Session, rows: list[dict[str, Any]]) -> None:
             value, source = live[row["setting"]]
             row |= {"value": str(value) if session.output == "table" else value, "source": source}
     rows += [
-        {"setting": f"{setting.subject} {name}", "value": value, "source": source_of(setting)}
-        for setting in found
-        if setting.scope != POOL
-        for name, value in shown(setting.value).items()
+        {"setting": f"{setting.subject} {name}", "value": value, "source": setting.source}
+        for where, setting in found.items()
+        if where.scope != POOL
+        for name, value in setting.value.items()
     ]

@@ -36,8 +36,8 @@ def emit(session: Session, /, name: str, payload: str | None) -> int:
 
     The first emit of a name wins. Emitting it again changes nothing; with another payload it is a conflict.
     """
-    from scheduler.client.builder import check_text
     from scheduler.client.tasks import event_payload
+    from scheduler.model.names import check_text
     from scheduler.store import audit
     from scheduler.store.durable import events
 

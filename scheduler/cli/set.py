@@ -13,11 +13,12 @@ from scheduler.cli.group import Group
 from scheduler.cli.masking import Masks
 from scheduler.cli.options import TASK_ID, Number, acts, common, common_but_timeout
 from scheduler.cli.output import print_object, print_rows
-from scheduler.cli.session import Session, note, note_kind, note_queue, prints
+from scheduler.cli.session import Session, note, prints
 from scheduler.cli.streams import say
 from scheduler.cli.views import TASK_FIELDS, task_view
 
 if TYPE_CHECKING:
+    from scheduler.operations.limits import Place
     from scheduler.store.db.tx import Tx
 
 SETTING_FIELDS = ("setting", "value", "changed")
@@ -91,23 +92,9 @@ def set_pool(
 
     If a pool gets fewer slots, attempts that run in the surplus ones go on.
     """
-    from scheduler.model.live_settings import POOL, pool_name
+    from scheduler.operations import limits
 
-    given = {"slots": slots, "async_slots": async_slots}
-    values = {name: value for name, value in given.items() if value is not None}
-    if worker is not None:
-        _check_worker(session, worker)
-    _set(session, POOL, pool_name(pool, worker), values, reset=reset)
-
-
-def _check_worker(session: Session, worker: int) -> None:
-    from scheduler.errors import UnknownWorkerError
-    from scheduler.store.read.workers import workers
-
-    database = session.existing()
-    with database.read() as tx:
-        if all(found.id != worker for found in workers(tx)):
-            raise UnknownWorkerError(worker)
+    _set(session, limits.place(pool=pool, worker=worker), limits.slots(slots, async_slots), reset=reset)
 
 
 @set_command.command(name="kind")
@@ -132,13 +119,9 @@ def set_kind(
 
     With a concurrency key, the cap is that of each key. Running tasks go on.
     """
-    from scheduler.model.live_settings import KIND
+    from scheduler.operations import limits
 
-    values = _limits(max_concurrency, rate_limit)
-    if max_per_worker is not None:
-        values["max_per_worker"] = _cap(max_per_worker, "--max-per-worker")
-    _note_kind(session, kind)
-    _set(session, KIND, kind, values, reset=reset)
+    _set(session, limits.place(kind=kind), _caps(max_concurrency, rate_limit, max_per_worker), reset=reset)
 
 
 @set_command.command(name="key")
@@ -157,12 +140,9 @@ def set_key(
 
     The cap holds in place of the kind's, the rate beside it. Running tasks go on.
     """
-    from scheduler.model.lanes import LANE_SEPARATOR
-    from scheduler.model.live_settings import KEY
+    from scheduler.operations import limits
 
-    values = _limits(max_concurrency, rate_limit)
-    _note_kind(session, kind)
-    _set(session, KEY, f"{kind}{LANE_SEPARATOR}{key}", values, reset=reset)
+    _set(session, limits.place(kind=kind, key=key), _caps(max_concurrency, rate_limit), reset=reset)
 
 
 @set_command.command(name="queue")
@@ -180,56 +160,40 @@ def set_queue(
 
     They hold beside those of the kinds. Running tasks go on.
     """
-    from scheduler.client.builder import check_text
-    from scheduler.model.live_settings import QUEUE
+    from scheduler.operations import limits
 
-    values = _limits(max_concurrency, rate_limit)
-    with session.existing().read() as tx:
-        note_queue(tx, check_text(queue, "a queue"))
-    _set(session, QUEUE, queue, values, reset=reset)
+    _set(session, limits.place(queue=queue), _caps(max_concurrency, rate_limit), reset=reset)
 
 
-def _limits(max_concurrency: str | None, rate_limit: str | None) -> dict[str, Any]:
-    from scheduler.model.live_settings import rate_value
+def _caps(max_concurrency: str | None, rate_limit: str | None, max_per_worker: str | None = None) -> dict[str, Any]:
+    from scheduler.operations.limits import caps
 
-    values: dict[str, Any] = {}
-    if max_concurrency is not None:
-        values["max_concurrency"] = _cap(max_concurrency, "--max-concurrency")
-    if rate_limit is not None:
-        values["rate_limit"] = None if rate_limit == "none" else rate_value(rate_limit)
-    return values
+    given: dict[str, Any] = {
+        "max_concurrency": _cap(max_concurrency, "--max-concurrency"),
+        "max_per_worker": _cap(max_per_worker, "--max-per-worker"),
+        "rate_limit": rate_limit,
+    }
+    return caps(**{name: None if value == "none" else value for name, value in given.items() if value is not None})
 
 
-def _cap(text: str, option: str) -> int | None:
-    if text == "none":
-        return None
+def _cap(text: str | None, option: str) -> int | str | None:
+    if text in (None, "none"):
+        return text
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 1_000_000):
         raise click.UsageError(f"{option} is a whole number from 1 to 1000000, or none, not {text!r}")
     return int(text)
 
 
-def _note_kind(session: Session, kind: str) -> None:
-    with session.existing().read() as tx:
-        note_kind(tx, kind)
-
-
-def _set(session: Session, scope: str, name: str, values: dict[str, Any], *, reset: bool) -> None:
-    from scheduler.model.live_settings import shown
-    from scheduler.store import settings
+def _set(session: Session, where: Place, values: dict[str, Any], *, reset: bool) -> None:
+    from scheduler.operations import limits
 
     if bool(values) == reset:
         raise click.UsageError("say either what to change, or --reset")
-
-    def work(tx: Tx) -> tuple[bool, settings.Setting | None]:
-        done = settings.change(tx, scope, name, values, reset=reset)
-        found = [s for s in settings.records(tx) if (s.scope, s.name) == (scope, name)]
-        return done, found[0] if found else None
-
-    done, found = session.write(work)
-    value = {} if found is None else shown(found.value)
-    subject = settings.subject_of(scope, name)
-    if not print_object(session, {"setting": subject, "value": value, "changed": done}):
-        text = ", ".join(f"{key} {'none' if v is None else v}" for key, v in value.items())
-        say(f"{subject}: {text or 'as programs and configurations say'}")
-    if not done:
+    done = limits.reset(session.desk, where) if reset else limits.change(session.desk, where, values)
+    if done.unknown is not None:
+        note(done.unknown)
+    if not print_object(session, {"setting": where.subject, "value": done.value, "changed": done.changed}):
+        text = ", ".join(f"{key} {'none' if value is None else value}" for key, value in done.value.items())
+        say(f"{where.subject}: {text or 'as programs and configurations say'}")
+    if not done.changed:
         note("it was so already")

@@ -6,9 +6,10 @@ from collections.abc import Coroutine, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, overload
 
-from scheduler.client.builder import TaskBuilder, check_text, make_builder
+from scheduler.client.builder import TaskBuilder, make_builder
 from scheduler.client.submitter import TaskSubmitter
 from scheduler.errors import ConfigError
+from scheduler.model.names import check_text
 from scheduler.model.spec import TaskId, TaskSpec
 from scheduler.model.task import Task, TaskFunction
 from scheduler.model.typed import R, Runs, RunsAsync

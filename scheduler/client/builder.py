@@ -16,7 +16,7 @@ from scheduler.client.published import PublishedKind
 from scheduler.client.recurrence_calls import RecurrenceCalls
 from scheduler.client.submitter import TaskSubmitter
 from scheduler.errors import ConfigError, InvalidScheduleError, PayloadError
-from scheduler.model.names import check_name
+from scheduler.model.names import check_name, check_text
 from scheduler.model.recurrence import Recurrence
 from scheduler.model.registry import MAX_KEY, Kind, bind, encode_json, parts_of
 from scheduler.model.retry import RetryPolicy
@@ -24,7 +24,6 @@ from scheduler.model.running import inherit
 from scheduler.model.spec import Draft, EdgeSpec, TaskId, TaskSpec
 from scheduler.model.state import DEFAULT_OTHERWISE, Otherwise, OtherwiseName, When, WhenName
 from scheduler.model.task import Priority, PriorityName, Task, TaskFunction
-from scheduler.model.texts import storable
 from scheduler.model.times import instant_us, span_us
 from scheduler.model.typed import R_co
 from scheduler.store.schedules import ScheduleSpec
@@ -433,12 +432,3 @@ def encode_headers(headers: Mapping[str, Any]) -> str:
     if len(text) > MAX_HEADERS:
         raise PayloadError(f"headers are {len(text)} bytes of JSON, over the limit of {MAX_HEADERS}")
     return text
-
-
-def check_text(value: object, what: str, longest: int = 255) -> str:
-    """Check a text of 1 to ``longest`` characters. Raises PayloadError, which names ``what``."""
-    if not isinstance(value, str) or not 1 <= len(value) <= longest:
-        raise PayloadError(f"{what} is a text of 1 to {longest} characters, not {value!r:.80}")
-    if value != storable(value):
-        raise PayloadError(f"{what} has a NUL or half a surrogate pair in it, which cannot be stored: {value!r:.80}")
-    return value

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from scheduler.client.audit import AuditEntry, audit_entry
-from scheduler.client.builder import check_text
 from scheduler.client.info import TaskInfo, task_info
 from scheduler.client.payloads import of_registered
 from scheduler.client.threads import CallThreads, in_thread
 from scheduler.errors import ConfigError
 from scheduler.model.actor import acting_as, in_bulk
+from scheduler.model.names import check_text
 from scheduler.model.registry import MAX_KEY
 from scheduler.model.spec import TaskId
 from scheduler.model.texts import storable

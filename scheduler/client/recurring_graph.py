@@ -9,11 +9,12 @@ from typing import Any, ParamSpec, Self, overload
 
 import msgspec
 
-from scheduler.client.builder import TaskBuilder, check_text, make_builder, unique_recurs
+from scheduler.client.builder import TaskBuilder, make_builder, unique_recurs
 from scheduler.client.recurrence_calls import RecurrenceCalls
 from scheduler.client.submitter import TaskSubmitter
 from scheduler.errors import ConfigError, InvalidScheduleError
 from scheduler.model.graph import batch_order
+from scheduler.model.names import check_text
 from scheduler.model.recurrence import Recurrence
 from scheduler.model.spec import TaskSpec
 from scheduler.model.task import Task, TaskFunction

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
-from scheduler.client.builder import RecurringBuilder, check_text
+from scheduler.client.builder import RecurringBuilder
 from scheduler.client.info import RunInfo, ScheduleInfo, run_info, schedule_info
 from scheduler.client.recurring_graph import RecurringGraph
 from scheduler.client.threads import CallThreads, in_thread
 from scheduler.errors import ConfigError, DuplicateScheduleError
+from scheduler.model.names import check_text
 from scheduler.model.spec import TaskId
 from scheduler.model.times import instant_us, to_datetime
 from scheduler.store import schedule_sets, schedules

@@ -10,7 +10,7 @@ from typing import Any, TypedDict, Unpack
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from scheduler.client.builder import check_text, encode_headers
+from scheduler.client.builder import encode_headers
 from scheduler.client.bulks import Bulks
 from scheduler.client.checks import check_id
 from scheduler.client.dead_letters import check_filters, warn_left
@@ -21,7 +21,7 @@ from scheduler.client.published import read_kind
 from scheduler.client.tasks import TaskOperations, parse_states, warn_conflicts
 from scheduler.client.workers import Workers
 from scheduler.errors import ConfigError, PayloadError
-from scheduler.model.names import check_name
+from scheduler.model.names import check_name, check_text
 from scheduler.model.registry import MAX_KEY
 from scheduler.model.retry import RetryPolicy
 from scheduler.model.spec import TaskId

@@ -9,7 +9,6 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, overload
 
-from scheduler.client.builder import check_text
 from scheduler.client.checks import check_id
 from scheduler.client.dead_letters import DeadLetters, check_filters, warn_left, warn_stale
 from scheduler.client.info import AttemptInfo, TaskInfo, TaskPage, attempt_info, task_info
@@ -29,6 +28,7 @@ from scheduler.errors import (
 )
 from scheduler.model.actor import in_bulk
 from scheduler.model.checkpoint import MAX_VALUE
+from scheduler.model.names import check_text
 from scheduler.model.registry import Registry, encode_json
 from scheduler.model.retry import RetryPolicy
 from scheduler.model.spec import EdgeSpec, TaskId
@@ -44,6 +44,7 @@ from scheduler.model.state import (
 )
 from scheduler.model.times import LONGEST, span_us
 from scheduler.model.typed import R
+from scheduler.operations.desk import Desk
 from scheduler.ports import SECOND
 from scheduler.store import audit
 from scheduler.store.admin import retention
@@ -79,6 +80,7 @@ class TaskOperations:
     database: Database
     registry: Registry
     threads: CallThreads
+    desk: Desk
 
     def _notify(self) -> None:
         raise NotImplementedError

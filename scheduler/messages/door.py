@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from scheduler.app import Scheduler
-from scheduler.client.builder import TaskBuilder, check_text
+from scheduler.client.builder import TaskBuilder
 from scheduler.config.model import Config
 from scheduler.errors import (
     ConfigError,
@@ -27,6 +27,7 @@ from scheduler.messages.group_commit import Busy, PushedIntake
 from scheduler.messages.intake import Intake
 from scheduler.messages.own_kinds import OwnKindError, refuse_own, refuse_results
 from scheduler.model.json_text import MAX_DEPTH, too_deep
+from scheduler.model.names import check_text
 from scheduler.model.registry import MAX_KEY
 from scheduler.model.sender_keys import DOOR, sender_key
 from scheduler.model.webhooks import key_of, verify

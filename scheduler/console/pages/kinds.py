@@ -14,10 +14,12 @@ from scheduler.console.routes import Nav, action, page
 from scheduler.console.visit import BadInputError, Visit
 from scheduler.errors import ConfigError
 from scheduler.model.defaults import POOLS
-from scheduler.model.live_settings import KIND, shown
+from scheduler.model.live_settings import KIND
 from scheduler.model.rollup import BOUNDS, Histogram
 from scheduler.model.times import SECOND
-from scheduler.store import pauses, settings
+from scheduler.operations import limits
+from scheduler.operations.limits import Limit, LiveSetting, Place
+from scheduler.store import pauses
 from scheduler.store.db.tx import Tx
 from scheduler.store.pauses import Pause
 from scheduler.store.read import figures
@@ -28,21 +30,12 @@ from scheduler.store.read.stats import FAILURES, Numbers, StatsRecord, stats
 from scheduler.store.read.task_masks import masked_schema
 from scheduler.store.read.tasks import get_tasks
 from scheduler.store.read.work_now import WorkNow, work_now
-from scheduler.store.settings import Setting
 
 SHOWN = 300  # kinds on one page
 FAILED = 20  # recent failures of a kind
 TIMES = ("1h", "6h", "24h", "7d")
 MAX_TIME = 400 * 86_400  # seconds
-LIMITS = ("max_concurrency", "rate_limit")
-
-
-class Limit(NamedTuple):
-    """A limit in effect. ``value`` None: there is none; ``setting``: who set it while workers run."""
-
-    name: str
-    value: Any
-    setting: Setting | None
+SHOWN_LIMITS = ("max_concurrency", "rate_limit")
 
 
 class Bar(NamedTuple):
@@ -61,9 +54,9 @@ def kinds(visit: Visit) -> Page:
         found = stats(tx, tx.now - span, tx.now)
         names = kind_names(tx)
         stopped = pauses.records(tx)
-        live = {one.name: one for one in settings.records(tx) if one.scope == KIND}
+        live = limits.records(tx)
         ordered = [*found.kinds, *(name for name in names if name not in found.kinds)]
-        limits = {name: _limits(get_kind(tx, name), live.get(name)) for name in ordered[:SHOWN]}
+        caps = {name: _limits(get_kind(tx, name), live.get(Place(KIND, name))) for name in ordered[:SHOWN]}
         queues, now = figures.ready(tx), tx.now
     paused = {(one.scope, one.name): one._replace(reason=masked_text(one.reason)) for one in stopped}
     backlog: dict[str, tuple[int, int | None]] = {one.name: (0, None) for one in stopped if one.scope == "queue"}
@@ -72,7 +65,7 @@ def kinds(visit: Visit) -> Page:
         oldest = min((at for at in (since, queue.since) if at is not None), default=None)
         backlog[queue.queue] = (number + queue.number, oldest)
     seconds = max(1.0, (found.until - found.since) / SECOND)
-    rows = [(name, found.kinds.get(name), limits[name], paused.get(("kind", name))) for name in ordered[:SHOWN]]
+    rows = [(name, found.kinds.get(name), caps[name], paused.get(("kind", name))) for name in ordered[:SHOWN]]
     context: dict[str, Any] = {
         "rows": rows,
         "left": max(0, len(ordered) - SHOWN),
@@ -114,7 +107,7 @@ def one_kind(visit: Visit) -> Page:
         record = get_kind(tx, name)
         found = stats(tx, tx.now - span, tx.now, kind=name)
         stopped = next((one for one in pauses.records(tx) if (one.scope, one.name) == ("kind", name)), None)
-        live = next((one for one in settings.records(tx) if (one.scope, one.name) == (KIND, name)), None)
+        live = limits.records(tx).get(Place(KIND, name))
         failures = _failures(tx, span, name)
         now, at = work_now(tx, "kind", name), tx.now
     if record is not None:
@@ -218,15 +211,8 @@ def _choices(visit: Visit) -> dict[str, Any]:
     return {"times": TIMES, "chosen": visit.asked("over", "24h")}
 
 
-def _limits(record: KindRecord | None, live: Setting | None) -> list[Limit]:
-    """The cap and the rate in effect, each with who set it; those without one are left out."""
-    given = {} if record is None else shown(record.options)
-    value = {} if live is None else shown(live.value)
-    return [
-        Limit(name, value[name], live) if name in value else Limit(name, given[name], None)
-        for name in LIMITS
-        if name in value or given.get(name) is not None
-    ]
+def _limits(record: KindRecord | None, live: LiveSetting | None) -> list[Limit]:
+    return [one for one in limits.of_kind(record, live) if one.name in SHOWN_LIMITS]
 
 
 def _fields(record: KindRecord | None) -> list[tuple[str, str, bool, bool]]:

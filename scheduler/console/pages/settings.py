@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from scheduler.client.json_views import time
 from scheduler.config.model import describe
 from scheduler.console.masks import MASK, masked_text
 from scheduler.console.render import Done, Page
@@ -12,10 +11,9 @@ from scheduler.console.roles import Verb
 from scheduler.console.routes import Nav, action, page
 from scheduler.console.visit import BadInputError, Visit
 from scheduler.model.defaults import POOLS
-from scheduler.model.lanes import LANE_SEPARATOR
-from scheduler.model.live_settings import KEY, KIND, MAX_SLOTS, POOL, shown
+from scheduler.model.live_settings import KEY, KIND, MAX_SLOTS, POOL
 from scheduler.model.secrets import is_secret_name
-from scheduler.store import settings as store
+from scheduler.operations import limits
 
 SHOWN = 500  # live settings on one page
 
@@ -24,14 +22,14 @@ SHOWN = 500  # live settings on one page
 def settings(visit: Visit) -> Page:
     """Live settings first, then the configuration of this console's process."""
     with visit.read() as tx:
-        live = store.records(tx)
+        live = limits.records(tx)
     config = visit.site.config
     configured = [
         (one.name, one.text if not is_secret_name(one.name) or one.value in (None, "", ()) else MASK, one.source)
         for one in ([] if config is None else describe(config))
     ]
     context: dict[str, Any] = {
-        "live_settings": [(one, shown(one.value), _reset_fields(one)) for one in live[:SHOWN]],
+        "live_settings": [(one, where.fields()) for where, one in list(live.items())[:SHOWN]],
         "left": max(0, len(live) - SHOWN),
         "configured": configured,
         "pools": POOLS,
@@ -40,21 +38,13 @@ def settings(visit: Visit) -> Page:
     }
     data = {
         "live": [
-            {"setting": one.subject, "value": shown(one.value), "since": time(one.at), "by": one.actor}
+            {"setting": one.subject, "value": one.value, "since": one.at, "by": one.actor}
             | {"reason": masked_text(one.reason)}
-            for one in live
+            for one in live.values()
         ],
         "configured": [{"setting": name, "value": text, "source": source} for name, text, source in configured],
     }
     return Page("settings.html", data, context, "schedctl config check")
-
-
-def _reset_fields(one: store.Setting) -> dict[str, str]:
-    if one.scope == POOL:
-        pool, _, worker = one.name.partition("@")
-        return {"pool": pool, "worker": worker}
-    kind, _, key = one.name.partition(LANE_SEPARATOR)
-    return {"kind": kind, "key": key} if one.scope == KEY else {"kind": kind}
 
 
 @action("/settings/pool", Verb.SET)
