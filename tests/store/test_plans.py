@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from scheduler import Context, Scheduler, task
+from scheduler import Context, Scheduler, Task, task
 from scheduler.store.db import statements as statement
 from scheduler.store.graph.release import _MEET_PG, MAX_CHILDREN
 from scheduler.store.predicates import bind_parents, from_parents
@@ -15,7 +15,7 @@ from scheduler.store.tasks.complete import _FOLLOWS
 from scheduler.store.tasks.outcome_locks import _LOCK_WAITING
 from scheduler.testing import drain, engine_of
 from support.fleet import Fleet, no_autovacuum, run_claimed, step, write
-from support.plans import Seen, figures, plan
+from support.plans import Seen, explained, figures, plan
 
 READY = "ix_schedd_tasks_ready"
 YEAR = 365 * 86_400_000_000
@@ -256,3 +256,33 @@ def test_what_failed_is_found_by_the_index(fleet: Fleet) -> None:
         jobs.retry_failed(kind="plain")
     (found,) = [plan(jobs, text, bound) for text, bound in seen.statements.items() if "finished_at" in text]
     assert any("ix_schedd_tasks_done" in one for one in found), found
+
+
+COMPILED_ABOVE = 100_000  # jit_above_cost, PostgreSQL's default
+
+
+class OneEach(Task, max_concurrency=1, concurrency_key="{customer}", rate_limit="1000/s"):
+    customer: int
+
+    def run(self, ctx: Context) -> None: ...
+
+
+def test_the_server_compiles_no_statement_of_a_cycle(fleet: Fleet) -> None:
+    """No connection lets it, and behind a pooler, where none says so, no statement looks dear enough on a new store."""
+    jobs = fleet.worker(OneEach)
+    if jobs.database.dialect.name == "sqlite":
+        return
+    jobs.live_settings.queue("default", max_concurrency=50)
+    with jobs.database.read() as tx:
+        assert tx.run("SHOW jit").scalar_one() == "off"
+    with jobs.batch() as batch:
+        for customer in range(200):
+            batch.task(OneEach(customer))
+    seen = Seen()
+    with seen.watch(jobs):
+        assert turns(jobs)
+    held = 0
+    for text, bound in seen.statements.items():
+        held += "RECURSIVE w(id)" in text
+        assert explained(jobs, text, bound)["Total Cost"] < COMPILED_ABOVE, text
+    assert held >= 2

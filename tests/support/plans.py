@@ -62,12 +62,20 @@ def figures(jobs: Scheduler, sql: str) -> Any:
 
 def plan(jobs: Scheduler, text: str, bound: Any) -> list[str]:
     """What a statement does, a line for each step: the sort of step and what it reads."""
+    if jobs.database.dialect.name == "postgresql":
+        return list(_steps(explained(jobs, text, bound)))
     with jobs.database.open().connect() as connection:
         driver: Any = connection.connection.driver_connection
-        if jobs.database.dialect.name == "sqlite":
-            return [row[3] for row in driver.execute(f"EXPLAIN QUERY PLAN {text}", bound).fetchall()]
+        return [row[3] for row in driver.execute(f"EXPLAIN QUERY PLAN {text}", bound).fetchall()]
+
+
+def explained(jobs: Scheduler, text: str, bound: Any) -> dict[str, Any]:
+    """PostgreSQL's plan of a statement: its top step."""
+    with jobs.database.open().connect() as connection:
+        driver: Any = connection.connection.driver_connection
         (found,) = driver.execute(f"EXPLAIN (FORMAT JSON) {text}", bound).fetchone()
-        return list(_steps((json.loads(found) if isinstance(found, str) else found)[0]["Plan"]))
+        top: dict[str, Any] = (json.loads(found) if isinstance(found, str) else found)[0]["Plan"]
+        return top
 
 
 def _steps(node: dict[str, Any]) -> Iterator[str]:

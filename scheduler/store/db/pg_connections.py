@@ -93,12 +93,22 @@ class PgConnections:
             self.pooled = through_pooler(raw)
             if self.pooled:
                 raw.prepare_threshold = None  # the next statement may meet another server process
+            else:
+                self._compile_nothing(raw)
             self._made(raw)
             raw.autocommit = False
         except BaseException:
             raw.close()
             raise
         return raw
+
+    def _compile_nothing(self, raw: Any) -> None:
+        """The server compiles statements that it expects to be dear: for seconds, where ours take milliseconds.
+
+        Not through a pooler, which would hand the setting on to other clients.
+        """
+        with contextlib.suppress(self.errors):  # a server of PostgreSQL's protocol without the setting
+            raw.execute("SET jit = off", prepare=False)
 
     def _checked_out(self, raw: Any, record: Any, _proxy: Any) -> None:
         try:

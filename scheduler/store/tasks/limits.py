@@ -228,18 +228,18 @@ WITH RECURSIVE w(id) AS (
   FROM w WHERE w.id IS NOT NULL
 )
 """
+_HOLDING = "SELECT id FROM w WHERE id IS NOT NULL"
+_MARKS = f"SELECT '' AS mark UNION ALL SELECT '{PLACED_LANE}' || name || '{LANE_SEPARATOR}' FROM schedd_executors"
 _HELD = f"""{_HOLDERS}
 SELECT j.lane, (SELECT count(*) FROM schedd_tasks t
-  WHERE t.worker = w.id AND t.lane = j.sign || e.mark || j.lane AND t.state >= 4 AND t.state <= 5) AS n
-FROM w CROSS JOIN {{source}} j
-CROSS JOIN (SELECT '' AS mark UNION ALL SELECT '{PLACED_LANE}' || name || '{LANE_SEPARATOR}' FROM schedd_executors) e
-WHERE w.id IS NOT NULL
+  WHERE t.worker = h.id AND t.lane = j.sign || e.mark || j.lane AND t.state >= 4 AND t.state <= 5) AS n
+FROM {{holding}} h CROSS JOIN {{source}} j CROSS JOIN {{marks}} e
 """
 # All that each worker holds is read, which slots bound; a queue in the index would cost each claim of any queue.
 _HELD_OF_QUEUES = f"""{_HOLDERS}
 SELECT j.queue, (SELECT count(*) FROM schedd_tasks t
-  WHERE t.worker = w.id AND t.queue = j.queue AND t.state >= 4 AND t.state <= 5) AS n
-FROM w CROSS JOIN {{source}} j WHERE w.id IS NOT NULL
+  WHERE t.worker = h.id AND t.queue = j.queue AND t.state >= 4 AND t.state <= 5) AS n
+FROM {{holding}} h CROSS JOIN {{source}} j
 """
 
 
@@ -248,7 +248,9 @@ def held(tx: Tx, lanes: Iterable[str]) -> dict[str, int]:
     asked = sorted(lanes)
     if not asked:
         return {}
-    sql = _HELD.format(source=tx.dialect.rows({"sign": str, "lane": str}))
+    few = tx.dialect.few
+    source = tx.dialect.rows({"sign": str, "lane": str})
+    sql = _HELD.format(source=source, holding=few(_HOLDING, "id"), marks=few(_MARKS, "mark"))
     rows = tx.rows(sql, rows=bind_rows([(sign, lane) for lane in asked for sign in ("", QUARANTINE_LANE)]))
     counted = dict.fromkeys(asked, 0)
     for lane, number in rows:
@@ -261,7 +263,8 @@ def held_of_queues(tx: Tx, queues: Iterable[str]) -> dict[str, int]:
     asked = sorted(queues)
     counted = dict.fromkeys(asked, 0)
     if asked:
-        sql = _HELD_OF_QUEUES.format(source=tx.dialect.rows({"queue": str}))
+        source, holding = tx.dialect.rows({"queue": str}), tx.dialect.few(_HOLDING, "id")
+        sql = _HELD_OF_QUEUES.format(source=source, holding=holding)
         for queue, number in tx.rows(sql, rows=bind_rows([(queue,) for queue in asked])):
             counted[queue] += number
     return counted
