@@ -1,5 +1,6 @@
 # A fresh clone needs Python 3.11 or later with its venv module, and a package registry; the rest happens here.
 #   make test                          everything; PYTEST_ARGS="-k name" for a part of it
+#   make test DATABASES=both           each test that takes a database on both of them, as .ci/run does
 #   make test PYTHON=python3.12        the same with another Python, in a virtual environment of its own
 #   make test-lowest                   the same with the lowest versions that pyproject.toml allows, in .venv-lowest
 PYTHON ?= python3
@@ -15,6 +16,9 @@ EXTRAS ?= dev
 PYTEST_ARGS ?=
 # Workers write compiled tests and modules, whatever the environment says: else each compiles all of them, in each run.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(PY) -m pytest
+# both: tests above the store run on PostgreSQL, too; usually SQLite is enough for them.
+DATABASES ?= usual
+EVERY_DATABASE := $(if $(filter both,$(DATABASES)),--every-database)
 # Twice as many as there are cores: many tests wait for child processes, or for a clock.
 JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 2)
 
@@ -112,7 +116,8 @@ machine: setup
 
 test: setup emulator machine
 	@$(if $(PYTEST_ARGS),,echo "All tests: about 12 minutes on 2 cores, less on more (this machine has $$(getconf _NPROCESSORS_ONLN)). make quick takes one.")
-	$(PYTEST) -n $(JOBS) --dist worksteal -m "not soak and not transports and not executors and not kube" $(PYTEST_ARGS)
+	$(PYTEST) -n $(JOBS) --dist worksteal -m "not soak and not transports and not executors and not kube" \
+	  $(EVERY_DATABASE) $(PYTEST_ARGS)
 
 # What breaks most things when it is wrong, from each room of the code; it has to stay under a minute on two cores.
 QUICK := cli/columns cli/db cli/help cli/status cli/submit cli/tasks client/builder config/durations \
@@ -203,7 +208,7 @@ kube-soak: setup
 	$(PYTEST) -m "kube and soak" --timeout=7200 tests/executors $(PYTEST_ARGS)
 
 cases: setup
-	$(PYTEST) -n $(JOBS) --dist worksteal -m "case and not soak" --cases -q $(PYTEST_ARGS)
+	$(PYTEST) -n $(JOBS) --dist worksteal -m "case and not soak" --every-database --cases -q $(PYTEST_ARGS)
 
 vm: setup
 	PY="$(abspath $(PY))" sh tests/vm/run.sh

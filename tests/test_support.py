@@ -16,7 +16,8 @@ import sqlalchemy
 from scheduler.store import schema
 from support import postgres_server
 from support.casebook import PROPERTY, Case, Casebook, cells_of, read_cases
-from support.databases import Database, PostgresDatabases, needs_postgresql
+from support.databases import DIALECTS, Database, PostgresDatabases, is_left_out, needs_postgresql
+from support.session import TESTS
 
 
 def report(cells: list[tuple[int, str]], outcome: str, when: str = "call", test: str = "t") -> Any:
@@ -81,6 +82,17 @@ def test_the_book_has_all_cases() -> None:
     cases = read_cases()
     assert list(cases) == list(range(1, 105))
     assert all(case.due for case in cases.values())
+
+
+def test_a_run_of_all_tests_shows_each_case_on_both(request: pytest.FixtureRequest) -> None:
+    """Whatever is left to --every-database."""
+    config = request.config
+    parts = [config.getoption(name, None) for name in ("keyword", "lf", "sqlite_only", "deselect")]
+    if any(parts) or {Path(argument).resolve() for argument in config.args} != {TESTS}:
+        return  # in a part of them nobody expects it
+    properties: list[Any] = [one for item in request.session.items for one in item.user_properties]
+    shown = {tuple(cell) for name, cells in properties if name == PROPERTY for cell in cells}
+    assert {(number, dialect) for number in read_cases() for dialect in DIALECTS} - shown == set()
 
 
 def row_of(table: sqlalchemy.Table) -> dict[str, Any]:
@@ -170,6 +182,35 @@ def test_sqlite_only_leaves_out_what_takes_postgresql(
     if parameters is not None:
         item.callspec = SimpleNamespace(params=parameters)
     assert needs_postgresql(item) is needed
+
+
+def taken(room: str, *marks: str, dialect: str | None = "postgresql", explicit: bool = False) -> Any:
+    """A test in this room, with these marks."""
+    there = [getattr(pytest.mark, name).mark for name in marks]
+    if explicit:
+        there.append(pytest.mark.parametrize("dialect", ["postgresql"], indirect=True).mark)
+    return SimpleNamespace(
+        path=TESTS / room / "test_it.py",
+        callspec=None if dialect is None else SimpleNamespace(params={"dialect": dialect}),
+        iter_markers=lambda name: [mark for mark in there if mark.name == name],
+        get_closest_marker=lambda name: next((mark for mark in there if mark.name == name), None),
+    )
+
+
+def test_above_the_store_one_database_is_enough() -> None:
+    assert is_left_out(taken("cli"))
+    assert is_left_out(taken("store/tasks", "one_is_enough"))
+    assert is_left_out(taken("cli", "case", "one_is_enough"))
+    kept = [
+        taken("store/tasks"),
+        taken("cli", dialect="sqlite"),
+        taken("cli", dialect=None),
+        taken("cli", "both_databases"),
+        taken("cli", "case"),
+        taken("cli", explicit=True),
+        taken("store/tasks", "one_is_enough", explicit=True),
+    ]
+    assert not any(map(is_left_out, kept))
 
 
 def test_the_files_of_make_quick_are_there() -> None:

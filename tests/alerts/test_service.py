@@ -24,6 +24,8 @@ from support.processes import Nursery
 from ..tasks.server import Asked, Server  # noqa: TID252  # "tasks" at the top is the package
 from .alertmanager import Alertmanager
 
+pytestmark = pytest.mark.both_databases
+
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 BUSY = b"HTTP/1.1 503 Later\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 JOBS = """

@@ -17,6 +17,8 @@ from support.databases import Database
 
 from .conftest import Ctl
 
+pytestmark = pytest.mark.both_databases
+
 LOOKS = (
     *("list", "status", "doctor", "cron list", "dlq list --each"),
     *("show 1", "show 2", "graph 2"),

@@ -17,6 +17,8 @@ from support.databases import Database
 
 from .conftest import Ctl, environment_for
 
+pytestmark = pytest.mark.both_databases
+
 
 class TestUpgrade:
     def test_from_nothing_and_again(self, empty_ctl: Ctl, empty_database: Database) -> None:

@@ -334,6 +334,7 @@ class TestVoices:
             firing = [one for one in alert_rows.alerts(tx).values() if one.phase is Phase.FIRING]
         assert any(one.key.rule == row.rule and planted.words in one.text for one in firing), firing
 
+    @pytest.mark.one_is_enough
     def test_page(self, name: str, database: Database, live: Bench, planted: Planted) -> None:
         with console_on(database) as gate:
             wrong = ask(gate, "GET", "/.json").json["wrong"]

@@ -16,6 +16,8 @@ from support.databases import Database
 
 from .conftest import Ctl
 
+pytestmark = pytest.mark.both_databases
+
 UNKNOWN = 2500
 
 

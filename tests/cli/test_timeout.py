@@ -19,7 +19,7 @@ from support.proxy import Proxy
 from .conftest import Ctl, environment_for
 
 SLOW = 20.0  # seconds; a busy machine may take most of them. Without the option it would be 60
-pytestmark = pytest.mark.usefixtures("real_grace")
+pytestmark = [pytest.mark.usefixtures("real_grace"), pytest.mark.both_databases]
 postgres = pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
 
 

@@ -17,6 +17,8 @@ from scheduler.store.db.notifier import CHANNEL
 from scheduler.testing import drain
 from support.databases import Database
 
+pytestmark = pytest.mark.both_databases
+
 PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "from-sql.md").read_text(encoding="utf-8")
 STATEMENTS = dict(re.findall(r"<!-- sql: (\w+) -->\n```sql\n(.*?)```", PAGE, re.DOTALL))
 

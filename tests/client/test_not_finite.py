@@ -68,7 +68,7 @@ def jobs(fleet: Fleet) -> Scheduler:
 
 @pytest.mark.case(14, 52, 54)
 @pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("kind", [Returns, AsyncReturns])
+@pytest.mark.parametrize("kind", [Returns, pytest.param(AsyncReturns, marks=pytest.mark.one_is_enough)])
 def test_a_handler_s_value_fails_for_good(jobs: Scheduler, kind: type[Task], how: str) -> None:
     """Another attempt would meet it again; and nothing of it is stored."""
     task_id = jobs.task(kind(how)).schedule()

@@ -22,6 +22,8 @@ from scheduler import (
 from scheduler.testing import drain
 from support.bench import Bench
 
+pytestmark = pytest.mark.both_databases
+
 
 class Sync(Task, kind="unique.Sync", unique=Unique(by=("order_id",))):
     order_id: int

@@ -24,6 +24,8 @@ from support.databases import Database
 from support.filled import Filled, fill
 from support.processes import PATIENCE
 
+pytestmark = pytest.mark.both_databases
+
 pages.load()
 
 

@@ -16,6 +16,8 @@ from scheduler.testing import FakeClock, drain
 from support.consoles import ask, console_on, link, post, served
 from support.databases import Database, one_database
 
+pytestmark = pytest.mark.both_databases
+
 NOW = 1_800_000_000_000_000
 
 

@@ -20,6 +20,8 @@ from scheduler import Scheduler, TaskState, task
 from support.databases import Database
 from support.processes import Child, Nursery, Systemd
 
+pytestmark = pytest.mark.both_databases
+
 PATIENCE = 60.0
 
 JOBS = """

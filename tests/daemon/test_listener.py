@@ -30,6 +30,8 @@ from scheduler.telemetry.registry import MetricsRegistry
 from support.databases import Database
 from support.processes import PATIENCE, Child, Nursery
 
+pytestmark = pytest.mark.both_databases
+
 JOBS = """
 import os
 from scheduler import task

@@ -25,6 +25,8 @@ from support.own_server import OwnServer
 from support.processes import Child, Nursery, Systemd
 from support.runner import Runner
 
+pytestmark = pytest.mark.both_databases
+
 MOST = 12  # connections
 JOBS = """
 from scheduler import task

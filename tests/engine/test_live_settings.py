@@ -14,6 +14,8 @@ from scheduler.testing import engine_of
 from support.databases import Database
 from support.fleet import Fleet, rows, run_claimed, step, until
 
+pytestmark = pytest.mark.one_is_enough
+
 HELD = "SELECT count(*) AS n FROM schedd_tasks WHERE state >= 4 AND state <= 5"
 ONE_POOL = {"high": (0, 0), "medium": (1, 0), "low": (0, 0)}
 

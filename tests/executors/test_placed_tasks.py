@@ -23,6 +23,8 @@ from support.databases import Database
 from support.fleet import Fleet, rows, step, write
 from support.memory_engine import MemoryEngine, NoCommands
 
+pytestmark = pytest.mark.both_databases
+
 
 class Fit(Task, executor="batch", resources=Resources(cpu=2), executor_options={"nice": 1}, concurrency_key="{who}"):
     who: str = "a"

@@ -28,6 +28,8 @@ from support.databases import Database
 from support.fleet import step
 from support.memory_queue import MemoryQueue, MemorySource
 
+pytestmark = pytest.mark.both_databases
+
 DAY = 86_400.0
 LIMITS = Limits(max_batch=10, visibility=30.0, max_delay=3600.0, retention=4 * DAY, has_dlq=True)
 

@@ -26,6 +26,8 @@ from scheduler.transports.ports import Limits, Outgoing, Refused
 from support.databases import Database
 from support.memory_queue import MemorySink, Settings
 
+pytestmark = pytest.mark.both_databases
+
 
 class Told(Task, on_success="sinks.shop"):
     name: str

@@ -1,4 +1,8 @@
-"""Databases for the tests: every test that takes one runs on SQLite and on PostgreSQL."""
+"""Databases for the tests: a test that takes one runs on SQLite and on PostgreSQL.
+
+In rooms whose subject stands above the store, it runs on SQLite alone, unless it is marked ``both_databases`` or shows
+a case: see ``is_left_out``. ``pytest --every-database`` runs all of them on both.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import os
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,22 +21,46 @@ import pytest
 
 from support import postgres_server
 from support.leftovers import stopping_engines
-from support.session import directory_in_memory, files_directory, locked, shared_directory
+from support.session import TESTS, directory_in_memory, files_directory, locked, shared_directory
 
 DIALECTS = ("sqlite", "postgresql")
 # A test's mark: what it is about touches no database, only something has to hold its tasks.
 one_database = pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
+# Rooms whose subject stands above the store. A file or two of each are marked both_databases.
+ABOVE_THE_STORE = {"alerts", "cli", "client", "console", "daemon", "executors", "messages", "telemetry"}
+LEFT_OUT = pytest.StashKey[Callable[[pytest.Item], bool]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sqlite-only", action="store_true", help="leave out the tests that need PostgreSQL")
+    parser.addoption("--every-database", action="store_true", help="run each test that takes a database on both")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--sqlite-only"):
+        config.stash[LEFT_OUT] = needs_postgresql
+    else:
+        config.stash[LEFT_OUT] = (lambda item: False) if config.getoption("--every-database") else is_left_out
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--sqlite-only"):
-        left_out = {item for item in items if needs_postgresql(item)}
-        config.hook.pytest_deselected(items=list(left_out))
-        items[:] = [item for item in items if item not in left_out]
+    left_out = [config.stash[LEFT_OUT](item) for item in items]
+    config.hook.pytest_deselected(items=[item for item, out in zip(items, left_out, strict=True) if out])
+    items[:] = [item for item, out in zip(items, left_out, strict=True) if not out]
+
+
+def is_left_out(item: pytest.Item) -> bool:
+    """Whether this is the second run of a test for which one database is enough."""
+    callspec = getattr(item, "callspec", None)
+    if callspec is None or callspec.params.get("dialect") != "postgresql":
+        return False
+    if any("dialect" in str(mark.args[0]) for mark in item.iter_markers("parametrize")):
+        return False  # it says itself on which it runs
+    if item.get_closest_marker("one_is_enough"):
+        return True
+    if item.get_closest_marker("both_databases") or item.get_closest_marker("case"):
+        return False
+    return item.path.relative_to(TESTS).parts[0] in ABOVE_THE_STORE
 
 
 def needs_postgresql(item: pytest.Item) -> bool:

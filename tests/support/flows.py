@@ -137,7 +137,7 @@ def stage(database: Database, clock: FakeClock) -> Any:
     made.close()
 
 
-@pytest.fixture(params=BOTH, ids=["thread", "async"])
+@pytest.fixture(params=[Flow, pytest.param(AsyncFlow, marks=pytest.mark.one_is_enough)], ids=["thread", "async"])
 def kind(request: pytest.FixtureRequest) -> Any:
     """A kind of flow: each test that takes it runs for both sorts of handlers."""
     return request.param

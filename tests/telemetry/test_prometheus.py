@@ -29,7 +29,7 @@ from support.databases import Database
 from support.processes import PATIENCE, Nursery
 
 PROMETHEUS = shutil.which("prometheus")
-pytestmark = pytest.mark.needs("prometheus")
+pytestmark = [pytest.mark.needs("prometheus"), pytest.mark.both_databases]
 
 JOBS = """
 import time

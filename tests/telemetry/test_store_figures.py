@@ -37,6 +37,8 @@ from scheduler.testing import FakeClock, drain, engine_of
 from support.bench import Bench
 from support.fleet import Fleet, step
 
+pytestmark = pytest.mark.both_databases
+
 DAY = 86_400
 
 

@@ -24,7 +24,7 @@ from scheduler.errors import Cancelled, Collided
 from scheduler.testing import FakeClock, drain
 from support.fleet import Fleet, ends, rows
 
-pytestmark = pytest.mark.case(14)
+pytestmark = [pytest.mark.case(14), pytest.mark.one_is_enough]
 
 
 @task

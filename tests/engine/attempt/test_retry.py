@@ -95,7 +95,9 @@ def test_waits_double_up_to_twelve_hours(fleet: Fleet, clock: FakeClock) -> None
 
 @pytest.mark.case(12)
 @pytest.mark.parametrize("number", [20, 64, 65535, 2**31 - 2])
-@pytest.mark.parametrize("strategy", ["exponential", "linear", "fixed"])
+@pytest.mark.parametrize(
+    "strategy", ["exponential", *(pytest.param(name, marks=pytest.mark.one_is_enough) for name in ("linear", "fixed"))]
+)
 def test_large_attempt_numbers_do_not_overflow(fleet: Fleet, clock: FakeClock, number: int, strategy: Any) -> None:
     jobs = failing(fleet, ValueError("no"), "done")
     task_id = jobs.task(attempt).with_retry(policy(10, 200, max_attempts=None, strategy=strategy)).schedule()
@@ -300,7 +302,7 @@ class AsyncWatched(Watched):
 
 
 @pytest.mark.case(15)
-@pytest.mark.parametrize("kind", [Watched, AsyncWatched])
+@pytest.mark.parametrize("kind", [Watched, pytest.param(AsyncWatched, marks=pytest.mark.one_is_enough)])
 @pytest.mark.parametrize(
     ("says", "calls"),
     [

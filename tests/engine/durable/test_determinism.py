@@ -10,7 +10,7 @@ import pytest
 from support.fleet import rows
 from support.flows import AsyncFlow, AsyncStrict, Flow, Stage, Strict
 
-pytestmark = pytest.mark.case(52)
+pytestmark = [pytest.mark.case(52), pytest.mark.one_is_enough]
 NOTES = "SELECT name, note FROM schedd_checkpoints WHERE task_id = :id AND note IS NOT NULL ORDER BY name"
 
 

@@ -252,7 +252,7 @@ class AsyncInSync(Task):
 
 
 @pytest.mark.case(52)
-@pytest.mark.parametrize("nests", [Nests, AsyncNests])
+@pytest.mark.parametrize("nests", [Nests, pytest.param(AsyncNests, marks=pytest.mark.one_is_enough)])
 def test_steps_cannot_be_nested(stage: Stage, nests: Any) -> None:
     stage.jobs.register(nests)
     task_id = stage.jobs.task(nests()).schedule()
@@ -263,7 +263,7 @@ def test_steps_cannot_be_nested(stage: Stage, nests: Any) -> None:
 
 
 @pytest.mark.case(52)
-@pytest.mark.parametrize("decorates", [Decorates, AsyncDecorates])
+@pytest.mark.parametrize("decorates", [Decorates, pytest.param(AsyncDecorates, marks=pytest.mark.one_is_enough)])
 def test_a_step_as_a_decorator(stage: Stage, decorates: Any) -> None:
     stage.jobs.register(decorates)
     task_id = stage.jobs.task(decorates()).schedule()

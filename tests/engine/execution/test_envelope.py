@@ -67,7 +67,7 @@ def full(jobs: Scheduler, value: Any) -> Any:
 
 
 @pytest.mark.case(61, 62)
-@pytest.mark.parametrize("kind", [Order, AsyncOrder])
+@pytest.mark.parametrize("kind", [Order, pytest.param(AsyncOrder, marks=pytest.mark.one_is_enough)])
 def test_the_envelope_is_kept_and_reachable_in_the_handler(fleet: Fleet, clock: FakeClock, kind: type[Order]) -> None:
     jobs = fleet.worker(kind, state=[])
     made = full(jobs, kind("x")).schedule()
