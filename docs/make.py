@@ -7,14 +7,17 @@ The pages are kept in the repository, and a test compares them.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
+
+from scheduler.cli.root import root
 from scheduler.config.alerts import AlertRules
 from scheduler.store.read.problems import TABLE, ProblemType, Voice
 
-HERE = Path(__file__).resolve().parent
-PROBLEMS = HERE / "reference" / "problems.md"
+REFERENCE = Path(__file__).resolve().parent / "reference"
 HEAD = """\
 # Problems
 
@@ -27,6 +30,60 @@ shows the same sentences, each with its remedy. `schedctl why ID` says which pro
 An alert fires when a problem has lasted for the time that its rule sets, a minute by default: see
 [Alerts](../guides/alerts.md).
 """
+
+
+OPTIONS_HEAD = """\
+# Every command and option
+
+This page is made of the help texts in `scheduler/cli/`, by `docs/make.py`. [schedctl](commands.md) has the commands by
+subject, with more of their behaviour.
+"""
+
+
+def pages() -> dict[str, str]:
+    """The name of each page below reference/, and its text."""
+    return {"problems.md": problems(), "options.md": options()}
+
+
+def options() -> str:
+    """The page of all commands with their options."""
+    ctx = click.Context(root, info_name="schedctl", **root.context_settings)
+    common = ["## Options of every command\n", *_table(root, ctx, set()), ""]
+    return "\n".join([OPTIONS_HEAD, *common, *_commands(root, ctx, 2)])
+
+
+def _commands(group: click.Group, ctx: click.Context, level: int) -> Iterator[str]:
+    for name in group.list_commands(ctx):
+        command = group.get_command(ctx, name)
+        assert command is not None
+        below = click.Context(command, info_name=name, parent=ctx)
+        usage = " ".join([below.command_path, *command.collect_usage_pieces(below)])
+        yield f"{'#' * level} {below.command_path}\n"
+        yield inspect.cleandoc(command.help or "").replace("<", "&lt;") + "\n"
+        if isinstance(command, click.Group):
+            yield from _commands(command, below, level + 1)
+            continue
+        yield f"`{usage}`\n"
+        rows = list(_table(command, below, set(_records(root, ctx))))
+        yield from [*rows, ""] if rows else ()
+
+
+def _records(command: click.Command, ctx: click.Context) -> Iterator[tuple[str, str]]:
+    for parameter in command.get_params(ctx):
+        if isinstance(parameter, click.Option) and (record := parameter.get_help_record(ctx)):
+            yield record
+
+
+def _table(command: click.Command, ctx: click.Context, without: set[tuple[str, str]]) -> Iterator[str]:
+    rows = [record for record in _records(command, ctx) if record not in without and record[0] != "-h, --help"]
+    if rows:
+        yield "| option | meaning |"
+        yield "| --- | --- |"
+        yield from (f"| `{_cell(names)}` | {_cell(text)} |" for names, text in rows)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
 
 
 def problems() -> str:
@@ -54,4 +111,5 @@ def _voice(row: ProblemType, voice: Voice) -> str:
 
 
 if __name__ == "__main__":
-    PROBLEMS.write_text(problems(), encoding="utf-8")
+    for name, text in pages().items():
+        (REFERENCE / name).write_text(text, encoding="utf-8")

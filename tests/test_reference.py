@@ -1,0 +1,14 @@
+"""The generated pages of the reference are those that docs/make.py writes now."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
+PAGES: dict[str, str] = runpy.run_path(str(REFERENCE.parent / "make.py"))["pages"]()
+
+
+def test_generated_pages_are_what_the_code_says() -> None:
+    stale = [name for name, made in PAGES.items() if (REFERENCE / name).read_text(encoding="utf-8") != made]
+    assert stale == [], "run `python docs/make.py`"
