@@ -89,6 +89,7 @@ class Scheduler(
     attempt without a timeout or a heartbeat that does not move is named as a problem, 0: never. ``retention``: seconds
     by success, failed, outcomes, events, results, keys, audit, stats; and by dead, cancelled, skipped, which stay as
     long as failed where they are not given. ``rollups``: keep the numbers of :meth:`stats`.
+    ``notify``: wake idle workers of other processes at once; without it they poll, once a second.
     ``metrics``: keep this worker's own metrics, for Prometheus or OpenTelemetry. ``otel``: trace tasks with
     OpenTelemetry, with these settings of ``[otel]`` (endpoint, ratio, parent, service, slow, settle, logs, metrics);
     None: do not.
@@ -123,6 +124,7 @@ class Scheduler(
         misfire_grace: float = MISFIRE_GRACE,
         retention: Mapping[str, float] | None = None,
         auto_migrate: bool | None = None,
+        notify: bool = True,
         log_attempts: str = "notable",
         rollups: bool = True,
         metrics: bool = False,
@@ -143,7 +145,7 @@ class Scheduler(
         if log_attempts not in ("notable", "all"):
             raise ConfigError(f"log_attempts must be notable or all, not {log_attempts!r}")
         self.clock: Clock = clock if clock is not None else SystemClock()
-        self.database = Database(url, self.clock, auto_migrate=auto_migrate)
+        self.database = Database(url, self.clock, auto_migrate=auto_migrate, notify=notify)
         self.registry = Registry()
         self.desk = Desk(self.database, self._wake, self.registry)
         self.threads = CallThreads()
@@ -177,7 +179,6 @@ class Scheduler(
             self.registry,
             self.threads,
             self._notify,
-            self._engine_notifier,
             timezone,
             before_schedule,
             None if self._otel is None else self._make_tracing,
@@ -291,15 +292,14 @@ class Scheduler(
     def _forget_schedule(self, name: str) -> None:
         self._caller.forget_schedule(name)
 
-    def _notify(self, *, others: bool = True) -> None:
+    def _notify(self) -> None:
         """Wake our own engine, and those of other processes."""
         self._leave_to_parent()
         engine = self._engine
         if engine is not None:
             engine.wake()
-            if others:
-                engine.notifier.notify()
-        elif others:
+            engine.notifier.notify()
+        else:
             self._own_notifier().notify()
 
     def _wake(self) -> None:
@@ -307,15 +307,6 @@ class Scheduler(
         if self._engine is not None:
             self._engine.look_soon()
         self._notify()
-
-    def _engine_notifier(self) -> Notifier:
-        """The notifier that wakes engines of other processes.
-
-        A caller that holds a lock or a connection must not ask for it: a stop may wait for that.
-        """
-        self._leave_to_parent()
-        engine = self._engine
-        return self._own_notifier() if engine is None else engine.notifier
 
     def _own_notifier(self) -> Notifier:
         notifier = self._notifier

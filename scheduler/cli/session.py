@@ -85,7 +85,7 @@ class Session:
 
         _quiet_sqlalchemy()
         store = self.config.store
-        made = Database(store.url, SystemClock(), auto_migrate=False)
+        made = Database(store.url, SystemClock(), auto_migrate=False, notify=store.notify)
         root = click.get_current_context().find_root()
         root.call_on_close(made.dispose)
         if self.timeout is not None or not self.lasting:

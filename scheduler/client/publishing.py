@@ -14,7 +14,7 @@ from scheduler.model.running import inherit
 from scheduler.model.spec import TaskId, TaskSpec
 from scheduler.model.times import span_us
 from scheduler.store import outbox
-from scheduler.store.db.notifier import notify_after_commit
+from scheduler.store.db.after_commit import notify_after_commit
 from scheduler.store.db.tx import Tx
 from scheduler.store.tasks.enqueue import callers_connection
 

@@ -15,9 +15,9 @@ from scheduler.model.recurrence import Recurrence
 from scheduler.model.registry import Kind, Registry, encode_json
 from scheduler.model.spec import TaskId, TaskSpec
 from scheduler.store import audit, schedules
+from scheduler.store.db.after_commit import notify_after_commit
 from scheduler.store.db.async_connection import run_on
 from scheduler.store.db.database import Database
-from scheduler.store.db.notifier import Notifier, notify_after_commit
 from scheduler.store.db.tx import Tx
 from scheduler.store.schedules import ScheduleSpec
 from scheduler.store.tasks.enqueue import callers_connection, enqueue, enqueue_alone, insert_alone, is_one_row
@@ -41,8 +41,7 @@ class TaskSubmitter:
         database: Database,
         registry: Registry,
         threads: CallThreads,
-        notify: Callable[..., None],
-        notifier: Callable[[], Notifier],
+        notify: Callable[[], None],
         timezone: str = "UTC",
         before_schedule: Callable[[Any], Any] | None = None,
         tracing: Callable[[], Tracing] | None = None,
@@ -51,7 +50,6 @@ class TaskSubmitter:
         self.registry = registry
         self.threads = threads
         self.notify = notify
-        self.notifier = notifier
         self.timezone = timezone
         self.before_schedule = before_schedule
         self._tracing = tracing
@@ -80,14 +78,10 @@ class TaskSubmitter:
     def _store_one(self, spec: TaskSpec, connection: Any) -> TaskId:
         if connection is not None or not is_one_row(spec) or by_hand():
             return self._store([spec], connection)[0]
-        if self.database.dialect.name == "sqlite":
-            new_id = insert_alone(self.database, spec)
-            self.notify()
-            return new_id
-        notifier = self.notifier()  # before this thread holds a connection, since a stop may wait for that
-        one = enqueue_alone(self.database, spec, notifier)
-        self.notify(others=not one.notified)
-        return one.id
+        store = insert_alone if self.database.dialect.name == "sqlite" else enqueue_alone
+        new_id = store(self.database, spec)
+        self.notify()
+        return new_id
 
     def store(self, specs: list[TaskSpec], connection: Any = None) -> list[TaskId]:
         """Store tasks, in the caller's transaction if there is one, and notify after the commit."""

@@ -50,8 +50,8 @@ from scheduler.store import audit
 from scheduler.store.admin import retention
 from scheduler.store.admin.bulk import Bulk, retry_many
 from scheduler.store.admin.retention import Chosen
+from scheduler.store.db.after_commit import notify_after_commit
 from scheduler.store.db.database import Database
-from scheduler.store.db.notifier import notify_after_commit
 from scheduler.store.db.tx import Tx
 from scheduler.store.durable import events
 from scheduler.store.durable.events import Emit

@@ -31,10 +31,12 @@ def cores() -> int:
 
 
 class Store(Section, frozen=True):
-    """``[store]``: where tasks are kept. ``auto_migrate`` None: yes on SQLite, no on PostgreSQL."""
+    """``[store]``: where tasks are kept. ``auto_migrate`` None: yes on SQLite, no on PostgreSQL. ``notify``: wake
+    idle workers of other processes at once."""
 
     url: str = "sqlite:///schedd.db"
     auto_migrate: bool | None = None
+    notify: bool = True
 
 
 class Tasks(Section, frozen=True):

@@ -23,6 +23,7 @@ def scheduler_options(config: Config) -> dict[str, Any]:
     pools = {name: getattr(config.pools, name) for name in POOLS}
     return {
         "auto_migrate": config.store.auto_migrate,
+        "notify": config.store.notify,
         "queues": _queues(config),
         "pools": {name: (pool.slots, pool.async_slots) for name, pool in pools.items()},
         "lease": config.worker.lease,

@@ -47,14 +47,16 @@ T = TypeVar("T")
 
 
 class Database:
-    """Makes no connection before first use. ``auto_migrate`` None: yes on SQLite, no on PostgreSQL."""
+    """Makes no connection before first use. ``auto_migrate`` None: yes on SQLite, no on PostgreSQL; ``notify``: wake
+    idle workers of other processes, which poll otherwise."""
 
-    def __init__(self, url: str, clock: Clock, *, auto_migrate: bool | None = None) -> None:
+    def __init__(self, url: str, clock: Clock, *, auto_migrate: bool | None = None, notify: bool = True) -> None:
         self.url = parse_url(url)
         dialect = dialect_named(self.url.get_backend_name())
         assert dialect is not None
         self.dialect: Dialect = dialect
         self.auto_migrate = auto_migrate if auto_migrate is not None else dialect.name == "sqlite"
+        self.notifies = notify
         self.clock = clock
         self.application_name = "schedd"  # in the server's list of sessions, of those made from now on
         self.connections: int | None = None  # at once to a server, if it is to take fewer than a program may

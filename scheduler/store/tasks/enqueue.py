@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from functools import lru_cache, partial
 from itertools import compress
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import sqlalchemy as sa
@@ -18,7 +18,6 @@ from scheduler.model.spec import EdgeSpec, TaskId, TaskSpec
 from scheduler.model.state import HELD, Otherwise, TaskState, When
 from scheduler.store.db.database import Database
 from scheduler.store.db.dialect import Dialect, bind_rows
-from scheduler.store.db.notifier import CHANNEL, Notifier
 from scheduler.store.db.statements import SQL_TYPES, Across, insert
 from scheduler.store.db.tx import Tx
 from scheduler.store.graph import debug_log
@@ -89,13 +88,6 @@ def _stands_alone(spec: TaskSpec) -> bool:
     return not spec.edges and spec.key is None
 
 
-class Alone(NamedTuple):
-    """A task stored by one statement; ``notified``: that statement sent the notification, too."""
-
-    id: TaskId
-    notified: bool
-
-
 def is_one_row(spec: TaskSpec) -> bool:
     """Whether to store it is one statement."""
     return _stands_alone(spec) and len(spec.payload) <= INLINE
@@ -113,30 +105,15 @@ def insert_alone(database: Database, spec: TaskSpec) -> TaskId:
     return made
 
 
-def enqueue_alone(database: Database, spec: TaskSpec, notifier: Notifier) -> Alone:
-    """PostgreSQL: store a task that is one row, in one round trip.
-
-    The statement sends the notification, too, if it may: a separate NOTIFY would be a second commit and flush.
-    """
+def enqueue_alone(database: Database, spec: TaskSpec) -> TaskId:
+    """PostgreSQL: store a task that is one row, in one round trip."""
     with database.alone() as connection:
         tx = Tx(connection, database.now())
         given, values = _given_of(spec, tx.now)
         names, one = _insert_of(given)
-        named, payload = dict(zip(names, values, strict=True)), notifier.piggyback()
-        if payload is not None:
-            try:
-                ((task_id, _),) = tx.rows(_insert_and_notify(one), **named, channel=CHANNEL, own=payload)
-                debug_log.scheduled(task_id, spec.kind)
-                return Alone(TaskId(task_id).at(tx.now), True)
-            except sa.exc.DBAPIError:
-                raw: Any = connection.connection.dbapi_connection
-                if raw.closed:
-                    raise  # it may have been committed
-                # Nothing was. NOTIFY may fail (its queue is full, say) without the task: the next statement says
-                # what is wrong with that one.
-        ((task_id,),) = tx.rows(one, **named)
-        debug_log.scheduled(task_id, spec.kind)
-        return Alone(TaskId(task_id).at(tx.now), False)
+        ((task_id,),) = tx.rows(one, **dict(zip(names, values, strict=True)))
+    debug_log.scheduled(task_id, spec.kind)
+    return TaskId(task_id).at(tx.now)
 
 
 def hold_writes(tx: Tx) -> None:
@@ -182,11 +159,6 @@ def _given_of(spec: TaskSpec, now: int) -> tuple[tuple[bool, ...], list[Any]]:
         return USUAL_GIVEN, usual
     values = values_of(spec, now, _PLACED)
     return tuple([value is not None for value in values]), [value for value in values if value is not None]
-
-
-@lru_cache(maxsize=64)
-def _insert_and_notify(insert: str) -> str:
-    return f"WITH made AS ({insert}) SELECT id, pg_notify(:channel, :own) FROM made"
 
 
 @lru_cache(maxsize=64)

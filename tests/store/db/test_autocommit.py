@@ -29,7 +29,6 @@ from scheduler.store.db.database import Database as Store
 from scheduler.store.db.notifier import make_notifier
 from scheduler.store.db.statements import run
 from scheduler.store.db.write_gate import WriteGate
-from scheduler.store.tasks import enqueue
 from scheduler.testing import FakeClock
 from support.databases import Database, PostgresDatabases
 from support.fleet import until
@@ -242,17 +241,6 @@ def test_one_that_breaks_unseen_is_not_kept(database: Database, store: Store) ->
             run(connection, "SELECT 1", {})
     assert not kept(store)
     assert used(store) is not raw
-
-
-@on_postgres
-def test_one_whose_notification_failed_is_kept(jobs: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The task is stored by a second statement on it."""
-    monkeypatch.setattr(enqueue, "_insert_and_notify", lambda insert: f"WITH made AS ({insert}) SELECT 1 / 0, :channel")
-    raw = used(jobs.database)
-    jobs.task(work).schedule()
-    assert len(jobs.list_tasks()) == 1
-    assert kept(jobs.database) == [raw]
-    assert raw.autocommit
 
 
 @on_postgres

@@ -1,4 +1,4 @@
-"""Notifications on PostgreSQL: a NOTIFY takes a lock that all commits share, so many become few."""
+"""Notifications on PostgreSQL: a NOTIFY takes a lock that all commits share, so many become few, and follow commits."""
 
 from __future__ import annotations
 
@@ -14,18 +14,32 @@ from typing import Any
 
 import psycopg
 import pytest
+import sqlalchemy as sa
 
 from scheduler import Context, Scheduler, task
 from scheduler.ports import SystemClock, spawn_thread
+from scheduler.store.db import after_commit
 from scheduler.store.db import notifier as notifiers
+from scheduler.store.db.after_commit import notify_after_commit
 from scheduler.store.db.database import Database as Store
-from scheduler.store.db.notifier import notify_after_commit
-from scheduler.store.tasks import enqueue
 from support.bench import Bench
 from support.databases import Database
 from support.fleet import until
 
 APART = 0.2
+# A transaction whose commit takes a moment: what it defers is done there.
+SLOW_COMMIT = (
+    "CREATE TABLE slow (id int)",
+    "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.1); RETURN NULL; END'",
+    "CREATE CONSTRAINT TRIGGER waits AFTER INSERT ON slow DEFERRABLE INITIALLY DEFERRED "
+    "FOR EACH ROW EXECUTE FUNCTION wait()",
+    "INSERT INTO slow VALUES (1)",
+)
+
+
+def plain(url: str) -> str:
+    """The URL of a database as its driver takes it."""
+    return url.replace("postgresql+psycopg:", "postgresql:")
 
 
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
@@ -35,7 +49,7 @@ def test_many_notifications_become_few_and_the_last_arrives(
     monkeypatch.setattr(notifiers, "_DEBOUNCE", APART)
     store = Store(database.url, SystemClock())
     notifier = notifiers.PgNotifier(store)
-    with psycopg.connect(database.url.replace("postgresql+psycopg:", "postgresql:"), autocommit=True) as ear:
+    with psycopg.connect(plain(database.url), autocommit=True) as ear:
         ear.execute(f"LISTEN {notifiers.CHANNEL}")
         begun = time.monotonic()
         for _ in range(1000):
@@ -62,7 +76,7 @@ def test_one_thread_notifies_for_all_that_asked_too_soon(database: Database, mon
 
     store = Store(database.url, SystemClock())
     notifier = notifiers.PgNotifier(store, spawn)
-    with psycopg.connect(database.url.replace("postgresql+psycopg:", "postgresql:"), autocommit=True) as ear:
+    with psycopg.connect(plain(database.url), autocommit=True) as ear:
         ear.execute(f"LISTEN {notifiers.CHANNEL}")
         for _ in range(3):
             notifier._last = time.monotonic()
@@ -106,7 +120,7 @@ def test_no_notification_is_pending_when_it_closes(
 
     store = Store(database.url, SystemClock())
     notifier = notifiers.PgNotifier(store, spawn)
-    with psycopg.connect(database.url.replace("postgresql+psycopg:", "postgresql:"), autocommit=True) as ear:
+    with psycopg.connect(plain(database.url), autocommit=True) as ear:
         ear.execute(f"LISTEN {notifiers.CHANNEL}")
         notifier.notify()
         notifier.notify()  # too soon
@@ -130,7 +144,7 @@ def test_a_notifier_wakes_the_others_and_not_itself(database: Database, monkeypa
     for sender, other in (("one", "two"), ("two", "one"), ("one", "two")):
         pair[sender].notify()
         assert received.get(timeout=20) == other
-    with psycopg.connect(database.url.replace("postgresql+psycopg:", "postgresql:"), autocommit=True) as caller:
+    with psycopg.connect(plain(database.url), autocommit=True) as caller:
         caller.execute(f"NOTIFY {notifiers.CHANNEL}")  # as notify_after_commit does
     assert {received.get(timeout=20), received.get(timeout=20)} == {"one", "two"}
     assert received.empty()
@@ -144,23 +158,53 @@ def work(ctx: Context) -> None: ...
 
 
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
-def test_a_single_task_notifies_with_its_own_commit(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A NOTIFY of its own would be another commit."""
-    monkeypatch.setattr(notifiers, "_DEBOUNCE", 3600.0)
-    notified: list[object] = []
-    monkeypatch.setattr(notifiers.PgNotifier, "_notify", lambda *_: notified.append(1))
+def test_a_single_task_is_there_when_its_notification_comes(database: Database) -> None:
     jobs = Scheduler(database.url)
     jobs.register(work)
-    with psycopg.connect(database.url.replace("postgresql+psycopg:", "postgresql:"), autocommit=True) as ear:
+    with psycopg.connect(plain(database.url), autocommit=True) as ear:
         ear.execute(f"LISTEN {notifiers.CHANNEL}")
-        first = jobs.task(work).schedule()
+        stored = jobs.task(work).schedule()
         assert sum(1 for _ in ear.notifies(timeout=20, stop_after=1)) == 1
-        second = jobs.task(work).schedule()  # soon after: a timer notifies for it
+        assert ear.execute("SELECT id FROM schedd_tasks").fetchall() == [(stored,)]
+    jobs.close()
+
+
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+def test_a_callers_own_commit_carries_no_notification_and_one_follows_it(database: Database) -> None:
+    """A NOTIFY holds a lock of the whole server over the flush of its transaction; this commit takes long."""
+    jobs = Scheduler(database.url)
+    jobs.register(work)
+    engine = sa.create_engine(database.url)
+    said: list[str] = []
+    sa.event.listen(engine, "before_cursor_execute", lambda _c, _k, text, *_: said.append(text))
+    with engine.begin() as caller, psycopg.connect(plain(database.url), autocommit=True) as ear:
+        ear.execute(f"LISTEN {notifiers.CHANNEL}")
+        for text in SLOW_COMMIT:
+            caller.exec_driver_sql(text)
+        stored = jobs.task(work).schedule(connection=caller)
+        caller.commit()
+        assert sum(1 for _ in ear.notifies(timeout=20, stop_after=1)) == 1
+        assert ear.execute("SELECT id FROM schedd_tasks").fetchall() == [(stored,)]
+    assert not [text for text in said if "notify" in text.lower()]
+    engine.dispose()
+    jobs.close()
+
+
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+def test_a_callers_rollback_notifies_nobody_and_the_next_commit_does(database: Database) -> None:
+    jobs = Scheduler(database.url)
+    jobs.register(work)
+    engine = sa.create_engine(database.url)
+    with engine.connect() as caller, psycopg.connect(plain(database.url), autocommit=True) as ear:
+        ear.execute(f"LISTEN {notifiers.CHANNEL}")
+        jobs.task(work).schedule(connection=caller)
+        caller.rollback()
         assert sum(1 for _ in ear.notifies(timeout=0)) == 0
-    assert jobs._notifier is not None
-    assert jobs._notifier.piggyback() is None, "one is on its way"
-    assert second > first
-    assert not notified
+        jobs.task(work).schedule(connection=caller)
+        caller.commit()
+        assert sum(1 for _ in ear.notifies(timeout=20, stop_after=1)) == 1
+    assert len(jobs.list_tasks()) == 1
+    engine.dispose()
     jobs.close()
 
 
@@ -168,20 +212,40 @@ def test_a_single_task_notifies_with_its_own_commit(database: Database, monkeypa
 def test_a_failed_notification_keeps_no_task_from_being_stored(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The queue of notifications may be full, say."""
-    broken: list[str] = []
-
-    def insert_and_fail(insert: str) -> str:
-        broken.append(insert)
-        return f"WITH made AS ({insert}) SELECT id, pg_notify(:channel, :own || repeat('x', 9000)) FROM made"
-
-    monkeypatch.setattr(enqueue, "_insert_and_notify", insert_and_fail)
+    """The queue of notifications may be full, say; here the name of the sender is too long."""
     jobs = Scheduler(database.url)
     jobs.register(work)
+    jobs.task(work).schedule()
+    assert isinstance(jobs._notifier, notifiers.PgNotifier)
+    monkeypatch.setattr(notifiers, "_DEBOUNCE", 0.0)
+    monkeypatch.setattr(jobs._notifier, "_own", "x" * 9000)
     stored = jobs.task(work).schedule()
-    assert broken
-    assert [r.id for r in jobs.list_tasks()] == [stored]
+    assert jobs.list_tasks()[0].id == stored
+    monkeypatch.setattr(jobs._notifier, "_own", "")
+    with psycopg.connect(plain(database.url), autocommit=True) as ear:
+        ear.execute(f"LISTEN {notifiers.CHANNEL}")
+        jobs.task(work).schedule()
+        assert sum(1 for _ in ear.notifies(timeout=20, stop_after=1)) == 1, "its connection still serves"
     jobs.close()
+
+
+def test_notifications_can_be_left_out(database: Database) -> None:
+    jobs = Scheduler(database.url, notify=False)
+    jobs.register(work)
+    jobs.task(work).schedule()
+    assert isinstance(jobs._notifier, notifiers.NullNotifier)
+    jobs.close()
+
+
+def test_a_driver_that_does_not_tell_is_given_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    blind = after_commit._Commit(lambda: None, lambda: None, now)
+    assert not blind.due(now + after_commit._BLIND / 2)
+    assert blind.due(now + after_commit._BLIND * 2)
+    open_still = after_commit._Commit(lambda: False, lambda: None, now)
+    assert not open_still.due(now + after_commit._BLIND * 2)
+    assert open_still.due(now + after_commit._LONGEST * 2)
+    assert after_commit._Commit(lambda: True, lambda: None, now).due(now)
 
 
 @pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
