@@ -197,7 +197,7 @@ def test_no_file_at_all_gives_the_defaults() -> None:
     assert config.origins == {}
     assert config.store.url == "sqlite:///schedd.db"
     assert config.store.auto_migrate is True
-    assert config.store.notify is False
+    assert config.store.notify is True
     assert config.worker.queues == ("*",)
     assert config.worker.processes == len(os.sched_getaffinity(0))
     pools = [(p.slots, p.async_slots) for p in (config.pools.high, config.pools.medium, config.pools.low)]
