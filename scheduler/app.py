@@ -188,6 +188,7 @@ class Scheduler(
         self._notifier: Notifier | None = None
         self._subscriptions: list[Subscription] = []
         self._lifecycle = threading.RLock()
+        self._run_inline: Callable[[], None] | None = None  # what tests have run after each change of the store
         self._forked = False  # since it was last used
         after_fork(self, Scheduler._on_fork)
 
@@ -208,8 +209,12 @@ class Scheduler(
 
     @classmethod
     def for_testing(cls, clock: Clock | None = None, **options: Any) -> Self:
-        """Make a scheduler on a SQLite file in a new temporary directory, with a clock that only a test moves."""
-        from scheduler.testing import make_for_testing
+        """Make a scheduler on a SQLite file in a new temporary directory, with a clock that only a test moves.
+
+        ``inline``: tasks that are due run within the call that stores them, as within ``testing.inline(jobs)``;
+        ``raise_errors``: their handlers' errors come out of it. Takes all other options, and ``url``.
+        """
+        from scheduler.testing.draining import make_for_testing
 
         return make_for_testing(cls, clock, options)
 
@@ -301,6 +306,8 @@ class Scheduler(
             engine.notifier.notify()
         else:
             self._own_notifier().notify()
+        if self._run_inline is not None:
+            self._run_inline()
 
     def _wake(self) -> None:
         """Let our own engine see at once what is paused or set, and wake those of other processes."""

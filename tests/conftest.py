@@ -12,6 +12,7 @@ GRACE = deadline.GRACE
 deadline.GRACE = 30.0
 
 pytest_plugins = [
+    "pytester",
     "support.session",
     "support.needs",
     "support.databases",

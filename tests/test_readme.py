@@ -24,7 +24,8 @@ BIN = Path(sys.executable).parent
 PATIENCE = 60
 
 PROGRAMS = (
-    *("quickstart", "building", "transaction", "handlers", "nightly", "test_reminders"),
+    *("quickstart", "building", "transaction", "handlers", "nightly"),
+    *("test_reminders", "test_shipping"),
     *("shop/shop_tasks", "shop/order"),
 )
 FILES = [*(f"examples/{name}.py" for name in PROGRAMS), "examples/shop/config.toml"]
@@ -84,8 +85,9 @@ def test_a_program_can_be_run_again(tmp_path: Path) -> None:
     assert all(run(tmp_path, sys.executable, EXAMPLES / "building.py") for _ in range(2))
 
 
-def test_the_test_example_passes(tmp_path: Path) -> None:
-    shutil.copy(EXAMPLES / "test_reminders.py", tmp_path)
+@pytest.mark.parametrize("name", ["test_reminders", "test_shipping"])
+def test_the_test_examples_pass(name: str, tmp_path: Path) -> None:
+    shutil.copy(EXAMPLES / f"{name}.py", tmp_path)
     assert "1 passed" in run(
         tmp_path, sys.executable, "-m", "pytest", "-q", "-c", "/dev/null", "-p", "no:cacheprovider"
     )

@@ -136,7 +136,7 @@ class Engine:
         self._logged = LogOnce()
         self.capture = Capture(everything=options.capture_root)
         if inline:
-            self.engine_state.inline = self._inline_requests
+            self.engine_state.inline = self.step_without_claims
         self._answered_at = self.engine_state.monotonic()  # when the last round ended that the database answered
         if self.metrics is not None:
             gauges = Gauges(self.engine_state, self.slots, self.loop_age, lambda: self._backoff.current > 0, version)
@@ -624,8 +624,13 @@ class Engine:
         """Write the numbers of what has ended so far."""
         self.periodic.write_rollups(self._conn())
 
-    def _inline_requests(self) -> None:
+    def step_without_claims(self) -> None:
+        """Record what has ended, and answer requests."""
         self.dispatch.run(self._conn(), claiming=False)
+
+    def claim_task(self, task_id: int) -> bool:
+        """Claim this one task if it is due and this engine serves it; returns whether it was claimed."""
+        return self.dispatch.claim_task(self._conn(), task_id)
 
     def inline_slots(self) -> Iterable[InlineSlots]:
         for slots in self.slots.values():

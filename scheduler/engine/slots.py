@@ -12,6 +12,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import Context, copy_context
 from functools import partial
@@ -408,7 +409,7 @@ class InlineSlots:
             return False
         attempt = self.waiting.popleft()
         if attempt.kind.is_async:
-            outcome = run_in_new_loop(attempt, self._run_async(attempt))
+            outcome = _apart(lambda: run_in_new_loop(attempt, self._run_async(attempt)))
         else:
             attempt.thread = threading.get_ident()
             outcome = copy_context().run(execute, attempt, self.runtime)
@@ -431,6 +432,16 @@ class InlineSlots:
 
     def close(self) -> None:
         self.waiting.clear()
+
+
+def _apart(run: Callable[[], Outcome]) -> Outcome:
+    """Call it: in a thread of its own where this one has a running event loop, as in an asynchronous test."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return run()
+    with ThreadPoolExecutor(1, "schedd-inline") as threads:
+        return threads.submit(copy_context().run, run).result()
 
 
 def all_waiting(slots: Iterable[Slots]) -> list[Attempt]:

@@ -18,7 +18,7 @@ from scheduler.engine.dispatch.handoff import SlotFeeder
 from scheduler.engine.dispatch.lanes import LANES_PER_SCAN, LaneScanner, claimed_per_lane
 from scheduler.engine.dispatch.limits import Admission, Limits
 from scheduler.engine.dispatch.lost_commits import LostCommits
-from scheduler.engine.dispatch.planner import BATCH_BOUNDS, SHORT_TASK_S, ClaimPlanner, Plan
+from scheduler.engine.dispatch.planner import BATCH_BOUNDS, SHORT_TASK_S, ClaimPlanner, Plan, PoolShare
 from scheduler.engine.dispatch.quarantine import Quarantine
 from scheduler.engine.dispatch.requests import RequestBatch
 from scheduler.engine.slots import Slots, all_waiting, take_waiting
@@ -33,7 +33,7 @@ from scheduler.store.db.tx import Tx
 from scheduler.store.durable import waits
 from scheduler.store.durable.resume import Recorded, resume
 from scheduler.store.tasks import claim as claims
-from scheduler.store.tasks.claim import Claimed, LaneHead
+from scheduler.store.tasks.claim import Claimed, LaneClaim, LaneHead
 from scheduler.store.tasks.complete import Completion, RowLocked
 from scheduler.store.tasks.ready_children import ReadyChildren
 
@@ -157,6 +157,19 @@ class DispatchCycle:
         else:
             self._last_lane = None  # a notification wakes all workers: try only once
         self.lost_commits.pending = False
+        return bool(claimed)
+
+    def claim_task(self, connection: sa.Connection, task_id: int) -> bool:
+        """Claim one task by its id if it is due, and no pause holds it; caps and rates are not asked. Inline only."""
+        with self.engine_state.database.write(connection) as tx:
+            head = claims.head_of(tx, task_id)
+            if head is None or not self.planner.serves(head, chosen=True):
+                return False
+            claimed = claims.claim_by_id(tx, self.worker, task_id, self.engine_state.claims_above)
+            recorded = resume(tx, [(one.id, one.claim) for one in claimed if one.claim > 1])
+        lane = claims.LANE_OF(head)
+        plan = Plan([LaneClaim(*lane, 1)], {lane: [PoolShare(head.priority, 1)]})
+        self.feeder.submit(claimed, plan, {}, recorded)
         return bool(claimed)
 
     def wait_for_short_tasks(self) -> None:

@@ -58,6 +58,7 @@ class ClaimPlanner:
         self.slots = slots
         self.limits = limits
         self.alone: Attempt | None = None
+        self.chosen: Callable[[LaneHead], bool] | None = None  # the lanes that a test drains; None: all
         self.batch = BATCH_BOUNDS[1]
         self._rotation = 0
         self.turns = LaneTurns()
@@ -70,9 +71,9 @@ class ClaimPlanner:
         self._deferred_kinds: dict[str, float] = {}  # kinds left to newer programs, and until when (monotonic)
         self._logged = LogOnce()  # kinds too new to read
 
-    def serves(self, head: LaneHead) -> bool:
+    def serves(self, head: LaneHead, *, chosen: bool = False) -> bool:
         """Whether this worker claims tasks of the lane: of its queues and kinds, none paused, none for an executor but
-        the one that has started it."""
+        the one that has started it. ``chosen``: whatever a test drains."""
         options = self.engine_state.options
         if "*" not in options.queues and head.queue not in options.queues:
             return False
@@ -80,6 +81,8 @@ class ClaimPlanner:
             return False
         kind = kind_of(head.lane)
         if self.engine_state.registry.get(kind) is None:
+            return False
+        if self.chosen is not None and not (chosen or self.chosen(head)):
             return False
         if self.engine_state.pauses and self.engine_state.pauses.hold(head.queue, kind):
             return False

@@ -173,6 +173,11 @@ UPDATE schedd_tasks SET {_SET.format(t="", claim="{claim}")} WHERE id = (
   ORDER BY t.run_at, t.id LIMIT 1 {{skip_locked}})
 RETURNING {", ".join(_USUAL)}
 """
+_CLAIM_BY_ID = f"""
+UPDATE schedd_tasks SET {_SET.format(t="", claim="{claim}")}
+WHERE id = :id AND {CLAIMABLE} AND run_at <= :now AND EXISTS ({_LIVE})
+RETURNING {", ".join(_USUAL)}
+"""
 _BY_TIME = itemgetter(_RUN_AT, 0)
 _PICK_COLUMNS: Columns = (("queue", str), ("lane", str), ("priority", int), ("n", int))
 _PICK_FROM_COLUMNS: Columns = (*_PICK_COLUMNS, ("from_at", int), ("from_id", int))
@@ -253,6 +258,19 @@ def claim_one(tx: Tx, worker: int, pick: LaneClaim, above: int = 0) -> list[Clai
     bound = {"worker": worker, "now": tx.now, "above": above, **lane}
     sql = _CLAIM_ONE.format(skip_locked=tx.dialect.skip_locked, claim=tx.dialect.next_claim.format(t=""))
     rows = tx.rows(sql, **bound)
+    return _completed(tx, [_new(Claimed, row + _NOTHING_RARE) for row in rows])
+
+
+def head_of(tx: Tx, task_id: int) -> LaneHead | None:
+    """The lane and due time of a task that may be claimed."""
+    sql = f"SELECT queue, lane, priority, run_at, id FROM schedd_tasks WHERE id = :id AND {CLAIMABLE}"
+    return next((LaneHead._make(row) for row in tx.rows(sql, id=task_id)), None)
+
+
+def claim_by_id(tx: Tx, worker: int, task_id: int, above: int = 0) -> list[Claimed]:
+    """:func:`claim` for this task, if it is due."""
+    sql = _CLAIM_BY_ID.format(claim=tx.dialect.next_claim.format(t=""))
+    rows = tx.rows(sql, worker=worker, now=tx.now, above=above, id=task_id)
     return _completed(tx, [_new(Claimed, row + _NOTHING_RARE) for row in rows])
 
 
