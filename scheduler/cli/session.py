@@ -112,7 +112,7 @@ class Session:
 
     @cached_property
     def desk(self) -> Desk:
-        """What operations work on: the store, which must exist. Raises StoreUnavailableError."""
+        """The store that operations work on, which must exist. Raises StoreUnavailableError."""
         from scheduler.operations.desk import Desk
 
         return Desk(self.existing(), self.wake)
