@@ -205,17 +205,11 @@ def note_queue(tx: Tx, queue: str) -> None:
 
 def note_no_worker(why: str | None, refused: str | None = None) -> None:
     """Note on stderr that no worker takes new work, if so. ``refused``: why the database takes no writes."""
-    from scheduler.store.read.workers import NOT_LIVE
+    from scheduler.operations.workers import tasks_wait
 
-    if why is not None:
-        until = (
-            "the database takes writes"
-            if refused
-            else "schedd is started"
-            if why == NOT_LIVE
-            else "one resumes, or another is started"
-        )
-        note(f"{why}: tasks wait until {until}")
+    text = tasks_wait(why, refused)
+    if text is not None:
+        note(text)
 
 
 def prints(

@@ -17,7 +17,7 @@ from scheduler.cli.views import WORKER_COLUMNS, WORKER_FIELDS, worker_row, worke
 from scheduler.cli.watch import watchable
 
 if TYPE_CHECKING:
-    from scheduler.store.read.workers import Drained
+    from scheduler.operations.workers import Drained
 
 COLUMNS = (*WORKER_COLUMNS[:-1], "pools", "kinds", "running")
 _DRAINED = ("id", "draining", "drained")
@@ -30,19 +30,17 @@ _DRAINED = ("id", "draining", "drained")
 @watchable
 def workers_command(session: Session, /, every: bool) -> None:
     """Workers: where they run, the kinds they serve, the tasks they hold and run, and their leases."""
-    from scheduler.store.read.workers import no_worker_reason, orphans_text, workers
+    from scheduler.operations import workers
 
-    database = session.existing()
-    with database.read() as tx:
-        now = tx.now
-        found = workers(tx, every=every)
-    for text in filter(None, (no_worker_reason(found), *map(orphans_text, found))):
+    with session.desk.read() as tx:
+        found = workers.now(tx, every=every)
+    for text in filter(None, (found.idle, *found.orphans)):
         note(text)
     rows = []
-    for worker in found:
-        row = worker_view(worker, now)
+    for worker in found.workers:
+        row = worker_view(worker, found.at)
         if session.output == "table":
-            row = worker_row(worker, now) | {"kinds": ",".join(worker.kinds)}
+            row = worker_row(worker, found.at) | {"kinds": ",".join(worker.kinds)}
         rows.append(row)
     print_rows(session, rows, COLUMNS)
 
@@ -67,20 +65,20 @@ def drain(ctx: click.Context, session: Session, /, worker: int, wait: bool, time
     program is started anew. To end it, stop the program as ever (SIGTERM).
     """
     from scheduler.model.texts import counted
-    from scheduler.store.read.workers import orphans_phrase
+    from scheduler.operations import workers
 
     if timeout is not None and not wait:
         raise click.UsageError("--timeout belongs to --wait", ctx)
     if timeout is not None:
         session.timeout = timeout / 1_000_000
-    _ask(session, worker, drain=True)
+    workers.drain(session.desk, worker)
     if not wait:
         _tell(session, {"id": worker, "draining": True, "drained": False}, f"worker {worker} drains")
         return
     looks = Poller(session, timeout)
     while not (looked := looks.take(lambda: _look(session, worker))).over:
         left = [f"holds {counted(looked.holds, 'task')}"] if looked.holds else []
-        left += [f"runs {orphans_phrase(looked.orphans)}"] if looked.orphans else []
+        left += [f"runs {workers.orphans_phrase(looked.orphans)}"] if looked.orphans else []
         held = f"still {' and '.join(left)}" if left else "has not noticed yet"
         if looked.lost and looks.settled:
             note(f"worker {worker} lost its lease and {held}: the next live worker takes back what it holds")
@@ -98,7 +96,9 @@ def drain(ctx: click.Context, session: Session, /, worker: int, wait: bool, time
 @prints(_DRAINED)
 def resume(session: Session, /, worker: int) -> None:
     """Let a draining worker claim again."""
-    _ask(session, worker, drain=False)
+    from scheduler.operations import workers
+
+    workers.resume(session.desk, worker)
     _tell(session, {"id": worker, "draining": False, "drained": False}, f"worker {worker} claims tasks again")
 
 
@@ -114,9 +114,9 @@ def restart(session: Session, /, worker: int) -> None:
     attempt past its timeout counts as timed out; any other goes back unused. The daemon ends with status 75, and
     systemd starts it again. A program that runs a Scheduler of its own only says so in its log.
     """
-    from scheduler.store.workers import request_restart
+    from scheduler.operations import workers
 
-    session.write(lambda tx: request_restart(tx, worker))
+    workers.restart(session.desk, worker)
     _tell(session, {"id": worker, "restarting": True}, f"worker {worker} is to restart")
 
 
@@ -125,14 +125,8 @@ def _tell(session: Session, view: dict[str, Any], text: str) -> None:
         say(text)
 
 
-def _ask(session: Session, worker: int, *, drain: bool) -> None:
-    from scheduler.store.workers import request_drain
-
-    session.write(lambda tx: request_drain(tx, worker, drain=drain))
-
-
 def _look(session: Session, worker: int) -> Drained:
-    from scheduler.store.read.workers import drained
+    from scheduler.operations.workers import drained
 
     with session.database.read() as tx:
         return drained(tx, worker)

@@ -18,7 +18,6 @@ from scheduler.client.waiting import Wait
 from scheduler.errors import (
     ConfigError,
     CycleError,
-    PayloadError,
     ResultExpiredError,
     StoreUnavailableError,
     TaskCancelledError,
@@ -26,10 +25,7 @@ from scheduler.errors import (
     UnknownDependencyError,
     UnknownTaskError,
 )
-from scheduler.model.actor import in_bulk
-from scheduler.model.checkpoint import MAX_VALUE
-from scheduler.model.names import check_text
-from scheduler.model.registry import Registry, encode_json
+from scheduler.model.registry import Registry
 from scheduler.model.retry import RetryPolicy
 from scheduler.model.spec import EdgeSpec, TaskId
 from scheduler.model.state import (
@@ -44,17 +40,15 @@ from scheduler.model.state import (
 )
 from scheduler.model.times import LONGEST, span_us
 from scheduler.model.typed import R
+from scheduler.operations import events
 from scheduler.operations.desk import Desk
 from scheduler.ports import SECOND
-from scheduler.store import audit
 from scheduler.store.admin import retention
 from scheduler.store.admin.bulk import Bulk, retry_many
 from scheduler.store.admin.retention import Chosen
 from scheduler.store.db.after_commit import notify_after_commit
 from scheduler.store.db.database import Database
 from scheduler.store.db.tx import Tx
-from scheduler.store.durable import events
-from scheduler.store.durable.events import Emit
 from scheduler.store.graph.cycles import find_path
 from scheduler.store.read import tasks as read_tasks
 from scheduler.store.read.choose import TaskFilter
@@ -453,41 +447,21 @@ class TaskOperations:
         The first emit of a name wins; False if this was not the first, and nothing was changed. ``connection``: the
         caller's own; the event then commits with the caller's rows. Raises PayloadError.
         """
-        emit = Emit(check_text(name, "an event's name"), event_payload(payload))
-        if connection is not None:
-            own = callers_connection(connection)
-            self.database.open()
-            tx = Tx(own, self.database.now())
-            hold_writes(tx)
-            new = self._emit(tx, emit)
-            notify_after_commit(own, self._notify)
-        else:
-            new = self.database.change(lambda c: self._emit(c, emit))
-            self._notify()
+        given = events.checked(name, payload)
+        if connection is None:
+            return self.desk.write(lambda tx: events.emit_in(tx, given))
+        own = callers_connection(connection)
+        self.database.open()
+        tx = Tx(own, self.database.now())
+        hold_writes(tx)
+        new = events.emit_in(tx, given)
+        notify_after_commit(own, self._notify)
         return new
-
-    def _emit(self, tx: Tx, emit: Emit) -> bool:
-        new, _ = events.emit(tx, [emit])
-        if new:
-            audit.record(tx, "event emitted", subject=f"event {emit.name}")
-        return bool(new)
 
     def cleanup_events(self, older_than_hours: float) -> int:
         """Remove events that were emitted longer ago than this and that no task awaits."""
         span = _hours(older_than_hours)
-        removed, batch = 0, events.BATCH
-        with in_bulk(audit.new_bulk(), {"older_than": span / SECOND}):
-            while batch >= events.BATCH:
-                batch = self.database.change(lambda c: self._cleanup_events(c, span))
-                removed += batch
-        return removed
-
-    def _cleanup_events(self, tx: Tx, span: int) -> int:
-        now = tx.now
-        removed = events.cleanup(tx, now - span)
-        if removed:
-            audit.record(tx, "cleanup", subject="events", removed=removed)
-        return removed
+        return events.cleanup(self.desk, span)
 
 
 def warn_conflicts(done: Bulk) -> None:
@@ -501,16 +475,6 @@ def _hours(given: float) -> int:
     if not isinstance(given, (int, float)) or isinstance(given, bool) or not 0 <= given <= LONGEST / SECOND / 3600:
         raise ConfigError(f"older_than_hours must be a number of hours from 0, not {given!r:.80}")
     return round(given * 3600 * SECOND)
-
-
-def event_payload(payload: Any) -> str | None:
-    """JSON text of an event's payload, None for None. Raises PayloadError."""
-    if payload is None:
-        return None
-    text = encode_json(payload, "an event's payload")
-    if len(text) > MAX_VALUE:
-        raise PayloadError(f"an event's payload is {len(text)} bytes of JSON, over the limit of {MAX_VALUE}")
-    return text
 
 
 def parse_states(given: str | Iterable[str]) -> Sequence[TaskState]:

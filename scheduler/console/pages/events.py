@@ -12,7 +12,7 @@ from scheduler.console.render import Done, Page
 from scheduler.console.roles import Verb
 from scheduler.console.routes import Nav, action, page
 from scheduler.console.visit import BadInputError, Visit
-from scheduler.store.durable import events as store
+from scheduler.operations import events as operations
 
 ROWS = 100
 WAITERS = 5  # tasks named of each event
@@ -23,12 +23,9 @@ def events(visit: Visit) -> Page:
     """Awaited events, with who waits; then emitted ones, the newest first."""
     cursor = _cursor(visit.asked("cursor"))
     with visit.read() as tx:
-        awaited = [] if cursor else store.awaited(tx, ROWS)
-        emitted = store.newest(tx, ROWS + 1, cursor)
-        waiters = {one.name: store.waiters(tx, one.name, WAITERS) for one in (*awaited, *emitted) if one.waiting}
-    more = emitted[ROWS - 1] if len(emitted) > ROWS else None
-    emitted = emitted[:ROWS]
-    following = None if more is None else f"{more.emitted_at}:{more.name}"
+        found = operations.page(tx, ROWS, cursor, WAITERS)
+    awaited, emitted, waiters = found.awaited, found.emitted, found.waiters
+    following = None if found.more is None else "{}:{}".format(*found.more)
     shown = {one.name: masked_json(one.payload) for one in emitted}
     context: dict[str, Any] = {
         "awaited": awaited,
@@ -69,6 +66,6 @@ def emit(visit: Visit) -> Done:
         payload = msgspec.json.decode(text) if text else None
     except (msgspec.MsgspecError, RecursionError) as error:
         raise BadInputError(f"the payload is not JSON: {error}; a text needs quotes") from None
-    if visit.jobs.emit_event(name, payload):
+    if operations.emit(visit.jobs.desk, name, payload).first:
         return Done(f"Event {name} is emitted.", data={"first": True, "payload": masked(payload)})
     return Done(f"Event {name} was emitted before: its first payload stays.", ok=False, data={"first": False})
