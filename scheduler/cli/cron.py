@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import re
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,14 +10,12 @@ from scheduler.cli.group import Group
 from scheduler.cli.masking import Masks
 from scheduler.cli.options import INSTANT, TASK_ID, Number, acts, common
 from scheduler.cli.output import print_object, print_rows, print_table, seconds, time
-from scheduler.cli.session import Session, note, prints
+from scheduler.cli.session import Session, note, note_no_worker, prints
 from scheduler.cli.streams import say
 from scheduler.cli.watch import watchable
 
 if TYPE_CHECKING:
-    from scheduler.model.spec import TaskId
-    from scheduler.store.db.tx import Tx
-    from scheduler.store.read.schedules import ScheduleRecord
+    from scheduler.operations.schedules import ScheduleRecord
 
 _COLUMNS = ("name", "kind", "recurrence", "next_at", "next_local", "last_slot", "last_task", "paused", "orphan")
 _FIELDS = (
@@ -34,7 +29,6 @@ _RUN_FIELDS = (
     *("first", "run", "slot", "origin", "state", "tasks", "states", "created_at", "started_at", "finished_at"),
     "error",
 )
-_HOUR = 3_600 * 1_000_000
 
 
 @click.group(name="cron", cls=Group)
@@ -53,69 +47,39 @@ def list_(session: Session, /) -> None:
     tasks no worker runs.
     """
     from scheduler.cli.views import decoded
-    from scheduler.store.read.schedules import local_time, records
-    from scheduler.store.read.unserved import describe, unserved_schedules
+    from scheduler.operations import schedules
 
-    with session.existing().read() as tx:
-        found = records(tx)
-        hidden = Masks(tx, {r.kind for r in found})
-        fleet = session.fleet(tx)
-        unserved = {one.name: one for one in unserved_schedules(tx, fleet)}
-    for text, _ in describe(unserved.values()) if fleet.claiming else ():
+    with session.desk.read() as tx:
+        found = schedules.seen(tx)
+        hidden = Masks(tx, {r.kind for r in found.found})
+    note_no_worker(found.fleet.no_worker)
+    for text in found.notes:
         note(text)
-    left = _orphans(found)
     rows = [
         {
             "name": r.name,
             "kind": r.kind,
             "recurrence": r.recurrence.describe(),
             "next_at": time(r.next_at),
-            "next_local": local_time(r),
+            "next_local": schedules.local_time(r),
             "last_slot": time(r.last_slot),
             "last_task": r.last_task,
             "paused": r.paused,
-            "orphan": r.name in left,
-            "unserved": unserved[r.name].reason if r.name in unserved else None,
+            "orphan": r.name in found.orphans,
+            "unserved": found.unserved.get(r.name),
             "catchup": r.catchup,
             "overlap": r.overlap,
             "jitter": seconds(r.jitter),
             "owner": r.owner,
-            "tasks": None if r.graph is None else _nodes(r.graph),
+            "tasks": schedules.nodes(r),
             "payload": None if r.graph is not None else hidden.payload(r.kind, decoded(r.payload)),
             "created_at": time(r.created_at),
             "updated_at": time(r.updated_at),
             "seen_at": time(r.seen_at),
         }
-        for r in found
+        for r in found.found
     ]
     print_rows(session, rows, _COLUMNS)
-
-
-def _nodes(graph: str) -> list[dict[str, Any]]:
-    """The tasks of a recurring graph: names, kinds, and the names of those that each waits for."""
-    from scheduler.store.schedule_runs import decode_graph
-
-    tasks = decode_graph(graph)
-    return [
-        {"name": spec.key, "kind": spec.kind, "depends_on": [tasks[edge.parent].key for edge in spec.edges]}
-        for spec in tasks
-    ]
-
-
-def _orphans(found: Iterable[ScheduleRecord]) -> set[str]:
-    """Schedules without a key that their program no longer registers. They are named after their payload.
-
-    It still registers another one of the kind, an hour or more after it last registered this one.
-    """
-    unnamed: dict[str, list[ScheduleRecord]] = {}
-    for record in found:
-        if re.fullmatch(re.escape(record.kind) + r"-[0-9a-f]{12}", record.name):
-            unnamed.setdefault(record.kind, []).append(record)
-    left = set()
-    for group in unnamed.values():
-        newest = max(r.seen_at for r in group)
-        left |= {r.name for r in group if r.seen_at < newest - _HOUR}
-    return left
 
 
 @cron_command.command(name="next")
@@ -129,29 +93,14 @@ def next_(session: Session, /, name: str, count: int) -> None:
     A note stands before a fire time at which that clock has been changed. Of overdue fire times you see only those
     that will still run: with the catch-up skip or last, one stands for all of them.
     """
-    from scheduler.model.recurrence import fold_marks
-    from scheduler.ports import FOREVER
-    from scheduler.store.read.schedules import record, upcoming
-    from scheduler.store.read.unserved import describe, unserved_schedules
-    from scheduler.store.read.workers import read_fleet
+    from scheduler.operations.schedules import ahead
 
-    database = session.existing()
-    with database.read() as tx:
-        found = record(tx, name)
-        now = tx.now
-        unserved = unserved_schedules(tx, read_fleet(tx))
-    for text, _ in describe(one for one in unserved if one.name == name):
+    with session.desk.read() as tx:
+        found = ahead(tx, name, count)
+    for text in found.notes:
         note(text)
-    slots = upcoming(found, count, now)
-    if found.paused:
-        note(f"schedule {name!r} is paused")
-    if not slots and found.next_at > FOREVER:
-        note("its last slot has passed")
-    elif not slots:
-        note("its run is under way; the delay counts from its end")
-    marks = fold_marks([now, *slots], found.recurrence.tz or "UTC")  # the first of them may be the first after a change
     rows: list[dict[str, Any]] = []
-    for before, mark in itertools.pairwise(marks):
+    for before, mark in found.marks:
         rows.append(
             {
                 "slot": time(mark.instant_us),
@@ -175,9 +124,9 @@ def forecast_(session: Session, /, hours: float) -> None:
     """
     from scheduler.client.analysis_views import forecast_view
     from scheduler.model.texts import listed
-    from scheduler.store.read.forecast import forecast
+    from scheduler.operations.schedules import forecast
 
-    with session.existing().read() as tx:
+    with session.desk.read() as tx:
         found = forecast(tx, hours)
     view = forecast_view(found)
     if print_object(session, view):
@@ -203,18 +152,11 @@ def _forecast_note(one: dict[str, Any]) -> str | None:
     return "by the ends of its runs" if one["approximate"] else None
 
 
-def _pause(session: Session, name: str, paused: bool) -> None:
-    from scheduler.store.read.schedules import record
-    from scheduler.store.schedules import pause
-
-    def work(tx: Tx) -> ScheduleRecord:
-        pause(tx, name, paused)
-        return record(tx, name)
-
-    found = session.write(work)
-    view = {"name": name, "paused": found.paused, "next_at": time(found.next_at)}
+def _tell_paused(session: Session, found: ScheduleRecord) -> None:
+    view = {"name": found.name, "paused": found.paused, "next_at": time(found.next_at)}
     if not print_object(session, view):
-        say(f"{name} is paused" if paused else f"{name} goes on; next at {view['next_at'] or 'the end of its run'}")
+        goes_on = f"{found.name} goes on; next at {view['next_at'] or 'the end of its run'}"
+        say(f"{found.name} is paused" if found.paused else goes_on)
 
 
 @cron_command.command()
@@ -224,7 +166,9 @@ def _pause(session: Session, name: str, paused: bool) -> None:
 @prints(_PAUSED)
 def pause(session: Session, /, name: str) -> None:
     """Fire nothing until the schedule is resumed."""
-    _pause(session, name, True)
+    from scheduler.operations import schedules
+
+    _tell_paused(session, schedules.pause(session.desk, name))
 
 
 @cron_command.command()
@@ -234,7 +178,9 @@ def pause(session: Session, /, name: str) -> None:
 @prints(_PAUSED)
 def resume(session: Session, /, name: str) -> None:
     """Continue with the next fire time; fire times that passed meanwhile are left out."""
-    _pause(session, name, False)
+    from scheduler.operations import schedules
+
+    _tell_paused(session, schedules.resume(session.desk, name))
 
 
 @cron_command.command()
@@ -248,12 +194,9 @@ def trigger(session: Session, /, name: str, slot: int | None) -> None:
 
     The run begins even if another run is under way, also with overlap skip; a note says so.
     """
-    from scheduler.store import schedule_sets
+    from scheduler.operations import schedules
 
-    def work(tx: Tx) -> tuple[int | None, TaskId]:
-        return schedule_sets.run_beside(tx, name), schedule_sets.trigger(tx, name, slot)
-
-    beside, made = session.write(work)
+    made, beside = schedules.trigger(session.desk, name, slot)
     if not made.created:
         note(f"this slot has a run already, from task {int(made)} on; `schedctl retry` runs a failed task again")
     elif beside is not None:
@@ -262,18 +205,18 @@ def trigger(session: Session, /, name: str, slot: int | None) -> None:
         say(int(made))
 
 
-@cron_command.command()
+@cron_command.command(name="runs")
 @click.argument("name")
 @click.option("--limit", type=Number(1, 10_000), default=20, show_default=True, help="At most this many.")
 @click.option("--cursor", type=TASK_ID, metavar="ID", help="Only runs before the one whose first task this is.")
 @common
 @prints(_RUN_FIELDS)
-def runs(session: Session, /, name: str, limit: int, cursor: int | None) -> None:
+def runs_of(session: Session, /, name: str, limit: int, cursor: int | None) -> None:
     """The runs of a schedule whose tasks are stored, newest first, one line each (a graph is one run)."""
-    from scheduler.store.read import schedules
+    from scheduler.operations.schedules import runs
 
-    with session.existing().read() as tx:
-        found = schedules.runs(tx, name, limit + 1, cursor)
+    with session.desk.read() as tx:
+        found = runs(tx, name, limit + 1, cursor)
     rows = [
         {
             "first": r.first,
@@ -306,23 +249,17 @@ def runs(session: Session, /, name: str, limit: int, cursor: int | None) -> None
 @prints(("slot", "action"), lasting=True)
 def backfill(session: Session, /, name: str, start: int, end: int | None, limit: int, dry_run: bool) -> None:
     """Run every missed fire time in a period. Repeating the command does not run any of them twice."""
-    from scheduler.store import schedule_sets
+    from scheduler.operations import schedules
 
-    database = session.existing()
-    with database.read() as tx:
-        now = tx.now
-        plan = schedule_sets.plan_backfill(tx, name, start, now if end is None else end, limit)
-    done = plan.missing if dry_run else []
-    for slots in () if dry_run else schedule_sets.batches(plan):
-        done += session.write(lambda tx, some=slots: schedule_sets.backfill(tx, name, some))  # type: ignore[misc]
-    here, verb = set(done), "would run" if dry_run else "run"
+    done = schedules.backfill(session.desk, name, start, end, limit, dry_run=dry_run)
+    verb = "would run" if dry_run else "run"
     rows = [
-        {"slot": time(slot), "action": verb if slot in here else "has run"}
-        for slot in sorted([*plan.missing, *plan.present])
+        {"slot": time(slot), "action": action}
+        for slot, action in sorted([(one, verb) for one in done.run] + [(one, "has run") for one in done.left_out])
     ]
     print_rows(session, rows, ("slot", "action"))
-    left = len(rows) - len(done)
-    note(f"{len(done)} slots {verb}, {left} have run already" if left else f"{len(done)} slots {verb}")
+    left = f", {len(done.left_out)} have run already" if done.left_out else ""
+    note(f"{len(done.run)} slots {verb}{left}")
 
 
 @cron_command.command()
@@ -334,9 +271,9 @@ def backfill(session: Session, /, name: str, start: int, end: int | None, limit:
 @prints(("name", "cancelled", "requested"))
 def cancel(session: Session, /, name: str, slot: int | None, run: str | None) -> None:
     """Cancel the tasks of a schedule's runs that have not ended. The schedule itself goes on."""
-    from scheduler.store import schedule_sets
+    from scheduler.operations.schedules import cancel_runs
 
-    done = session.write(lambda tx: schedule_sets.cancel_runs(tx, name, slot=slot, run=run))
+    done = cancel_runs(session.desk, name, slot=slot, run=run)
     view = {"name": name, "cancelled": list(done.cancelled), "requested": list(done.requested)}
     if not print_object(session, view):
         say(f"{len(done.cancelled)} cancelled, {len(done.requested)} running asked to end")
@@ -349,8 +286,8 @@ def cancel(session: Session, /, name: str, slot: int | None, run: str | None) ->
 @prints(("name", "deleted"))
 def delete(session: Session, /, name: str) -> None:
     """Forget a schedule. The tasks that it made stay."""
-    from scheduler.store import schedules
+    from scheduler.operations import schedules
 
-    session.write(lambda tx: schedules.delete(tx, name))
+    schedules.delete(session.desk, name)
     if not print_object(session, {"name": name, "deleted": True}):
         say(f"{name} deleted; a program that registers it brings it back")

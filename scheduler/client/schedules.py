@@ -15,10 +15,8 @@ from scheduler.errors import ConfigError, DuplicateScheduleError
 from scheduler.model.names import check_text
 from scheduler.model.spec import TaskId
 from scheduler.model.times import instant_us, to_datetime
-from scheduler.store import schedule_sets, schedules
-from scheduler.store.read import schedules as read_schedules
-from scheduler.store.schedule_sets import SetChange
-from scheduler.store.tasks.control import CancelResult
+from scheduler.operations import schedules as operations
+from scheduler.operations.schedules import CancelResult, SetChange
 
 if TYPE_CHECKING:
     from scheduler.client.tasks import TaskOperations
@@ -47,25 +45,21 @@ class Schedules:
 
     def list(self) -> list[ScheduleInfo]:
         """All schedules, by name."""
-        with self._owner.database.read() as tx:
-            return [schedule_info(record) for record in read_schedules.records(tx)]
+        with self._owner.desk.read() as tx:
+            return [schedule_info(record) for record in operations.records(tx)]
 
     def get(self, name: str) -> ScheduleInfo:
         """One schedule. Raises UnknownScheduleError."""
-        with self._owner.database.read() as tx:
-            return schedule_info(read_schedules.record(tx, name))
+        with self._owner.desk.read() as tx:
+            return schedule_info(operations.record(tx, name))
 
     def pause(self, name: str) -> None:
         """Fire nothing until resumed. Raises UnknownScheduleError."""
-        self._pause(name, True)
+        operations.pause(self._owner.desk, name)
 
     def resume(self, name: str) -> None:
         """Continue with the next fire time. Raises UnknownScheduleError."""
-        self._pause(name, False)
-
-    def _pause(self, name: str, paused: bool) -> None:
-        self._owner.database.change(lambda tx: schedules.pause(tx, name, paused))
-        self._owner._notify()
+        operations.resume(self._owner.desk, name)
 
     def sync(
         self, wanted: Sequence[RecurringBuilder | RecurringGraph], *, owner: str = "default", dry_run: bool = False
@@ -91,12 +85,10 @@ class Schedules:
             if spec.name in seen:
                 raise DuplicateScheduleError(spec.name, "is twice in the set: give each of its schedules a key()")
             seen.add(spec.name)
-        owned = self._owner.database
-        done = owned.change(lambda tx: schedule_sets.sync(tx, specs, owner, dry_run=dry_run))
+        done = operations.sync(self._owner.desk, specs, owner, dry_run=dry_run)
         if not dry_run:
             for name in done.removed:
                 self._owner._forget_schedule(name)
-            self._owner._notify()
         return done
 
     def runs(self, name: str, *, limit: int = 50, cursor: int | None = None) -> builtins.list[RunInfo]:
@@ -107,8 +99,8 @@ class Schedules:
         for what, number in (("limit", limit), ("cursor", 1 if cursor is None else cursor)):
             if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number < 2**63:
                 raise ConfigError(f"{what} must be a whole number from 1, not {number!r:.80}")
-        with self._owner.database.read() as tx:
-            return [run_info(record) for record in read_schedules.runs(tx, name, limit, cursor)]
+        with self._owner.desk.read() as tx:
+            return [run_info(record) for record in operations.runs(tx, name, limit, cursor)]
 
     def trigger(self, name: str, slot: datetime | None = None) -> TaskId:
         """Run it once now, besides its fire times; or ``slot``: the run of this fire time (aware), if it has none.
@@ -117,9 +109,7 @@ class Schedules:
         Raises UnknownScheduleError; InvalidScheduleError for an instant that is no fire time of it.
         """
         at = None if slot is None else instant_us(slot, "slot")
-        made = self._owner.database.change(lambda tx: schedule_sets.trigger(tx, name, at))
-        self._owner._notify()
-        return made
+        return operations.trigger(self._owner.desk, name, at).made
 
     def backfill(
         self, name: str, start: datetime, end: datetime | None = None, *, limit: int = 100, dry_run: bool = False
@@ -136,23 +126,10 @@ class Schedules:
         """
         if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MAX_BACKFILL:
             raise ConfigError(f"limit must be a whole number from 1 to {MAX_BACKFILL}, not {limit!r:.80}")
-        database = self._owner.database
         first = instant_us(start, "start")
         last = None if end is None else instant_us(end, "end")
-        with database.read() as tx:
-            now = tx.now
-            plan = schedule_sets.plan_backfill(tx, name, first, now if last is None else last, limit)
-        done = plan.missing
-        if not dry_run:
-            done = []
-            for slots in schedule_sets.batches(plan):
-                done += database.change(
-                    lambda tx, some=slots: schedule_sets.backfill(tx, name, some)  # type: ignore[misc]
-                )
-                self._owner._notify()
-        here = set(done)
-        left = sorted([*plan.present, *(slot for slot in plan.missing if slot not in here)])
-        return BackfillInfo(tuple(map(to_datetime, done)), tuple(map(to_datetime, left)))
+        done = operations.backfill(self._owner.desk, name, first, last, limit, dry_run=dry_run)
+        return BackfillInfo(tuple(map(to_datetime, done.run)), tuple(map(to_datetime, done.left_out)))
 
     def cancel(self, name: str, slot: datetime | None = None, *, run: str | None = None) -> CancelResult:
         """Cancel the tasks of its runs that have not ended: of all runs, of that of a fire time, or of the named one.
@@ -161,22 +138,19 @@ class Schedules:
         UnknownScheduleError.
         """
         at = None if slot is None else instant_us(slot, "slot")
-        done = self._owner.database.change(lambda tx: schedule_sets.cancel_runs(tx, name, slot=at, run=run))
-        self._owner._notify()
-        return done
+        return operations.cancel_runs(self._owner.desk, name, slot=at, run=run)
 
     def delete(self, name: str) -> None:
         """Delete the schedule; tasks that it made stay. Raises UnknownScheduleError."""
-        self._owner.database.change(lambda tx: schedules.delete(tx, name))
+        operations.delete(self._owner.desk, name)
         self._owner._forget_schedule(name)
 
     def next(self, name: str, n: int = 1) -> Sequence[datetime]:
         """Its next ``n`` fire times, UTC; of overdue ones only those that will still run.
 
         Raises UnknownScheduleError."""
-        with self._owner.database.read() as tx:
-            found = read_schedules.record(tx, name)
-        return [to_datetime(us) for us in read_schedules.upcoming(found, n, self._owner.database.now())]
+        with self._owner.desk.read() as tx:
+            return [to_datetime(us) for us in operations.upcoming(operations.record(tx, name), n, tx.now)]
 
     get_async = in_thread(get)
     pause_async = in_thread(pause)

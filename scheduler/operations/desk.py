@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 
 from scheduler.model.registry import Registry
 from scheduler.store.db.database import Database
-from scheduler.store.db.tx import Tx
+from scheduler.store.db.tx import Tx as Tx
 
 T = TypeVar("T")
 

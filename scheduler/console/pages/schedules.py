@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Mapping
 from typing import Any
 
 from scheduler.client.json_views import time
@@ -11,15 +11,9 @@ from scheduler.console.render import Done, Page
 from scheduler.console.roles import Verb
 from scheduler.console.routes import Nav, action, page
 from scheduler.console.visit import Visit
-from scheduler.model.recurrence import fold_marks
+from scheduler.operations import schedules as operations
+from scheduler.operations.schedules import RunRecord, ScheduleRecord
 from scheduler.ports import FOREVER
-from scheduler.store.read import schedules as store
-from scheduler.store.read.kinds import get_kind
-from scheduler.store.read.schedules import RunRecord, ScheduleRecord
-from scheduler.store.read.unserved import describe, unserved_schedules
-from scheduler.store.read.workers import read_fleet
-from scheduler.store.schedule_runs import GRAPH, decode_graph
-from scheduler.store.schedule_sets import run_beside
 
 RUNS = 30
 NEXT = 10
@@ -31,29 +25,27 @@ def schedules(visit: Visit) -> Page:
     """All schedules, those that need a look first."""
     word = visit.asked("q").lower()
     with visit.read() as tx:
-        found = store.records(tx)
-        fleet = read_fleet(tx)
-        unserved = {one.name: one.reason for one in unserved_schedules(tx, fleet)} if fleet.claiming else {}
-        now = tx.now
-    fitting = [one for one in found if word in one.name.lower() or word in one.kind.lower()]
+        found = operations.seen(tx)
+    unserved = found.unserved if found.fleet.claiming else {}
+    fitting = [one for one in found.found if word in one.name.lower() or word in one.kind.lower()]
     fitting.sort(key=lambda one: (one.trouble is None and one.name not in unserved, one.name))
     context: dict[str, Any] = {
         "found": fitting[:SHOWN],
-        "total": len(found),
+        "total": len(found.found),
         "left": max(0, len(fitting) - SHOWN),
         "q": visit.asked("q"),
         "unserved": unserved,
-        "at": now,
+        "at": found.at,
         "forever": FOREVER,
-        "graph_kind": GRAPH,
-        "local": store.local_time,
+        "graph_kind": operations.GRAPH,
+        "local": operations.local_time,
     }
     return Page("schedules.html", [_view(one, unserved) for one in fitting], context, "schedctl cron list")
 
 
 def _is_known(visit: Visit) -> bool:
     with visit.read() as tx:
-        return store.exists(tx, visit.params["name"])
+        return operations.exists(tx, visit.params["name"])
 
 
 @page("/schedules/{name:path}", known=_is_known)
@@ -62,27 +54,23 @@ def one_schedule(visit: Visit) -> Page:
     name = visit.params["name"]
     cursor = visit.number("cursor", least=1)
     with visit.read() as tx:
-        found = store.record(tx, name)
-        kind = get_kind(tx, found.kind)
-        runs = store.runs(tx, name, RUNS + 1, cursor)
-        unserved = [one for one in unserved_schedules(tx, read_fleet(tx)) if one.name == name]
-        now = tx.now
-    slots = [] if found.trouble is not None else store.upcoming(found, NEXT, now)
-    marks = fold_marks([now, *slots], found.recurrence.tz or "UTC")
-    payload = None if found.graph is not None else masked_json(found.payload, None if kind is None else kind.schema)
+        found = operations.ahead(tx, name, NEXT, even_broken=True)
+        runs = operations.runs(tx, name, RUNS + 1, cursor)
+    one, kind = found.one, found.kind
+    payload = None if one.graph is not None else masked_json(one.payload, None if kind is None else kind.schema)
     context: dict[str, Any] = {
-        "one": found,
+        "one": one,
         "runs": runs[:RUNS],
         "more": runs[RUNS - 1].first if len(runs) > RUNS else None,
         "cursor": cursor,
         "payload": payload,
-        "tasks": [] if found.graph is None else decode_graph(found.graph),
-        "next": list(itertools.pairwise(marks)),
-        "notes": [text for text, _ in describe(unserved)],
+        "tasks": [] if one.graph is None else operations.decode_graph(one.graph),
+        "next": found.marks,
+        "notes": found.unserved,
         "forever": FOREVER,
         "masked_text": masked_text,
     }
-    data = _view(found, {}) | {
+    data = _view(one, {}) | {
         "payload": payload,
         "next": [{"at": time(mark.instant_us), "local": mark.local} for _, mark in context["next"]],
         "runs": [_run_view(run) for run in runs[:RUNS]],
@@ -91,13 +79,13 @@ def one_schedule(visit: Visit) -> Page:
     return Page("schedule.html", data, context, f"schedctl cron runs {name}")
 
 
-def _view(one: ScheduleRecord, unserved: dict[str, str]) -> dict[str, Any]:
+def _view(one: ScheduleRecord, unserved: Mapping[str, str]) -> dict[str, Any]:
     return {
         "name": one.name,
-        "kind": "graph" if one.kind == GRAPH else one.kind,
+        "kind": "graph" if one.kind == operations.GRAPH else one.kind,
         "recurrence": one.recurrence.describe(),
         "next_at": time(one.next_at),
-        "next_local": store.local_time(one),
+        "next_local": operations.local_time(one),
         "last_slot": time(one.last_slot),
         "last_task": one.last_task,
         "paused": one.paused,
@@ -127,7 +115,7 @@ def _run_view(run: RunRecord) -> dict[str, Any]:
 def pause(visit: Visit) -> Done:
     """Fire nothing until resumed."""
     name = visit.params["name"]
-    visit.jobs.schedules.pause(name)
+    operations.pause(visit.jobs.desk, name)
     return Done(f"Schedule {name} is paused.", undo=("Undo: resume it", f"/schedules/resume/{name}", {}))
 
 
@@ -135,7 +123,7 @@ def pause(visit: Visit) -> Done:
 def resume(visit: Visit) -> Done:
     """Go on with the next fire time."""
     name = visit.params["name"]
-    visit.jobs.schedules.resume(name)
+    operations.resume(visit.jobs.desk, name)
     return Done(f"Schedule {name} goes on.", undo=("Undo: pause it", f"/schedules/pause/{name}", {}))
 
 
@@ -143,9 +131,8 @@ def resume(visit: Visit) -> Done:
 def trigger(visit: Visit) -> Done:
     """Run it once now."""
     name = visit.params["name"]
-    with visit.read() as tx:
-        beside = run_beside(tx, name)
-    made = int(visit.jobs.schedules.trigger(name))
+    done = operations.trigger(visit.jobs.desk, name)
+    made, beside = int(done.made), done.beside
     message = f"Schedule {name} runs once now: task {made}."
     if beside is not None:
         message += f" It runs beside task {beside}: overlap skip holds between fire times only."
