@@ -11,11 +11,10 @@ from scheduler.cli.group import Group
 from scheduler.cli.options import SPAN, Number, acts, common
 from scheduler.cli.output import print_rows, time
 from scheduler.cli.session import Session, note, prints
-from scheduler.model.nearest import nearest
 
 if TYPE_CHECKING:
     from scheduler.model.alerts import Alert
-    from scheduler.store.alerts import SilenceRecord
+    from scheduler.operations.alerts import SilenceRecord
 
 _FIELDS = (
     *("rule", "about", "fingerprint", "state", "since", "began", "number", "text", "notified_at"),
@@ -43,24 +42,22 @@ def list_(session: Session, /) -> None:
     A daemon evaluates the rules if its [alerts] has a sink, or enabled = true. Without such a daemon nothing is
     evaluated.
     """
-    from scheduler.alerts.machine import is_silenced
     from scheduler.alerts.rules import rules_of
-    from scheduler.store import alerts as store
+    from scheduler.operations.alerts import current
 
     rules = rules_of(session.config.alerts.rules)
-    with session.existing().read() as tx:
-        found, silences, lease, now = store.alerts(tx), store.silences(tx), store.lease(tx), tx.now
+    with session.desk.read() as tx:
+        found = current(tx)
     rows = []
-    for alert in found.values():
+    for alert in found.alerts:
         rule = rules.get(alert.key.rule)
-        over = [one.until for one in silences if is_silenced([one.silence], alert.key, now)]
         row = _view(alert) | {"severity": None if rule is None else rule.severity}
-        rows.append(row | {"silenced_until": time(max(over)) if over else None})
+        rows.append(row | {"silenced_until": time(found.silenced_until(alert))})
     print_rows(session, rows, _COLUMNS)
-    if lease.until <= now:
+    if not found.evaluated:
         note("no daemon evaluates alerts now: see [alerts] in its configuration")
     if session.output == "table":
-        for one in silences:
+        for one in found.silences:
             note(f"silence {one.id}: {one.subject}, until {time(one.until)}{_by(one)}")
 
 
@@ -68,12 +65,12 @@ def list_(session: Session, /) -> None:
 @click.option("--limit", type=Number(1, 100_000), default=50, show_default=True, help="At most this many.")
 @common
 @prints(_HISTORY_FIELDS)
-def history(session: Session, /, limit: int) -> None:
+def show_history(session: Session, /, limit: int) -> None:
     """Messages of the last week, newest first, and whether they have arrived."""
-    from scheduler.store import alerts as store
+    from scheduler.operations.alerts import history
 
-    with session.existing().read() as tx:
-        found = store.history(tx, limit)
+    with session.desk.read() as tx:
+        found = history(tx, limit)
     rows = []
     for one in found:
         error = f"given up: {one.error}" if one.given_up else one.error
@@ -96,7 +93,7 @@ def test(session: Session, /, names: tuple[str, ...]) -> int:
     from scheduler.alerts.messages import Origin, trial
     from scheduler.alerts.service import make_sinks
     from scheduler.alerts.sinks.sink import SinkError
-    from scheduler.store.alerts import new_id
+    from scheduler.operations.alerts import new_id
 
     settings = session.config.alerts
     for name in names:
@@ -133,20 +130,11 @@ def silence(session: Session, /, rule: str, kind: str | None, fingerprint: str |
 
     Alerts that still fire when the silence ends are sent then.
     """
+    from scheduler.operations import alerts
 
-    from scheduler.config.alerts import RULES
-    from scheduler.model.alerts import Silence
-    from scheduler.store import alerts as store
-
-    if rule != "*" and rule not in RULES:
-        near = nearest(rule, RULES)
-        raise click.UsageError(
-            f"there is no rule {rule!r}; "
-            + (f"did you mean {near[0]}?" if near else f"there are {', '.join(RULES)}, *")
-        )
     if span <= 0:
         raise click.UsageError("--for is a time, such as 2h")
-    made = session.write(lambda tx: store.silence(tx, Silence(rule, kind, fingerprint, tx.now + span)))
+    made = alerts.silence(session.desk, rule, span, kind=kind, fingerprint=fingerprint)
     print_rows(session, [_silence_view(made)], _SILENCE_COLUMNS)
 
 
@@ -157,9 +145,9 @@ def silence(session: Session, /, rule: str, kind: str | None, fingerprint: str |
 @prints(_SILENCE_FIELDS)
 def unsilence(session: Session, /, number: int) -> int:
     """End a silence, by the id that `alerts list` shows."""
-    from scheduler.store import alerts as store
+    from scheduler.operations import alerts
 
-    ended = session.write(lambda tx: store.unsilence(tx, number))
+    ended = alerts.unsilence(session.desk, number)
     if ended is None:
         note(f"there is no silence {number} in effect")
         return exits.UNKNOWN

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from scheduler.alerts.machine import is_silenced
 from scheduler.alerts.messages import Origin, trial
 from scheduler.alerts.service import make_sinks
 from scheduler.alerts.sinks.sink import SinkError
@@ -17,10 +16,9 @@ from scheduler.console.roles import Verb
 from scheduler.console.routes import Nav, action, page
 from scheduler.console.visit import BadInputError, Visit
 from scheduler.errors import ConfigError
-from scheduler.model.alerts import Alert, Phase, Silence
+from scheduler.model.alerts import Alert, Phase
 from scheduler.model.times import SECOND
-from scheduler.store import alerts as store
-from scheduler.store.audit import record
+from scheduler.operations import alerts as operations
 
 SHOWN = 300  # alerts on one page
 MESSAGES = 100
@@ -30,28 +28,26 @@ MESSAGES = 100
 def alerts(visit: Visit) -> Page:
     """Alerts that are not ok, silences, and the messages of the last week."""
     with visit.read() as tx:
-        found, silences, lease = list(store.alerts(tx).values()), store.silences(tx), store.lease(tx)
-        messages, now = store.history(tx, MESSAGES), tx.now
-    found.sort(key=lambda one: (one.phase is not Phase.FIRING, -one.since))
-    quiet = [one.silence for one in silences]
-    rows = [(one, masked_text(one.text), is_silenced(quiet, one.key, now)) for one in found[:SHOWN]]
+        seen, messages = operations.current(tx), operations.history(tx, MESSAGES)
+    found = sorted(seen.alerts, key=lambda one: (one.phase is not Phase.FIRING, -one.since))
+    rows = [(one, masked_text(one.text), seen.silenced_until(one) is not None) for one in found[:SHOWN]]
     config = visit.site.config
     context: dict[str, Any] = {
         "rows": rows,
         "left": max(0, len(found) - SHOWN),
-        "silences": silences,
+        "silences": seen.silences,
         "messages": messages,
-        "evaluated": lease.until > now,
+        "evaluated": seen.evaluated,
         "rules": RULES,
         "sinks": [] if config is None else list(config.alerts.sinks),
         "masked_text": masked_text,
     }
     data = {
-        "evaluated": lease.until > now,
+        "evaluated": seen.evaluated,
         "alerts": [_view(*row) for row in rows],
         "silences": [
             {**one._asdict(), "at": time(one.at), "until": time(one.until), "reason": masked_text(one.reason)}
-            for one in silences
+            for one in seen.silences
         ],
         "messages": [
             {**one._asdict(), "at": time(one.at), "delivered_at": time(one.delivered_at)}
@@ -82,8 +78,6 @@ def _view(alert: Alert, text: str | None, silenced: bool) -> dict[str, Any]:
 def silence(visit: Visit) -> Done:
     """Make no messages of a rule for a while."""
     rule = visit.given("rule")
-    if rule != "*" and rule not in RULES:
-        raise BadInputError(f"there is no rule {rule!r:.80}; there are {', '.join(RULES)}, *")
     try:
         seconds = parse_duration(visit.given("for"))
     except ConfigError:
@@ -92,7 +86,7 @@ def silence(visit: Visit) -> Done:
         raise BadInputError("a silence lasts more than nothing, and a year at most")
     kind, fingerprint = visit.given("kind") or None, visit.given("fingerprint") or None
     span = round(seconds * SECOND)
-    made = visit.jobs.database.change(lambda tx: store.silence(tx, Silence(rule, kind, fingerprint, tx.now + span)))
+    made = operations.silence(visit.jobs.desk, rule, span, kind=kind, fingerprint=fingerprint)
     undo = ("Undo: end the silence", "/alerts/unsilence", {"id": str(made.id)})
     return Done(f"Silent: {made.subject}.", undo=undo, data={"id": made.id})
 
@@ -103,7 +97,7 @@ def unsilence(visit: Visit) -> Done:
     number = visit.given_number("id", least=1)
     if number is None:
         raise BadInputError("say which silence: id")
-    ended = visit.jobs.database.change(lambda tx: store.unsilence(tx, number))
+    ended = operations.unsilence(visit.jobs.desk, number)
     if ended is None:
         return Done(f"There is no silence {number} in effect.", ok=False)
     return Done(f"No longer silent: {ended.subject}.")
@@ -116,11 +110,10 @@ def test(visit: Visit) -> Done:
     if config is None or name not in config.alerts.sinks:
         there = "none" if config is None else ", ".join(config.alerts.sinks) or "none"
         raise BadInputError(f"there is no sink {name!r:.80} in this console's configuration; there is {there}")
-    database = visit.jobs.database
-    database.change(lambda tx: record(tx, "alert test", subject=f"sink {name}"))
+    operations.note_test(visit.jobs.desk, name)
     origin = Origin(config.alerts.label, config.alerts.console_url)
     try:
-        make_sinks(config)[name].deliver(trial(origin, store.new_id(), database.now()))
+        make_sinks(config)[name].deliver(trial(origin, operations.new_id(), visit.jobs.database.now()))
     except SinkError as error:
         return Done(f"{name} does not take it: {masked_text(str(error))}", ok=False)
     return Done(f"{name} has taken a test message.")
