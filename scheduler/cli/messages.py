@@ -61,10 +61,10 @@ def list_sources(session: Session, /) -> None:
     messages that could become no task. TROUBLE: why nothing can be received now. LAST ERROR: why the last dead
     message is dead.
     """
-    from scheduler.store.read.message_ends import source_statuses
+    from scheduler.operations.messages import source_statuses
 
     sections = session.config.sources
-    with session.existing().read() as tx:
+    with session.desk.read() as tx:
         found = source_statuses(tx, sections)
     rows = []
     for one in found:
@@ -129,12 +129,12 @@ def redrive_source(session: Session, /, name: str, limit: int) -> None:
     become a task becomes no second one, and a message that still cannot become a task is dead again.
     """
     from scheduler.messages.service import redrive
-    from scheduler.store import audit
+    from scheduler.operations.messages import note_redrive
 
     _refuse_unknown(session.config.sources, (name,), "source")
     moved = redrive(session.config, name, limit)
     if moved:
-        session.write(lambda tx: audit.record(tx, "redrive", subject=f"source {name}", messages=moved))
+        note_redrive(session.desk, name, moved)
     print_rows(session, [{"name": name, "moved": moved}])
     if moved == limit:
         note("there may be more: say --limit")
@@ -150,10 +150,10 @@ def sinks_command() -> None:
 @prints(_SINK_FIELDS)
 def list_sinks(session: Session, /) -> None:
     """The sinks of the configuration, whether they are paused, and the messages that wait for them."""
-    from scheduler.store.read.message_ends import sink_statuses
+    from scheduler.operations.messages import sink_statuses
 
     sections = session.config.sinks
-    with session.existing().read() as tx:
+    with session.desk.read() as tx:
         found = sink_statuses(tx, sections)
     rows = []
     for one in found:
@@ -217,11 +217,11 @@ def list_inbox(
 ) -> None:
     """Messages that have come in, the last first."""
     from scheduler.model.inbox import InboxState
-    from scheduler.store import inbox
+    from scheduler.operations.messages import inbox_records
 
     wanted = None if state is None else InboxState(state)
-    with session.existing().read() as tx:
-        found = inbox.records(tx, source=source, state=wanted, key=key, task_id=task_id, limit=limit)
+    with session.desk.read() as tx:
+        found = inbox_records(tx, source=source, state=wanted, key=key, task_id=task_id, limit=limit)
     rows = []
     for one in found:
         row: dict[str, Any] = {**one._asdict(), "state": one.state.value, "task": one.task_id}
@@ -241,11 +241,9 @@ def release_inbox(session: Session, /, source: str, subject: str | None) -> None
 
     They run in their order. A missing message that comes later does not run: it is `late` in the inbox.
     """
-    from scheduler.store.inbox_held import release
+    from scheduler.operations.messages import release
 
-    made: list[int] = []
-    while more := session.write(lambda tx: release(tx, source, subject)):
-        made += more
+    made = release(session.desk, source, subject)
     print_rows(session, [{"source": source, "released": len(made), "tasks": made}])
     if not made:
         of = "" if subject is None else f" of subject {subject}"
@@ -270,11 +268,11 @@ def list_outbox(session: Session, /, sink: str | None, everything: bool, limit: 
     Each is a task, for `show ID`, `cancel ID` and `dlq replay ID`.
     """
     from scheduler.model.outgoing import sink_kind
-    from scheduler.store import outbox
+    from scheduler.operations.messages import outbox_records
 
     kind = None if sink is None else sink_kind(sink)
-    with session.existing().read() as tx:
-        found = outbox.records(tx, kind, published=everything, limit=limit)
+    with session.desk.read() as tx:
+        found = outbox_records(tx, kind, published=everything, limit=limit)
     rows = [{**one._asdict(), "due": time(one.due), "created_at": time(one.created_at)} for one in found]
     print_rows(session, rows)
 

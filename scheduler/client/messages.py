@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from scheduler.client.threads import in_thread
 from scheduler.model.actor import acting_as
-from scheduler.store import inbox_held
-from scheduler.store.db.database import Database
+from scheduler.operations import messages
+from scheduler.operations.desk import Desk
 
 
 class MessageOperations:
-    """The part of the Scheduler that steers messages. Needs ``database``, ``threads`` and ``_notify``."""
+    """The part of the Scheduler that steers messages. Needs ``desk`` and ``threads``."""
 
-    database: Database
-
-    def _notify(self) -> None:
-        raise NotImplementedError
+    desk: Desk
 
     def release_held(
         self, source: str, *, subject: str | None = None, by: str | None = None, reason: str | None = None
@@ -24,12 +21,7 @@ class MessageOperations:
         ``subject``: of this one only. They run in their order; a missing message that comes later does not run. The
         audit records ``by`` and ``reason``. Raises StoreUnavailableError.
         """
-        made: list[int] = []
         with acting_as(by, reason=reason):
-            while more := self.database.change(lambda tx: inbox_held.release(tx, source, subject)):
-                made += more
-        if made:
-            self._notify()
-        return made
+            return messages.release(self.desk, source, subject)
 
     release_held_async = in_thread(release_held)

@@ -13,9 +13,9 @@ from scheduler.console.visit import BadInputError, Visit
 from scheduler.model.inbox import InboxState
 from scheduler.model.outgoing import sink_kind
 from scheduler.model.texts import counted
-from scheduler.store import inbox, outbox
-from scheduler.store.db.tx import Tx
-from scheduler.store.read.message_ends import SinkStatus, SourceStatus, sink_statuses, source_statuses
+from scheduler.operations import messages as operations
+from scheduler.operations.desk import Tx
+from scheduler.operations.messages import InboxRecord, SinkStatus, SourceStatus
 
 ROWS = 100  # messages of one page
 STATES = tuple(InboxState)
@@ -25,8 +25,8 @@ STATES = tuple(InboxState)
 def messages(visit: Visit) -> Page:
     """All sources and sinks: their state, the last failure, what is held, waits or is dead."""
     with visit.read() as tx:
-        sources = source_statuses(tx, _sources(visit, tx))
-        sinks = sink_statuses(tx, _sinks(visit, tx))
+        sources = operations.source_statuses(tx, _sources(visit, tx))
+        sinks = operations.sink_statuses(tx, _sinks(visit, tx))
     context: dict[str, Any] = {
         "sources": [(one, _section(visit, "sources", one.name)) for one in sources],
         "sinks": [(one, _section(visit, "sinks", one.name)) for one in sinks],
@@ -45,8 +45,8 @@ def one_source(visit: Visit) -> Page:
     with visit.read() as tx:
         if name not in _sources(visit, tx):
             raise BadInputError(f"there is no source {name!r:.100}", 404)
-        (found,) = source_statuses(tx, [name])
-        rows = inbox.records(tx, source=name, state=InboxState(wanted) if wanted else None, limit=ROWS + 1)
+        (found,) = operations.source_statuses(tx, [name])
+        rows = operations.inbox_records(tx, source=name, state=InboxState(wanted) if wanted else None, limit=ROWS + 1)
     context = {
         "one": found,
         "section": _section(visit, "sources", name),
@@ -67,8 +67,8 @@ def one_sink(visit: Visit) -> Page:
     with visit.read() as tx:
         if name not in _sinks(visit, tx):
             raise BadInputError(f"there is no sink {name!r:.100}", 404)
-        (found,) = sink_statuses(tx, [name])
-        rows = outbox.records(tx, sink_kind(name), published=everything, limit=ROWS + 1)
+        (found,) = operations.sink_statuses(tx, [name])
+        rows = operations.outbox_records(tx, sink_kind(name), published=everything, limit=ROWS + 1)
     context = {
         "one": found,
         "kind": sink_kind(name),
@@ -92,7 +92,7 @@ def one_sink(visit: Visit) -> Page:
 def release(visit: Visit) -> Done:
     """Run what is held behind a gap."""
     name = visit.params["name"]
-    made = visit.jobs.release_held(name, subject=visit.given("subject") or None)
+    made = operations.release(visit.jobs.desk, name, visit.given("subject") or None)
     if not made:
         return Done(f"No message of source {name} is held.", ok=False, data={"tasks": []})
     return Done(f"Source {name}: {counted(len(made), 'held message')} let go.", data={"tasks": made})
@@ -100,12 +100,12 @@ def release(visit: Visit) -> Done:
 
 def _sources(visit: Visit, tx: Tx) -> list[str]:
     config = visit.site.config
-    return list(dict.fromkeys([*(() if config is None else config.sources), *inbox.source_names(tx)]))
+    return operations.source_names(tx, () if config is None else config.sources)
 
 
 def _sinks(visit: Visit, tx: Tx) -> list[str]:
     config = visit.site.config
-    return list(dict.fromkeys([*(() if config is None else config.sinks), *outbox.sink_names(tx)]))
+    return operations.sink_names(tx, () if config is None else config.sinks)
 
 
 def _section(visit: Visit, table: str, name: str) -> Any:
@@ -122,6 +122,6 @@ def _sink_view(one: SinkStatus) -> dict[str, Any]:
     return one._asdict() | {"trouble": masked_text(one.trouble), "last_error": masked_text(one.last_error)}
 
 
-def _message_view(row: inbox.InboxRecord) -> dict[str, Any]:
+def _message_view(row: InboxRecord) -> dict[str, Any]:
     made = row._asdict() | {name: time(getattr(row, name)) for name in ("first_at", "last_at", "expires_at")}
     return made | {"state": row.state.value, "error": masked_text(row.error)}
