@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from scheduler.cli.group import Group
@@ -31,23 +29,9 @@ def list_executors(session: Session, /) -> None:
     jobs are workers for many tasks, WANTED is the number that the backlog asks for, and PENDING and RUNNING count
     workers.
     """
-    from scheduler.store.read.executors import executor_statuses
+    from scheduler.operations.executors import listed
 
-    with session.existing().read() as tx:
-        found = executor_statuses(tx, counted_too=True)
-    sections, rows = session.config.executors, []
-    for name in sorted({*sections, *found}):
-        known = found.get(name)
-        section = sections.get(name)
-        row: dict[str, Any] = dict.fromkeys(_FIELDS) | {"executor": name, "draining": False, "pending": 0, "running": 0}
-        if section is not None:
-            row |= {"type": section.type, "place": section.place}
-        if known is not None:
-            row |= {"worker": known.worker, "placed_by": known.placed_by, "draining": known.draining}
-            row |= {"trouble": known.trouble, "pending": known.pending, "running": known.running}
-            if known.scale is not None:
-                row |= {"wanted": known.scale.wanted, "trouble": known.trouble or known.scale.trouble}
-        rows.append(row)
+    rows = [one._asdict() for one in listed(session.desk, session.config.executors)]
     print_rows(session, rows)
     if not rows:
         note("there is no executor: write one as [executors.NAME]")
