@@ -10,7 +10,7 @@ import click
 from scheduler.cli import exits
 from scheduler.cli.filters import filter_options, task_filter
 from scheduler.cli.group import Group
-from scheduler.cli.masking import Masks
+from scheduler.cli.masking import masks_of
 from scheduler.cli.options import Number, acts, common
 from scheduler.cli.output import print_object, print_rows, time
 from scheduler.cli.session import Session, note, prints
@@ -247,7 +247,7 @@ def _notes(tx: Tx, items: Sequence[BulkItem]) -> dict[int, str | None]:
 
     notes = {item.task_id: redact(item.note) for item in items if item.note is not None}
     tasks = get_tasks(tx, list(notes))
-    hidden = Masks(tx, {task.kind for task in tasks})
+    hidden = masks_of(tx, {task.kind for task in tasks})
     return notes | {task.id: hidden.error(task.id, task.kind, notes[task.id]) for task in tasks}
 
 

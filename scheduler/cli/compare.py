@@ -28,9 +28,9 @@ def compare_command(session: Session, /, task_id: int, other: int | None) -> int
     """
     from scheduler.client.analysis_views import comparison_view
     from scheduler.model.compare import text_diff
+    from scheduler.operations.masks import TaskMasks, payload_changes
     from scheduler.store.read.compare import compare
     from scheduler.store.read.history import attempt_log
-    from scheduler.store.read.task_masks import TaskMasks, payload_changes
 
     with session.existing().read() as tx:
         found = compare(tx, task_id, other)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from scheduler.cli.group import Group
-from scheduler.cli.masking import Masks
+from scheduler.cli.masking import masks_of
 from scheduler.cli.options import INSTANT, TASK_ID, Number, acts, common
 from scheduler.cli.output import print_object, print_rows, print_table, seconds, time
 from scheduler.cli.session import Session, note, note_no_worker, prints
@@ -51,7 +51,7 @@ def list_(session: Session, /) -> None:
 
     with session.desk.read() as tx:
         found = schedules.seen(tx)
-        hidden = Masks(tx, {r.kind for r in found.found})
+        hidden = masks_of(tx, {r.kind for r in found.found})
     note_no_worker(found.fleet.no_worker)
     for text in found.notes:
         note(text)

@@ -19,7 +19,7 @@ from scheduler.cli.streams import say
 from scheduler.errors import SchedulerError
 
 if TYPE_CHECKING:
-    from scheduler.store.admin.transfer import TableSummary
+    from scheduler.operations.upkeep import TableSummary
 
 _SUMMARY = ("table", "rows", "digest")
 
@@ -43,18 +43,15 @@ def upgrade(session: Session, /, dry_run: bool, beside: bool) -> None:
     A failed upgrade leaves the database as it was. An older SQLite file is copied first, beside itself. The upgrade
     is refused while workers live that could not go on with the new schema.
     """
-    from scheduler.store.db import backup as maintenance
+    from scheduler.operations import upkeep
 
-    database = session.database
     if dry_run:
-        sql = maintenance.upgrade_plan(database)
+        sql = upkeep.upgrade_plan(session.database)
         say(sql, nl=False)
         if not sql:
             note("nothing to do: the database is up to date")
         return
-    before = maintenance.health(database).revision
-    copy = maintenance.upgrade(database, beside=beside)
-    after = maintenance.health(database).revision
+    before, after, copy = upkeep.upgrade(session.database, beside=beside)
     if not print_object(session, {"from": before, "to": after, "copy": None if copy is None else str(copy)}):
         say(f"up to date: {after}" if before == after else f"upgraded: {before or 'nothing'} -> {after}")
         if copy is not None:
@@ -68,10 +65,9 @@ def upgrade(session: Session, /, dry_run: bool, beside: bool) -> None:
 def check(ctx: click.Context, session: Session, /) -> None:
     """Check that the database is up to date and sound. Exit status 1 if not, 5 if it cannot be reached."""
     from scheduler.model.redact import shown_url
-    from scheduler.store.db import backup as maintenance
+    from scheduler.operations.upkeep import health
 
-    database = session.existing()
-    found = maintenance.health(database, usable=True)
+    found = health(session.existing(), usable=True)
     ok = found.current and found.no_writes is None
     view = {
         "url": shown_url(session.config.store.url),
@@ -103,15 +99,9 @@ def check(ctx: click.Context, session: Session, /) -> None:
 @prints(("file", "bytes"))
 def backup(session: Session, /, target: Path | None) -> None:
     """Copy a SQLite database while it is in use. FILE must not exist; by default it lies beside the database."""
-    from scheduler.model.texts import rfc3339
-    from scheduler.store.db import backup as maintenance
+    from scheduler.operations import upkeep
 
-    database = session.existing()
-    if target is None:
-        stamp = rfc3339(database.clock.now(), exact=False).replace("-", "").replace(":", "")
-        path = database.path or Path("-")  # no file of ours: refused below
-        target = path.with_name(f"{path.name}-{stamp}.backup")
-    size = maintenance.backup(database, target)
+    target, size = upkeep.backup(session.desk, target)
     if not print_object(session, {"file": str(target), "bytes": size}):
         say(target)
 
@@ -130,20 +120,13 @@ def copy(session: Session, /, url: str | None, to_config: str | None) -> None:
     """
     from scheduler.config.load import load
     from scheduler.model.redact import shown_url
-    from scheduler.ports import SystemClock
-    from scheduler.store.admin import transfer
-    from scheduler.store.db.database import Database
+    from scheduler.operations import upkeep
 
     if (url is None) == (to_config is None):
         raise click.UsageError("say where to: --to URL or --to-config FILE")
-    source = session.existing()
+    desk = session.desk
     wanted = url if url is not None else load(to_config, {}).store.url  # the environment names the source
-    target = Database(wanted, SystemClock(), auto_migrate=True)
-    try:
-        written = transfer.copy(source, target, _say_progress)
-    finally:
-        target.dispose()
-    _print_summary(session, written)
+    _print_summary(session, upkeep.copy(desk, wanted, _say_progress))
     note(f"copied and compared; next, set [store] url to {shown_url(wanted)} and start schedd")
 
 
@@ -157,15 +140,15 @@ def export(session: Session, /, target: str) -> None:
     The export is refused while workers live. The file holds all payloads and results, so its owner alone may read
     it.
     """
-    from scheduler.store.admin import export as exports
+    from scheduler.operations import upkeep
 
     source = session.existing()
     if target == "-":
         with click.open_file("-", "wb") as out:
-            exports.export(source, lambda line: out.write(line + b"\n"), _say_progress)
+            upkeep.export(source, lambda line: out.write(line + b"\n"), _say_progress)
         return
     with _new_file(target) as file:
-        written = exports.export(source, lambda line: file.write(line + b"\n"), _say_progress)
+        written = upkeep.export(source, lambda line: file.write(line + b"\n"), _say_progress)
     _print_summary(session, written)
 
 
@@ -179,11 +162,9 @@ def load_export(session: Session, /, source: BinaryIO) -> None:
 
     Either the whole file is stored or nothing of it.
     """
-    from scheduler.store.admin import export as exports
-    from scheduler.store.db import backup as maintenance
+    from scheduler.operations import upkeep
 
-    maintenance.upgrade(session.database)
-    _print_summary(session, exports.load(session.database, source, _say_progress))
+    _print_summary(session, upkeep.load(session.database, source, _say_progress))
 
 
 def _print_summary(session: Session, written: Sequence[TableSummary]) -> None:

@@ -10,7 +10,7 @@ import click
 
 from scheduler.cli.change import note_left, note_stale
 from scheduler.cli.group import Group
-from scheduler.cli.masking import Masks, reveals
+from scheduler.cli.masking import masks_of, reveals
 from scheduler.cli.options import SPAN, TASK_ID, Number, acts, common
 from scheduler.cli.output import print_object, print_rows, time
 from scheduler.cli.session import Session, note, note_kind, prints
@@ -95,11 +95,11 @@ def list_(session: Session, /, each: bool, limit: int, every: bool, **given: Any
         wanted = among or wanted
         if each:
             tasks = dead_letters.find(tx, wanted, limit + 1)
-            hidden = Masks(tx, {task.kind for task in tasks})
+            hidden = masks_of(tx, {task.kind for task in tasks})
             rows = [hidden.view(task, task_view(task)) for task in tasks]
         else:
             groups = dead_letters.groups(tx, wanted, limit + 1)
-            hidden = Masks(tx, {g.kind for g in groups})
+            hidden = masks_of(tx, {g.kind for g in groups})
             rows = [
                 {
                     "count": g.number,

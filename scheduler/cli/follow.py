@@ -9,7 +9,7 @@ import click
 
 from scheduler.cli import exits
 from scheduler.cli.looks import Poller
-from scheduler.cli.masking import Masks, record_reveal, reveals
+from scheduler.cli.masking import masks_of, reveals
 from scheduler.cli.options import SPAN, TASK_ID, common, common_but_timeout
 from scheduler.cli.output import print_rows
 from scheduler.cli.session import Session, note, prints
@@ -77,7 +77,7 @@ def _rows(session: Session, found: dict[int, Any]) -> list[dict[str, Any]]:
             try:
                 task = get_task(tx, task_id)
                 kind, error = task.kind, task.error if state != "success" else None
-                error = Masks(tx, [kind]).view(task, {"error": error})["error"]
+                error = masks_of(tx, [kind]).view(task, {"error": error})["error"]
             except UnknownTaskError:
                 pass  # retention removed it; its end is remembered
             rows.append({"id": task_id, "state": state.value, "kind": kind, "error": error})
@@ -100,9 +100,11 @@ def logs_command(session: Session, /, task_id: int, follow: bool, raw: bool, rev
 
     database = session.existing()
     if reveal:
+        from scheduler.operations.masks import note_reveal
+
         with database.read() as tx:
             task = get_task(tx, task_id)
-        record_reveal(session, [task])
+        note_reveal(session.desk, [task])
     looks = Poller(session, None)
     shown: dict[int, str] = {}
     last = 0
@@ -139,7 +141,7 @@ def _new_logs(
         ended = task.state.terminal
         texts = attempt_logs(tx, task_id, after=max(shown, default=1) - 1)
         if texts and not reveal:
-            hidden = Masks(tx, [task.kind])
+            hidden = masks_of(tx, [task.kind])
             texts = [(claim, hidden.text(task, text)) for claim, text in texts]
         known = {a.claim: a for a in attempts(tx, task_id)} if texts else {}
     entries = []

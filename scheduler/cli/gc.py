@@ -8,7 +8,7 @@ import click
 
 from scheduler.cli.options import SPAN, acts, common, read_states
 from scheduler.cli.output import print_object
-from scheduler.cli.session import Session, note_kind, prints
+from scheduler.cli.session import Session, note, prints
 from scheduler.cli.streams import say
 
 if TYPE_CHECKING:
@@ -52,43 +52,21 @@ def gc_command(
     """
     import msgspec
 
-    from scheduler.model.state import TaskState
     from scheduler.model.texts import counted
-    from scheduler.store.admin import retention
-    from scheduler.store.admin.gc import collect
-    from scheduler.store.db import backup as maintenance
+    from scheduler.operations.upkeep import clean_up
 
     if older_than is None and not (states is None and kind is None and queue is None):
         raise click.UsageError("--status, --kind and --queue go together with --older-than")
-    live = [state for state in states or () if not state.terminal]
-    if live:
-        raise click.UsageError(f"only tasks that have ended can be removed; {live[0]} ones have not")
-    database = session.existing()
     kept = {
         name: seconds
         for name, seconds in msgspec.structs.asdict(session.config.retention).items()
         if seconds is not None
     }
-    freed = 0
-    if older_than is not None:
-        ended = frozenset(states or (state for state in TaskState if state.terminal))
-        chosen = retention.Chosen(ended, older_than, kind, queue)
-        if dry_run:
-            with database.read() as tx:
-                removed = retention.Removed(retention.clean_dry_run(tx, chosen))
-        else:
-            removed = retention.Removed(retention.clean(database, chosen))
-    elif dry_run:
-        with database.read() as tx:
-            removed = retention.dry_run(tx, kept)
-    else:
-        removed = collect(database, kept)
-    if kind is not None and not removed.tasks:
-        with database.read() as tx:
-            note_kind(tx, kind)
-    if not dry_run:
-        freed = maintenance.shrink(database)
-    view = {**removed._asdict(), "bytes": freed, "dry_run": dry_run}
+    found = clean_up(session.desk, kept, older_than=older_than, states=states, kind=kind, queue=queue, dry_run=dry_run)
+    removed = found.removed
+    if found.unknown is not None:
+        note(found.unknown)
+    view = {**removed._asdict(), "bytes": found.freed, "dry_run": dry_run}
     del view["more"]
     if print_object(session, view):
         return
@@ -100,5 +78,5 @@ def gc_command(
         f"{counted(removed.workers, 'worker')} gone for a week",
     ]
     say(f"{'would remove' if dry_run else 'removed'} {', '.join(parts)}")
-    if freed:
-        say(f"gave {freed // 1024} KiB back to the file system")
+    if found.freed:
+        say(f"gave {found.freed // 1024} KiB back to the file system")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from scheduler.cli.streams import say
-from scheduler.errors import SchedulerError, StoreUnavailableError
+from scheduler.errors import StoreUnavailableError
 
 if TYPE_CHECKING:
     from scheduler.config.model import Config
@@ -78,14 +78,17 @@ class Session:
         return load(self.config_path)
 
     @cached_property
-    def database(self) -> Database:
-        """The database of the configuration, not opened. Raises ConfigError."""
-        from scheduler.ports import SystemClock
-        from scheduler.store.db.database import Database
+    def _opened(self) -> Desk:
+        from scheduler.operations.desk import open_desk
 
         _quiet_sqlalchemy()
         store = self.config.store
-        made = Database(store.url, SystemClock(), auto_migrate=False, notify=store.notify)
+        return open_desk(store.url, notify=store.notify)
+
+    @cached_property
+    def database(self) -> Database:
+        """The database of the configuration, not opened. Raises ConfigError."""
+        made = self._opened.database
         root = click.get_current_context().find_root()
         root.call_on_close(made.dispose)
         if self.timeout is not None or not self.lasting:
@@ -113,9 +116,8 @@ class Session:
     @cached_property
     def desk(self) -> Desk:
         """The store that operations work on, which must exist. Raises StoreUnavailableError."""
-        from scheduler.operations.desk import Desk
-
-        return Desk(self.existing(), self.wake)
+        self.existing()
+        return self._opened
 
     def existing(self) -> Database:
         """The database, for commands that must not create one. Raises StoreUnavailableError."""
@@ -132,23 +134,12 @@ class Session:
         """Do the work in one transaction, then wake idle workers. Raises SchedulerError."""
         database = database if database is not None else self.existing()
         done = database.change(work)
-        self._notify(database)
+        self.wake()
         return done
 
     def wake(self) -> None:
         """Wake idle workers, after a change."""
-        self._notify(self.database)
-
-    @staticmethod
-    def _notify(database: Database) -> None:
-        from scheduler.store.db.notifier import make_notifier
-
-        with contextlib.suppress(OSError, SchedulerError):
-            notifier = make_notifier(database)
-            try:
-                notifier.notify()
-            finally:
-                notifier.close()
+        self._opened.wake()
 
     def fleet(self, tx: Tx) -> Fleet:
         """The workers that take new work; notes on stderr if there are none."""

@@ -10,7 +10,7 @@ from scheduler.cli import exits
 from scheduler.cli.changes import ChangesGiven, change_options
 from scheduler.cli.filters import CHANGED_FIELDS, change_chosen, chosen_by_filters, filter_options
 from scheduler.cli.group import Group
-from scheduler.cli.masking import Masks
+from scheduler.cli.masking import masks_of
 from scheduler.cli.options import TASK_ID, Number, acts, common, common_but_timeout
 from scheduler.cli.output import print_object, print_rows
 from scheduler.cli.session import Session, note, prints
@@ -67,7 +67,7 @@ def _set_tasks(session: Session, wanted: list[int], changes: ChangesGiven) -> No
     def work(tx: Tx) -> tuple[list[dict[str, Any]], list[int]]:
         done = patch(tx, wanted, changes.patch(tx)).check()
         tasks = get_tasks(tx, wanted)
-        hidden = Masks(tx, {task.kind for task in tasks})
+        hidden = masks_of(tx, {task.kind for task in tasks})
         return [hidden.view(task, task_view(task)) for task in tasks], done.same
 
     rows, same = session.write(work)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from scheduler.cli.masking import Masks, record_reveal, reveals
+from scheduler.cli.masking import masks_of, reveals
 from scheduler.cli.options import AGO, TASK_ID, Number, common, read_states
 from scheduler.cli.output import cell, print_fields, print_object, print_rows, print_table, terminal_width
 from scheduler.cli.session import Session, note, note_kind, note_queue, prints
@@ -178,10 +178,12 @@ def list_command(
 def _list_rows(session: Session, found: list[TaskRecord], now: int, *, reveal: bool) -> list[dict[str, Any]]:
     rows = [task_view(task.at(now)) | {"age": max(0, now - task.created_at) / 1_000_000} for task in found]
     if reveal:
-        record_reveal(session, found)
+        from scheduler.operations.masks import note_reveal
+
+        note_reveal(session.desk, found)
     else:
         with session.database.read() as tx:
-            hidden = Masks(tx, {task.kind for task in found})
+            hidden = masks_of(tx, {task.kind for task in found})
             rows = [hidden.view(task, row) for task, row in zip(found, rows, strict=True)]
     if session.output == "table" and session.columns is None:
         for row, task in zip(rows, found, strict=True):
@@ -259,7 +261,7 @@ def why_command(session: Session, /, ids: tuple[int, ...]) -> None:
             state, reason = task.at(now).state.value, whole_why(tx, task_id)
             runs = runs_text(task.state, task.started_at, task.last_heartbeat_at, now)
             row = {"id": task_id, "kind": task.kind, "state": state, "why": reason or runs}
-            rows.append(Masks(tx, [task.kind]).view(task, row))
+            rows.append(masks_of(tx, [task.kind]).view(task, row))
     print_rows(session, rows, whole=True)
 
 
@@ -278,9 +280,11 @@ def view_of(session: Session, task_id: int, *, reveal: bool = False) -> dict[str
 
     database = session.existing()
     if reveal:
+        from scheduler.operations.masks import note_reveal
+
         with database.read() as tx:
             task = get_task(tx, task_id)
-        record_reveal(session, [task])
+        note_reveal(session.desk, [task])
     with database.read() as tx:
         now = tx.now
         task = get_task(tx, task_id)
@@ -307,7 +311,7 @@ def view_of(session: Session, task_id: int, *, reveal: bool = False) -> dict[str
             "stack": None if hangs is None else hangs.splitlines(),
             "log": None if log is None else log.splitlines()[-LOG_LINES:],
         }
-        return view if reveal else Masks(tx, [task.kind]).view(task, view)
+        return view if reveal else masks_of(tx, [task.kind]).view(task, view)
 
 
 def _children(tx: Tx, task_id: int) -> dict[str, Any]:

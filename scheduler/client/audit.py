@@ -14,13 +14,9 @@ from scheduler.client.threads import in_thread
 from scheduler.errors import ConfigError
 from scheduler.model.actor import acting_as
 from scheduler.model.times import instant_us, to_datetime
-from scheduler.store.audit import record
-from scheduler.store.db.database import Database
-from scheduler.store.db.tx import Tx
-from scheduler.store.read import audit as store
-from scheduler.store.read.audit import AuditFilter, AuditRecord
-from scheduler.store.read.task_masks import TaskMasks
-from scheduler.store.read.tasks import get_task
+from scheduler.operations import masks
+from scheduler.operations.audit import AuditFilter, AuditRecord, entries
+from scheduler.operations.desk import Desk
 
 MAX_ENTRIES = 100_000
 
@@ -53,9 +49,9 @@ def audit_entry(record: AuditRecord) -> AuditEntry:
 
 
 class AuditOperations:
-    """The part of the Scheduler that records and reads who changed what. Needs ``database`` and ``threads``."""
+    """The part of the Scheduler that records and reads who changed what. Needs ``desk`` and ``threads``."""
 
-    database: Database
+    desk: Desk
 
     def acting(
         self, by: str | None = None, *, reason: str | None = None, via: str | None = None
@@ -98,8 +94,8 @@ class AuditOperations:
         first = None if since is None else instant_us(since, "since")
         end = None if until is None else instant_us(until, "until")
         wanted = AuditFilter(task, action, by, subject, via, bulk, first, end)
-        with self.database.read() as tx:
-            found, _ = store.entries(tx, wanted, limit, cursor)
+        with self.desk.read() as tx:
+            found, _ = entries(tx, wanted, limit, cursor)
         return [audit_entry(record) for record in found]
 
     def reveal(self, task_id: int) -> Any:
@@ -108,22 +104,13 @@ class AuditOperations:
         Programs that need not say so read :meth:`get_task`. Raises UnknownTaskError, StoreUnavailableError.
         """
         check_id(task_id)
-        text = self.database.change(lambda tx: _reveal(tx, task_id))
-        return None if text is None else msgspec.json.decode(text)
+        return masks.reveal(self.desk, task_id)
 
     def masked(self, task_id: int) -> Any:
         """The decoded payload of a task with ``***`` in place of its secrets. Raises as :meth:`reveal`."""
         check_id(task_id)
-        with self.database.read() as tx:
-            task = get_task(tx, task_id)
-            return TaskMasks(tx, [task.kind]).of(task).payload(task.payload)
+        return masks.hidden(self.desk, task_id)
 
     audit_async = in_thread(audit)
     reveal_async = in_thread(reveal)
     masked_async = in_thread(masked)
-
-
-def _reveal(tx: Tx, task_id: int) -> str | None:
-    task = get_task(tx, task_id)
-    record(tx, "reveal", tasks=[task_id])
-    return task.payload

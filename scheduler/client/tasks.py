@@ -40,12 +40,11 @@ from scheduler.model.state import (
 )
 from scheduler.model.times import LONGEST, span_us
 from scheduler.model.typed import R
-from scheduler.operations import events
+from scheduler.operations import events, upkeep
 from scheduler.operations.desk import Desk
 from scheduler.ports import SECOND
 from scheduler.store.admin import retention
 from scheduler.store.admin.bulk import Bulk, retry_many
-from scheduler.store.admin.retention import Chosen
 from scheduler.store.db.after_commit import notify_after_commit
 from scheduler.store.db.database import Database
 from scheduler.store.db.tx import Tx
@@ -430,14 +429,11 @@ class TaskOperations:
         ConfigError.
         """
         states = parse_states(status)
-        live = [state for state in states if not state.terminal]
-        if live:
-            raise ConfigError(f"only tasks that have ended can be removed; {live[0]} ones have not")
         return self._clean(states, span_us(older_than, "older_than"), kind, queue)
 
     def _clean(self, states: Iterable[TaskState], age: int, kind: str | None, queue: str | None) -> int:
         check_filters(kind=kind, queue=queue)
-        return retention.clean(self.database, Chosen(frozenset(states), age, kind, queue))
+        return upkeep.clean(self.desk, states, age, kind=kind, queue=queue)
 
     # events
 

@@ -4,25 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from scheduler.build import running
 from scheduler.client.threads import in_thread
-from scheduler.store.admin import doctor as checks
-from scheduler.store.admin import retention
-from scheduler.store.admin.doctor import Finding
-from scheduler.store.admin.doctor_repair import repair as repairs
-from scheduler.store.admin.gc import collect
-from scheduler.store.admin.retention import Removed
-from scheduler.store.admin.surroundings import check_surroundings
-from scheduler.store.db.database import Database
+from scheduler.operations import upkeep
+from scheduler.operations.desk import Desk
+from scheduler.operations.upkeep import Finding, Removed
 
 
 class UpkeepOperations:
-    """The part of the Scheduler that looks after the store. Needs ``database``, ``threads``, and what it keeps."""
+    """The part of the Scheduler that looks after the store. Needs ``desk``, ``threads``, and what it keeps."""
 
-    database: Database
-
-    def _notify(self) -> None:
-        raise NotImplementedError
+    desk: Desk
 
     @property
     def _kept(self) -> Mapping[str, float]:
@@ -39,10 +30,7 @@ class UpkeepOperations:
 
         ``dry_run``: only count it. Returns how many rows went. Raises StoreUnavailableError.
         """
-        if dry_run:
-            with self.database.read() as tx:
-                return retention.dry_run(tx, self._kept)
-        return collect(self.database, self._kept)
+        return upkeep.gc(self.desk, self._kept, dry_run=dry_run)
 
     def doctor(self, *, full: bool = False) -> Sequence[Finding]:
         """Check what must always hold: each check with its level (ok, note, problem).
@@ -51,18 +39,14 @@ class UpkeepOperations:
 
         Raises StoreUnavailableError.
         """
-        self.database.look()
-        with self.database.read() as tx:
-            return [*check_surroundings(self.database, tx, running()), *checks.check(tx, full=full)]
+        return upkeep.doctor(self.desk, full=full)
 
     def repair(self) -> Sequence[str]:
         """Mend what no worker comes to by itself, in one transaction. Returns a line for each kind of repair.
 
         Raises StoreUnavailableError.
         """
-        done = self.database.change(lambda tx: repairs(tx, counts=self._counts))
-        self._notify()
-        return done
+        return upkeep.repair(self.desk, counts=self._counts)
 
     gc_async = in_thread(gc)
     doctor_async = in_thread(doctor)

@@ -24,7 +24,7 @@ from scheduler.console.roles import Principal, Verb, read_roles
 from scheduler.console.security import Failures, Peer
 from scheduler.console.sessions import Sessions, StoredSessions
 from scheduler.errors import ConfigError
-from scheduler.store.db.database import Database
+from scheduler.operations.desk import Database
 
 LINK_SECONDS = 60.0  # for which a link for one use is good
 LINKS_EVERY = 10.0  # seconds between two links that a visitor may have printed

@@ -50,7 +50,7 @@ from scheduler.console.visit import PREFERENCES, BadInputError, Preferences, Sit
 from scheduler.errors import SchedulerError, StoreUnavailableError
 from scheduler.model.redact import redact
 from scheduler.model.times import to_datetime
-from scheduler.store.db.bounded import ReadTooLongError
+from scheduler.operations.desk import ReadTooLongError
 from scheduler.store.db.deadline import in_time
 
 Scope = MutableMapping[str, Any]

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from scheduler.model.secrets import Mask
-from scheduler.store.read import task_masks
-from scheduler.store.read.task_masks import MASK as MASK
-from scheduler.store.read.task_masks import TaskMask as TaskMask
-from scheduler.store.read.task_masks import masked_text as masked_text
-from scheduler.store.read.task_masks import secret_path as secret_path
+from scheduler.operations import masks as task_masks
+from scheduler.operations.masks import MASK as MASK
+from scheduler.operations.masks import TaskMask as TaskMask
+from scheduler.operations.masks import masked_text as masked_text
+from scheduler.operations.masks import secret_path as secret_path
 
 
 class _PageMask(task_masks.TaskMask):

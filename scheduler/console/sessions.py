@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 import anyio.to_thread
 from starlette.requests import Request
 
+from scheduler.operations.desk import Database
 from scheduler.ports import SECOND
 from scheduler.store import console_sessions
-from scheduler.store.db.database import Database
 
 COOKIE = "schedd_session"
 SESSION_SECONDS = 12 * 3600.0

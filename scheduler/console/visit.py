@@ -11,9 +11,8 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from scheduler.console.roles import Principal, Verb
 from scheduler.errors import SchedulerError
 from scheduler.model.redact import redact
+from scheduler.operations.desk import ReadTooLongError, Tx
 from scheduler.store import pauses
-from scheduler.store.db.bounded import ReadTooLongError, bounded_read
-from scheduler.store.db.tx import Tx
 from scheduler.store.pauses import Pause
 
 if TYPE_CHECKING:
@@ -98,7 +97,7 @@ class Visit:
 
     def read(self) -> AbstractContextManager[Tx]:
         """A transaction that only reads, none of whose statements takes longer than two seconds."""
-        return bounded_read(self.jobs.database, STATEMENT_SECONDS)
+        return self.jobs.desk.bounded_read(STATEMENT_SECONDS)
 
     def may(self, verb: Verb | str) -> bool:
         """Whether the visitor may do it."""

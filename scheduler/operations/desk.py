@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import NamedTuple, TypeVar
 
+from scheduler.errors import SchedulerError
 from scheduler.model.registry import Registry
-from scheduler.store.db.database import Database
+from scheduler.ports import SystemClock
+from scheduler.store.db.bounded import ReadTooLongError as ReadTooLongError
+from scheduler.store.db.bounded import bounded_read
+from scheduler.store.db.database import Database as Database
+from scheduler.store.db.notifier import make_notifier
 from scheduler.store.db.tx import Tx as Tx
 
 T = TypeVar("T")
@@ -24,8 +30,27 @@ class Desk(NamedTuple):
         """A transaction that only reads. Raises StoreUnavailableError."""
         return self.database.read()
 
+    def bounded_read(self, seconds: float) -> AbstractContextManager[Tx]:
+        """The same, none of whose statements takes longer; raises ReadTooLongError then."""
+        return bounded_read(self.database, seconds)
+
     def write(self, work: Callable[[Tx], T]) -> T:
         """Do the work in one transaction, then wake the workers. Raises StoreUnavailableError."""
         done = self.database.change(work)
         self.wake()
         return done
+
+
+def open_desk(url: str, *, notify: bool = True) -> Desk:
+    """The desk of a store that a command works on. It opens nothing before the first use, and migrates nothing."""
+    database = Database(url, SystemClock(), auto_migrate=False, notify=notify)
+
+    def wake() -> None:
+        with contextlib.suppress(OSError, SchedulerError):
+            notifier = make_notifier(database)
+            try:
+                notifier.notify()
+            finally:
+                notifier.close()
+
+    return Desk(database, wake)

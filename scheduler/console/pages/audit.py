@@ -11,7 +11,7 @@ from scheduler.console.masks import masked, masked_text
 from scheduler.console.render import Page
 from scheduler.console.routes import Nav, page
 from scheduler.console.visit import Visit
-from scheduler.store.read.audit import AuditFilter, AuditRecord, entries
+from scheduler.operations.audit import AuditFilter, AuditRecord, entries
 
 ROWS = 100
 _TEXTS = ("by", "action", "subject", "via", "bulk")
