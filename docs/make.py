@@ -8,16 +8,26 @@ The pages are kept in the repository, and a test compares them.
 from __future__ import annotations
 
 import inspect
+import json
+import re
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
 from scheduler.cli.root import root
-from scheduler.config.alerts import AlertRules
+from scheduler.config.alerts import AlertRules, AlertSink
+from scheduler.config.executors import Executor
+from scheduler.config.messages import Sink, Source
+from scheduler.config.model import Config
+from scheduler.config.section import Section
+from scheduler.config.sources import format_duration, is_duration
 from scheduler.store.read.problems import TABLE, ProblemType, Voice
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
+SETTINGS = re.compile(r"(?<=<!-- settings: begin -->\n).*?(?=<!-- settings: end -->)", re.DOTALL)
+ENTRIES = {"alerts.sinks": AlertSink, "sources": Source, "sinks": Sink, "executors": Executor}
 HEAD = """\
 # Problems
 
@@ -42,7 +52,67 @@ subject, with more of their behaviour.
 
 def pages() -> dict[str, str]:
     """The name of each page below reference/, and its text."""
-    return {"problems.md": problems(), "options.md": options()}
+    return {"problems.md": problems(), "options.md": options(), "configuration.md": configuration()}
+
+
+def configuration() -> str:
+    """The page of the configuration, with its tables of settings made anew."""
+    page = (REFERENCE / "configuration.md").read_text(encoding="utf-8")
+    return SETTINGS.sub(lambda _: "\n" + "\n".join(_sections()), page)
+
+
+def _sections() -> Iterator[str]:
+    for name, kind in typing.get_type_hints(Config).items():
+        if name in ENTRIES:
+            yield from _section(f"{name}.NAME", ENTRIES[name])
+        elif isinstance(kind, type) and issubclass(kind, Section):
+            yield from _section(name, kind)
+    yield from _section("alerts.sinks.NAME", AlertSink)
+
+
+def _section(name: str, section: type[Section]) -> Iterator[str]:
+    yield f"### `[{name}]`\n"
+    yield "| setting | meaning | default |"
+    yield "| --- | --- | --- |"
+    for row in _rows(section, section()):
+        yield f"| `{row[0]}` | {row[1]} | {row[2]} |"
+    yield ""
+
+
+def _rows(section: type[Section], defaults: Section, prefix: str = "") -> Iterator[tuple[str, str, str]]:
+    comments = _comments(section)
+    for name, kind in typing.get_type_hints(section, include_extras=True).items():
+        if isinstance(kind, type) and issubclass(kind, Section):
+            yield from _rows(kind, getattr(defaults, name), f"{prefix}{name}.")
+        elif typing.get_origin(kind) is dict and name in ("options", "sinks"):
+            continue  # a transport's or a backend's own settings, and tables of their own
+        else:
+            meaning, _, default = comments[name].partition(" Default: ")
+            yield prefix + name, meaning, default.rstrip(".") or _default(kind, getattr(defaults, name))
+
+
+def _default(kind: object, value: object) -> str:
+    if value is None:
+        return "unset"
+    if value in ("", (), {}):
+        return "required" if value == "" else "none"
+    if is_duration(kind) and isinstance(value, float):
+        return f"`{format_duration(value)}`"
+    text = (
+        ", ".join(value) if isinstance(value, tuple) else json.dumps(value) if isinstance(value, bool) else str(value)
+    )
+    return f"`{text}`"
+
+
+def _comments(section: type[Section]) -> dict[str, str]:
+    """The comment above each setting of a section."""
+    found, above = {}, []
+    for line in inspect.getsource(section).splitlines():
+        if line.startswith("    # "):
+            above.append(line.strip().removeprefix("# "))
+        elif setting := re.match(r"    (\w+): ", line):
+            found[setting[1]], above = " ".join(above), []
+    return found
 
 
 def options() -> str:

@@ -12,3 +12,9 @@ PAGES: dict[str, str] = runpy.run_path(str(REFERENCE.parent / "make.py"))["pages
 def test_generated_pages_are_what_the_code_says() -> None:
     stale = [name for name, made in PAGES.items() if (REFERENCE / name).read_text(encoding="utf-8") != made]
     assert stale == [], "run `python docs/make.py`"
+
+
+def test_each_setting_has_a_comment() -> None:
+    rows = [line for line in PAGES["configuration.md"].splitlines() if line.startswith("| `")]
+    assert len(rows) > 150
+    assert [row for row in rows if "|  |" in row] == []

@@ -32,7 +32,7 @@ _CANCEL_FIELDS = ("cancelled", "requested", "finished", "dependants", "later")
 
 @click.command(name="cancel")
 @click.argument("ids", metavar="[ID…]", type=TASK_ID, nargs=-1)
-@filter_options("what has not ended")
+@filter_options("tasks that have not ended")
 @click.option("--yes", is_flag=True, help="With filters: do not ask.")
 @click.option("--cascade", is_flag=True, help="Also cancel the tasks that wait for their success.")
 @click.option("--force", is_flag=True, help="End running tasks without waiting for their handlers.")
@@ -137,7 +137,7 @@ class _NotReally(Exception):
 @click.option(
     "--rerun", is_flag=True, help="With IDs: then also run dependants again that ran because these ended as they did."
 )
-@filter_options("what failed or died by itself, or ended as --status says", "Ended")
+@filter_options("tasks that failed or died by themselves, or ended as --status says", "Ended")
 @click.option("--dry-run", is_flag=True, help="With filters: only say which tasks would run again.")
 @acts
 @common

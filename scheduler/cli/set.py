@@ -33,7 +33,7 @@ def set_command() -> None:
 @set_command.command(name="task")
 @click.argument("ids", metavar="[ID…]", type=TASK_ID, nargs=-1)
 @change_options("--to-queue")
-@filter_options("what waits, is scheduled, or waits for its retry")
+@filter_options("tasks that wait, are scheduled, or wait for their retry")
 @click.option("--dry-run", is_flag=True, help="With filters: only say which tasks would be changed.")
 @click.option("--yes", is_flag=True, help="With filters: do not ask.")
 @acts

@@ -18,38 +18,46 @@ ALL_QUEUES = "*"
 
 
 class Executor(Section, frozen=True):
-    """``[executors.NAME]``: tasks with ``executor="NAME"`` run as jobs there.
+    """``[executors.NAME]``: tasks with ``executor="NAME"`` run as jobs there."""
 
-    ``queues``: tasks of these queues that name no executor run there, too. ``max_running``: jobs at a time, those that
-    wait in the engine included; 0: no bound. ``max_pending``: of these so many that have not begun; 0: twice as many as
-    run, 4 at least. ``interval``: seconds between two looks at the engine. ``submit_grace``: after so many seconds
-    without an answer a submitted job is looked for by its name, and submitted again if the engine does not know it.
-    ``grace``: seconds that a job has to end by itself when it is cancelled. ``store``: jobs use the database, or a
-    daemon's gateway. ``job_config``: the configuration file of jobs; None: the daemon's own.
-
-    ``place`` "worker": jobs are workers for ``queues`` that take many tasks, from ``min_workers`` to ``max_workers`` at
-    a time. One more is started when a task has been due for ``scale_when_older`` seconds, and not within ``cooldown``
-    seconds of the last one's start. A worker ends after ``idle`` seconds without a task, and within ``lifetime``
-    seconds, 0: no bound. ``worker_resources`` and ``worker_options``: what the engine gets with each, as with a task.
-    """
-
+    # The backend: `process`, `slurm`, `ray`, `kubernetes`, `futures`, or an entry point of `schedd.executors`; its
+    # own settings are in [executors](../guides/executors.md#configuration).
     type: str = ""
+    # Tasks of these queues that name no executor run there, too; of workers, the queues that they serve.
     queues: tuple[str, ...] = ()
+    # Jobs at a time, with those that wait in the backend; 0: no bound.
     max_running: Count = 0
+    # Of these so many that have not begun; 0: twice as many as run, 4 at least.
     max_pending: Count = 0
+    # The time between two looks at the backend.
     interval: Annotated[Duration, Meta(ge=0.02)] = 1.0
+    # A job that was submitted without an answer is looked for after so long, and submitted again if the backend does
+    # not know it.
     submit_grace: Annotated[Duration, Meta(gt=0)] = 30.0
+    # How long a cancelled job has to end by itself.
     grace: Annotated[Duration, Meta(gt=0)] = 10.0
+    # `task`: each job runs one task; `worker`: jobs are [workers](../guides/executors.md#elastic-workers) for
+    # `queues`.
     place: Literal["task", "worker"] = "task"
+    # Workers that stay without work.
     min_workers: Count = 0
+    # Workers at a time, with those that wait in the backend.
     max_workers: Count = 0
+    # Another worker is started when a task has been due for so long.
     scale_when_older: Duration = 10.0
+    # No other worker is started within so long of the last one's start.
     cooldown: Duration = 10.0
+    # A worker ends after so long without a task.
     idle: Duration = 60.0
+    # A worker ends within so long; 0: no bound.
     lifetime: Duration = 0.0
+    # The `resources` of each worker, as of a task.
     worker_resources: dict[str, Any] = field(default_factory=dict)
+    # The `executor_options` of each worker, as of a task.
     worker_options: dict[str, Any] = field(default_factory=dict)
+    # Jobs use the database (`direct`), or a daemon's `gateway`.
     store: Literal["direct", "gateway"] = "direct"
+    # The configuration file of jobs. Default: the daemon's own.
     job_config: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
 

@@ -14,18 +14,21 @@ from scheduler.model.job_token import MIN_SECRET
 
 
 class Gateway(Section, frozen=True):
-    """``[gateway]``: where jobs of executors with ``store = "gateway"`` reach this daemon, instead of the database.
+    """``[gateway]``: the address at which jobs of executors with ``store = "gateway"`` reach this daemon, instead
+    of the database."""
 
-    ``listen``: ``HOST:PORT`` or ``unix:PATH``; None: not here. ``urls``: where jobs find gateways, of this daemon or
-    others. ``secret``: tokens of jobs are made of it, the same in all daemons. ``max_body``: bytes of one request.
-    ``cert``, ``key``: files for TLS; None: without.
-    """
-
+    # The address at which jobs without a database reach this daemon: `HOST:PORT` or `unix:PATH`. It needs the extra
+    # `gateway`; see [executors](../guides/executors.md#the-jobs-store).
     listen: str | None = None
+    # Addresses of gateways for such jobs, of any daemons of the store.
     urls: tuple[str, ...] = ()
+    # The secret of their tokens, the same in all daemons.
     secret: str | None = None
+    # Bytes that a job may send at once.
     max_body: Annotated[int, Meta(ge=64 * 1024, le=256 * 1024 * 1024)] = 16 * 1024 * 1024
+    # A file with a certificate, for https.
     cert: str | None = None
+    # A file with its key.
     key: str | None = None
 
 

@@ -22,38 +22,43 @@ _KIND = re.compile(r"\s*(\S+)\s*=\s*(\S+)\s*")
 
 
 class Source(Section, frozen=True):
-    """``[sources.NAME]``: messages of this queue become tasks.
+    """``[sources.NAME]``: messages of this queue become tasks."""
 
-    ``kind``: of all tasks; ``kinds``: ``"message type = kind"``; neither: the message's type is the kind.
-    ``task_queue``: of the tasks, if not as their kind says. ``ack``: a message is acknowledged once its task is stored,
-    or at its task's end. ``body``: an envelope, or the payload itself, as JSON. ``key_from``: the idempotency key of
-    messages whose envelope has none: ``id``, ``header.NAME`` or ``payload.FIELD``. ``shared_keys``: the task's key is
-    the message's, which other senders may have taken; else ``NAME:KEY``. ``dlq``: ``none`` takes a source
-    without a dead-letter queue; else as the transport reads it. ``max_backlog``: while so many tasks of the source wait
-    to be run, no message is received. ``keep``: how long it is remembered which messages have come; None: four days
-    longer than the transport may deliver one again. ``retry``: seconds after which a message that could not be stored
-    comes again. ``ordered_by``: tasks of one subject run in the order of ``sequence``; at a ``gap`` a message waits
-    for those before it, comes again later, or goes ahead. One that waits goes ahead after ``gap_timeout``.
-    ``first_sequence``: of each subject.
-    """
-
+    # The transport; its own settings are in [messages](../guides/messages.md#sources).
     type: str = ""
+    # The kind of all tasks.
     kind: str | None = None
+    # `"message type = kind"`; with neither, the message's type is the kind.
     kinds: tuple[str, ...] = ()
+    # The queue of the tasks. Default: as their kind says.
     task_queue: str | None = None
+    # A message is acknowledged once its task is `stored`, or at its task's `end`.
     ack: Literal["stored", "end"] = "stored"
+    # The body is an `envelope`, or the `payload` itself, as JSON.
     body: Literal["envelope", "payload"] = "envelope"
+    # The place of the idempotency key in messages whose envelope has none: `id`, `header.NAME` or `payload.FIELD`.
     key_from: str | None = None
+    # The task's key is the message's own, which other senders may have taken. Without it the key is `NAME:KEY`.
     shared_keys: bool = False
+    # `none` takes a source without a dead-letter queue. Default: as the transport reads it.
     dlq: str | None = None
+    # While so many tasks of the source wait, no message is received.
     max_backlog: Count = 10_000
+    # Larger messages are dead.
     max_size: Annotated[int, Meta(ge=1, le=16 * 1024 * 1024)] = 1_048_576
+    # Messages that are received at once at most.
     batch: Annotated[int, Meta(ge=1, le=1000)] = 100
+    # How long come messages are remembered. Default: four days longer than the transport may deliver one again.
     keep: Annotated[Duration, Meta(gt=0)] | None = None
+    # A message that could not be stored comes again after so long.
     retry: Duration = 30.0
+    # `subject`: tasks of one subject run in the order of `sequence`.
     ordered_by: Literal["subject"] | None = None
+    # At a gap a message waits for those before it (`wait`), comes again later (`retry`), or goes ahead (`skip`).
     gap: Literal["wait", "retry", "skip"] = "wait"
+    # A message that waits goes ahead after so long.
     gap_timeout: Duration = 300.0
+    # The first sequence of each subject.
     first_sequence: Annotated[int, Meta(ge=0)] = 1
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -73,37 +78,41 @@ class Source(Section, frozen=True):
 
 
 class Sink(Section, frozen=True):
-    """``[sinks.NAME]``: messages go to this queue.
+    """``[sinks.NAME]``: messages go to this queue."""
 
-    ``batch``: how many messages are published at once at most, within the transport's own limit. ``timeout``: seconds
-    that one try may take. ``min_wait``, ``max_wait``, ``max_attempts``: of one message; then it is a dead letter.
-    ``large``: a message over the transport's limit is refused, or its payload goes to the blobs of ``[files]`` and the
-    message says where.
-    """
-
+    # The transport; its own settings are in [messages](../guides/messages.md#sinks).
     type: str = ""
+    # Messages that are published at once at most, within the transport's own limit.
     batch: Annotated[int, Meta(ge=1, le=1000)] = 100
+    # How long one try may take.
     timeout: Annotated[Duration, Meta(gt=0, le=300)] = 30.0
+    # The first wait after a try that failed.
     min_wait: Duration = 5.0
+    # The longest wait.
     max_wait: Duration = 900.0
+    # After so many tries the message is a dead letter.
     max_attempts: Count = 20
+    # A message over the transport's limit is refused (`refuse`), or its payload goes to the blobs of `[files]` and
+    # the message says where (`pointer`).
     large: Literal["refuse", "pointer"] = "refuse"
     options: dict[str, Any] = field(default_factory=dict)
 
 
 class Door(Section, frozen=True):
-    """``[door]``: where the daemon takes messages and tasks over HTTP. ``listen``: ``HOST:PORT`` or ``unix:PATH``.
+    """``[door]``: messages and tasks over HTTP."""
 
-    ``token``: of callers of ``/v1/tasks``; None: no tasks are taken there. ``kinds``: those that may be submitted.
-    ``shared_keys``: a task's key is the caller's, which other senders may have taken; else ``@door:KEY``.
-    ``max_body``: bytes of one request. ``max_requests``: how many are answered at a time; others wait.
-    """
-
+    # The address at which messages and tasks are taken over HTTP: `HOST:PORT` or `unix:PATH`. It needs the extra
+    # `door`; see [messages](../guides/messages.md#the-door).
     listen: str | None = None
+    # The token of callers of `/v1/tasks`; without it no tasks are taken there.
     token: str | None = None
+    # The kinds that they may submit.
     kinds: tuple[str, ...] = ("*",)
+    # A task's key is the caller's own, which other senders may have taken. Without it the key is `@door:KEY`.
     shared_keys: bool = False
+    # Bytes that a request may have.
     max_body: Annotated[int, Meta(ge=1024, le=64 * 1024 * 1024)] = 4 * 1024 * 1024
+    # Requests that are answered at a time; others wait.
     max_requests: Count = 64
 
 

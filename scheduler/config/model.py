@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import typing
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -13,11 +13,10 @@ from msgspec import Meta
 from scheduler.config.alerts import Alerts, AlertSink
 from scheduler.config.executors import Executor
 from scheduler.config.gateway import Gateway
-from scheduler.config.messages import Door, Sink, Source, common_settings, is_secret_option
+from scheduler.config.messages import Door, Sink, Source, common_settings
 from scheduler.config.section import Section
-from scheduler.config.sources import OPEN, Duration, format_duration, is_duration
+from scheduler.config.sources import OPEN, Duration
 from scheduler.model.defaults import DRAIN, LEASE, MISFIRE_GRACE, POOL_SLOTS, PROCESS_GRACE, RETENTION, UNMOVED_AFTER
-from scheduler.model.redact import redact, shown_url
 
 Count = Annotated[int, Meta(ge=0)]
 LogFormat = Literal["auto", "console", "json"]
@@ -31,43 +30,70 @@ def cores() -> int:
 
 
 class Store(Section, frozen=True):
-    """``[store]``: where tasks are kept. ``auto_migrate`` None: yes on SQLite, no on PostgreSQL. ``notify``: wake
-    idle workers of other processes at once."""
+    """``[store]``: the database."""
 
+    # The database: a SQLite file, or `postgresql+psycopg://user@host/database`. For several hosts see [high
+    # availability](../guides/high-availability.md).
     url: str = "sqlite:///schedd.db"
+    # Bring the database to the program's schema when a daemon or program begins to store or run. Default: on for
+    # SQLite, off for PostgreSQL.
     auto_migrate: bool | None = None
+    # Wake idle workers of other processes at once, by sockets beside a SQLite file or by `NOTIFY`. Without it each
+    # looks once a second.
     notify: bool = True
 
 
 class Tasks(Section, frozen=True):
-    """``[tasks]``: which task types this daemon serves."""
+    """``[tasks]``: the task types of this daemon."""
 
+    # Modules to import; see [Task modules](#task-modules).
     modules: tuple[str, ...] = ()
+    # Directories in front of `sys.path`, in this order; `"."` is the current directory, which is not there otherwise.
     path: tuple[str, ...] = ()
+    # `"module:function"`, called once in each process; its return value is `ctx.state`.
     state: str | None = None
+    # Built-in types to register; `CommandTask` also comes with `command.enabled`.
     builtin: tuple[str, ...] = ()
 
 
 class Worker(Section, frozen=True):
-    """``[worker]``: which tasks this daemon claims, and how long its lease lasts."""
+    """``[worker]``: the tasks that this daemon claims, and its lease."""
 
+    # The queues that this daemon serves; `*` is all.
     queues: tuple[str, ...] = ("*",)
+    # How long its claims hold without a sign of life.
     lease: Annotated[Duration, Meta(gt=0)] = LEASE
+    # How long running tasks may take to finish after SIGTERM.
     drain: Duration = DRAIN
+    # Child processes for tasks with `isolation="process"`; see [isolation](../guides/child-processes.md). Default:
+    # the cores it may use.
     processes: Annotated[int, Meta(ge=1)] = msgspec.field(default_factory=cores)
+    # How long a task in a child process has to end, from SIGTERM to SIGKILL.
     grace: Annotated[Duration, Meta(gt=0)] = PROCESS_GRACE
+    # A child process is replaced after so many tasks; 0: never.
     recycle_tasks: Count = 0
+    # A child process is replaced once it has more memory than this, such as `"512M"`; 0: never.
     recycle_memory: str = "0"
+    # Attempts at a time over all pools; 0: as many as the pools allow. The highest priority that waits gets the next
+    # place, but every fourth time a lower one, in turn.
     max_concurrent_tasks: Count = 0
+    # How long an attempt of a task without a timeout of its own may take; 0: for ever.
     default_timeout: Duration = 0.0
+    # After so long without a move, an attempt of a kind without timeout and `stall_after` is named as a problem;
+    # nothing ends it. 0: never.
     unmoved_after: Duration = UNMOVED_AFTER
+    # The daemon ends with status 75, to be started again, once handlers that hang have taken every thread, or every
+    # coroutine, of a pool; see [systemd](../guides/systemd.md#handlers-that-hang).
     restart_when_hung: bool = False
 
 
 class Pool(Section, frozen=True, kw_only=False):
     """``[pools.*]``: how many attempts of one priority run at a time, in threads and as asyncio tasks."""
 
+    # Attempts of this priority at a time in threads.
     slots: Count = 0
+    # Attempts of this priority at a time as coroutines; they have as many threads for `asyncio.to_thread`
+    # ([asynchronous handlers](../guides/async-handlers.md)).
     async_slots: Count = 0
 
 
@@ -82,160 +108,229 @@ class Pools(Section, frozen=True):
 class Schedules(Section, frozen=True):
     """``[schedules]``: how recurrences are read."""
 
+    # The zone of recurrences that name none.
     timezone: str = "UTC"
+    # A fire time counts as missed once it is this late; at least a second.
     misfire_grace: Annotated[Duration, Meta(ge=1)] = MISFIRE_GRACE
 
 
 class Log(Section, frozen=True):
-    """``[log]``: what the daemon writes on stderr. ``attempts`` auto: all on a terminal, else notable."""
+    """``[log]``: the log of the daemon, on stderr."""
 
+    # `console` or `json`; auto: console if stderr is a terminal.
     format: LogFormat = "auto"
+    # `debug`, `info`, `warning`, `error` or `critical`.
     level: LogLevel = "info"
+    # The ends of attempts that are lines at `info`. `notable`: those retried, dead or slower than a second; `all`;
+    # auto: all if stderr is a terminal. A dead or failed task is an error, a retry a warning.
     attempts: LogAttempts = "auto"
 
 
 class Retention(Section, frozen=True):
-    """``[retention]``: how long ended tasks, outcomes of removed tasks, events, and the audit are kept.
+    """``[retention]``: how long ended tasks, outcomes of removed tasks, events, and the audit are kept."""
 
-    ``results`` and ``keys``: how long a success keeps its result and its key, unless its kind or its call says so.
-    ``dead``, ``cancelled``, ``skipped``: None: as ``failed``."""
-
+    # How long successes are kept; see [limits](limits.md#how-long-things-are-kept).
     success: Duration = RETENTION["success"]
+    # How long other ended tasks are kept.
     failed: Duration = RETENTION["failed"]
+    # How long the outcome of a removed task is remembered.
     outcomes: Duration = RETENTION["outcomes"]
+    # How long an emitted event is kept; longer while a task waits for it.
     events: Duration = RETENTION["events"]
+    # How long a success's result is kept, unless its kind has a `result_ttl`.
     results: Duration = RETENTION["results"]
+    # How long a key stays taken after a success, unless its kind has a `key_retention` or its call a `retention`.
     keys: Duration = RETENTION["keys"]
+    # How long the numbers of `schedctl stats` are kept: by the minute for 6 hours, by the hour for 14 days, then by
+    # the day (UTC).
     stats: Duration = RETENTION["stats"]
+    # How long changes and their authors are remembered; see [audit](../guides/audit.md).
     audit: Duration = RETENTION["audit"]
+    # The same for dead letters. Default: as `failed`.
     dead: Duration | None = None
+    # The same for cancelled tasks. Default: as `failed`.
     cancelled: Duration | None = None
+    # The same for skipped tasks. Default: as `failed`.
     skipped: Duration | None = None
 
 
 class Metrics(Section, frozen=True):
-    """``[metrics]``: ``rollups``: keep how many attempts ended how, and how long they ran and waited. ``listen``: where
-    metrics and health checks are served, ``HOST:PORT`` or ``unix:PATH``; None: nowhere."""
+    """``[metrics]``: numbers of attempts, and their address."""
 
+    # Count how attempts end, and how long they run and wait. Without it `stats` has no numbers, and a drain is up to
+    # 2 % faster.
     rollups: bool = True
+    # The address of `/metrics` for Prometheus and the health checks `/livez`, `/readyz`, `/startupz`:
+    # `127.0.0.1:9464`, `[::1]:9464` or `unix:/run/schedd/metrics.sock`. It needs the extra `metrics`; see
+    # [monitoring](../guides/monitoring.md).
     listen: str | None = None
 
 
 class Console(Section, frozen=True):
-    """``[console]``: the pages. ``listen``: the daemon serves them there, in a process of its own; None: it does not.
+    """``[console]``: the pages."""
 
-    ``auth`` None: a link for one use on loopback addresses, the peer's user on a Unix socket. ``users``: the file of
-    those who have a token or a password. ``groups`` (of a proxy's users) and ``roles``: ``"group = role"``,
-    ``"name = verb, verb"``. ``commands``: whether tasks that run commands may be submitted and patched. ``trace_url``:
-    of a trace, with ``{trace_id}`` in it.
-    """
-
+    # The address at which the daemon serves its pages, in a process of its own: `HOST:PORT` or `unix:PATH`; see [the
+    # console](../guides/console.md).
     listen: str | None = None
+    # `token`, `basic`, `proxy` or `local`; unset: a link for one use on loopback addresses, the peer's user on a Unix
+    # socket.
     auth: Literal["token", "basic", "proxy", "local"] | None = None
+    # The file of visitors with a token or a password. Default: a credential `console_users`.
     users: str | None = None
+    # `"group = role"` for a proxy's users.
     groups: tuple[str, ...] = ()
+    # `"name = verb, verb"`: further roles.
     roles: tuple[str, ...] = ()
+    # Addresses from which X-Forwarded headers are believed.
     trusted_proxies: tuple[str, ...] = ()
+    # A secret that must come with these headers.
     proxy_secret: str | None = None
+    # Further names by which visitors may ask for it.
     hosts: tuple[str, ...] = ()
+    # The path below which it is.
     prefix: str | None = None
+    # Sites that may show it in a frame.
     frame_ancestors: tuple[str, ...] = ()
+    # Visitors change nothing.
     read_only: bool = False
+    # Tasks that run commands may be submitted and changed.
     commands: bool = False
+    # The environment's name on each page.
     label: str | None = None
+    # The zone of its times.
     zone: str = "UTC"
+    # The address of a trace, with `{trace_id}` in it.
     trace_url: str | None = None
 
 
 class Otel(Section, frozen=True):
-    """``[otel]``: traces and metrics for OpenTelemetry.
+    """``[otel]``: traces and metrics for OpenTelemetry."""
 
-    ``endpoint`` None: as ``OTEL_EXPORTER_OTLP_ENDPOINT`` says. ``ratio``: which part of the attempts is traced whose
-    tasks were sent outside of a trace. ``parent``: whether the span of an attempt begins a trace of its own, with a
-    link to the sender's, or is a child of the sender's. ``slow``: longer attempts are always traced; 0: none for that.
-    """
-
+    # Trace tasks with OpenTelemetry, and export metrics. It needs the extra `otel`; see
+    # [tracing](../guides/tracing.md).
     enabled: bool = False
+    # The receiver of OTLP over HTTP, such as `http://127.0.0.1:4318`. Default: as `OTEL_EXPORTER_OTLP_ENDPOINT` says.
     endpoint: str | None = None
+    # The share of attempts to trace whose tasks were sent outside of a trace; within one the sender decides.
     ratio: Annotated[float, Meta(ge=0, le=1)] = 0.05
+    # `link`: an attempt's span begins a trace, linked to the sender's; `producer`: it is a child of the sender's.
     parent: Literal["link", "producer"] = "link"
+    # The `service.name` of all that is exported.
     service: str = "schedd"
+    # Longer attempts are always traced, as failed ones are; 0: none for that.
     slow: Duration = 1.0
+    # A span for each commit that records how attempts ended.
     settle: bool = False
+    # Put `trace_id` and `span_id` on the log lines of traced attempts.
     logs: bool = True
+    # Export the worker's metrics, too.
     metrics: bool = True
 
 
 class Command(Section, frozen=True):
     """``[command]``: whether tasks may run commands, and in which directories (none named: in any)."""
 
+    # Let tasks run commands.
     enabled: bool = False
+    # Directories in which commands may run; none: anywhere.
     roots: tuple[str, ...] = ()
 
 
 class Files(Section, frozen=True):
     """``[files]``: where the built-in file tasks keep blobs, and the directories they may take files from."""
 
+    # The directory in which the built-in file tasks keep file contents.
     blobs: str | None = None
+    # Directories from which they may take files.
     roots: tuple[str, ...] = ()
+    # Larger pictures are refused.
     max_pixels: Annotated[int, Meta(ge=1)] = 80_000_000
 
 
 class Http(Section, frozen=True):
     """``[http]``: which addresses besides public ones requests may go to, and which secrets may go where."""
 
+    # Networks, addresses and hosts that requests may go to besides public ones.
     allow: tuple[str, ...] = ()
+    # A file of certificates to trust. Default: the system's.
     ca: str | None = None
+    # `name@host`: secrets that headers may contain as `${name}`, for this host, by `https://`. `name@http://host`:
+    # unencrypted, too.
     secrets: tuple[str, ...] = ()
+    # The directory of these secrets, a file each. Default: `$CREDENTIALS_DIRECTORY`.
     secrets_dir: str | None = None
 
 
 class Mail(Section, frozen=True):
-    """``[mail]``: the server that takes outgoing mail. ``port`` 0: 587 for starttls, 465 for tls, 25 for none."""
+    """``[mail]``: the server that takes outgoing mail."""
 
+    # The server for outgoing mail.
     host: str | None = None
+    # Its port; 0: 587 for starttls, 465 for tls, 25 for none.
     port: Annotated[int, Meta(ge=0, le=65535)] = 0
+    # `starttls`, `tls` or `none`.
     tls: Literal["starttls", "tls", "none"] = "starttls"
+    # The login there.
     user: str | None = None
+    # Its password; better a credential than a line in the file.
     password: str | None = None
+    # The sender of all mail.
     sender: str | None = None
+    # A file of certificates to trust. Default: the system's.
     ca: str | None = None
 
 
 class Actions(Section, frozen=True):
     """``[actions]``: signed actions between servers."""
 
+    # The signer of actions.
     name: str | None = None
+    # The key that signs them. Default: a credential `signing-key.pem`.
     key_file: str | None = None
+    # The directory in which actions are stored.
     directory: str | None = None
+    # Domains for actions that name no audience of their own.
     audience: tuple[str, ...] = ()
+    # An action without an audience is neither made nor delivered nor taken.
     require_audience: bool = True
+    # The address at which recipients take actions.
     inbox: str = "https://cl-o.{recipient}/api/inbox"
+    # The address of an issuer's keys.
     keys: str = "https://cl-o.{issuer}/api/me/keys"
+    # The address of an issuer's files.
     files: str = "https://cl-o.{issuer}/api/files/{file_id}"
+    # How long keys are kept in memory.
     keep_keys: Duration = 3600.0
+    # Bytes that a file of an action may have.
     max_file: Annotated[int, Meta(ge=1)] = 32 * 1024 * 1024
+    # Issuers whose actions are taken, since this server follows them.
     following: tuple[str, ...] = ()
+    # Issuers whose actions are taken, since they are connected.
     connected: tuple[str, ...] = ()
+    # `module:function` of tenant and issuer that says so instead.
     relation: str | None = None
 
 
 class Cleanup(Section, frozen=True):
     """``[cleanup]``: directories in which old files may be removed."""
 
+    # Directories in which old files may be removed.
     roots: tuple[str, ...] = ()
 
 
 class Backup(Section, frozen=True):
     """``[backup]``: directories that may be backed up, and to which."""
 
+    # Directories that may be backed up.
     sources: tuple[str, ...] = ()
+    # Directories in which backups may be kept.
     destinations: tuple[str, ...] = ()
 
 
 class Functions(Section, frozen=True):
     """``[batch]``: functions that a BatchTask may call, as ``module:function``."""
 
+    # Functions that a `BatchTask` may call, as `"module:function"`.
     functions: tuple[str, ...] = ()
 
 
@@ -281,15 +376,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         return value
 
 
-class Setting(msgspec.Struct, frozen=True):
-    """One line of ``config check``: ``value`` fits JSON, ``text`` is as in TOML; neither shows a password."""
-
-    name: str
-    value: Any
-    text: str
-    source: str
-
-
 def _kinds(struct: type[msgspec.Struct], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, kind in typing.get_type_hints(struct, include_extras=True).items():
         if isinstance(kind, type) and issubclass(kind, Section):
@@ -310,53 +396,6 @@ TABLES: Mapping[str, Mapping[str, Any]] = {
 """Sections whose entries a user names, each with the settings of an entry and their annotated types."""
 
 
-def _all_kinds(config: Config) -> dict[str, Any]:
-    """``KINDS``, and the settings of the entries that there are."""
-    found = dict(KINDS)
-    for table, kinds in TABLES.items():
-        for entry, section in config.get(table).items():
-            named = {name: kind for name, kind in kinds.items() if name != OPEN}
-            named |= dict.fromkeys(getattr(section, "options", ()), object)
-            found |= {f"{table}.{entry}.{name}": kind for name, kind in named.items()}
-    return found
-
-
 _SINK_SECRETS = frozenset(f"alerts.sinks.*.{name}" for name in ("url", "secret", "token"))
 SECRETS = frozenset({"mail.password", "console.proxy_secret", "door.token", "gateway.secret"}) | _SINK_SECRETS
 """Settings whose values are never shown; ``*`` stands for an entry of a table."""
-
-
-def _is_secret(name: str) -> bool:
-    head, _, last = name.rpartition(".")
-    table = head.rpartition(".")[0]
-    return bool({name, f"{table}.*.{last}"} & SECRETS) or (OPEN in TABLES.get(table, ()) and is_secret_option(last))
-
-
-def describe(config: Config) -> list[Setting]:
-    """The settings in effect, each with where it comes from; passwords masked. For ``config check``."""
-    found = []
-    for name, kind in _all_kinds(config).items():
-        value = config.get(name)
-        if _is_secret(name) and value is not None:
-            value = "***"
-        elif isinstance(value, str):
-            value = shown_url(value) if "://" in value else redact(value)
-        elif isinstance(value, tuple):
-            value = tuple(map(redact, value))
-        text = format_duration(cast(float, value)) if is_duration(kind) and value is not None else value
-        found.append(
-            Setting(
-                name,
-                value,
-                "" if text is None else msgspec.json.encode(text).decode(),
-                config.origins.get(name, "default"),
-            )
-        )
-    return found
-
-
-def changed(old: Config, new: Config) -> list[str]:
-    """The names of the settings that differ."""
-    was, now = _all_kinds(old), _all_kinds(new)
-    both = [name for name in was if name in now and old.get(name) != new.get(name)]
-    return both + sorted(was.keys() ^ now.keys())

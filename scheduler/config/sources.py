@@ -230,7 +230,7 @@ class Reader:
             return convert(kind, value, text=text)
         except Unfit as error:
             hidden = secret or {name, f"{table}.*.{last}"} & self._secret or kind is object
-            got = "what is there" if hidden else shown(value)
+            got = "the value there" if hidden else shown(value)
             raise ConfigError(f"setting {called}: expected {error}, not {got}, {where}") from None
 
 

@@ -247,7 +247,9 @@ def _leave_soon(status: int) -> None:
 
     def end() -> None:
         time.sleep(EXIT_TIMEOUT)
-        logging.getLogger("scheduler").warning("what tasks have left behind does not end: the process ends without it")
+        logging.getLogger("scheduler").warning(
+            "tasks have left something behind that does not end: the process ends without it"
+        )
         leave(status)
 
     threading.Thread(target=end, name="schedd-exit", daemon=True).start()

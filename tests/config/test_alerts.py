@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from scheduler.config.describe import changed, describe
 from scheduler.config.load import load
-from scheduler.config.model import Config, changed, describe
+from scheduler.config.model import Config
 from scheduler.errors import ConfigError
 
 SLACK = '[alerts.sinks.ops]\ntype = "slack"\nurl = "https://hooks.example/T0/secret-path"\n'
@@ -75,7 +76,7 @@ def test_a_reload_names_what_has_changed() -> None:
         ('[alerts.sinks.Ops]\ntype = "slack"', "a name of small letters"),
         ('[alerts.sinks]\nops = "slack"', "expected a section [alerts.sinks.NAME]"),
         ('[alerts.sinks.ops]\nurll = "x"', "unknown setting alerts.sinks.ops.urll in config.toml; did you mean"),
-        ("[alerts.sinks.ops]\nurl = 3", "alerts.sinks.ops.url: expected text, not what is there"),
+        ("[alerts.sinks.ops]\nurl = 3", "alerts.sinks.ops.url: expected text, not the value there"),
         ('[alerts.sinks.ops]\nurl = "ftp://x"', "begins with https://"),
         ('[alerts.sinks.ops]\nurl = "https://x"\nto = ["a@b"]', "a sink of type webhook has no such setting"),
         ('[alerts.sinks.ops]\ntype = "email"\nto = ["a@b.example"]', "set host and sender in [mail]"),

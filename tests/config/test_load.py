@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from scheduler.config.describe import changed, describe
 from scheduler.config.load import load
-from scheduler.config.model import KINDS, Config, changed, describe
+from scheduler.config.model import KINDS, Config
 from scheduler.config.scheduler_options import scheduler_options
 from scheduler.errors import ConfigError
 from scheduler.model.defaults import RETENTION
@@ -362,7 +363,7 @@ def test_a_byte_order_mark_is_no_mistake() -> None:
         ('[batch]\nfunctions = ["f"]', 'setting batch.functions (config.toml): expected "module:function", not "f"'),
         ('[store]\nurl = "sqlite://"', "an in-memory SQLite database does not survive a restart"),
         ('[store]\nurl = "sqlite:///:memory:"', "an in-memory SQLite database does not survive a restart"),
-        ("[store]\nurl = 5", "setting store.url: expected text, not what is there, in config.toml"),
+        ("[store]\nurl = 5", "setting store.url: expected text, not the value there, in config.toml"),
         ('[store]\nurl = ""', "setting store.url: expected text, not empty"),
         ('[store]\nurl = "schedd.db"', "setting store.url (config.toml): not a database URL; use sqlite:///"),
         ('[store]\nurl = "mysql://h/d"', "not a database URL"),

@@ -63,4 +63,4 @@ def test_a_daemon_ends_though_a_thread_does_not(fleet: Fleet, jobs: Scheduler) -
     all_ended(jobs)
     daemon.kill(signal.SIGTERM)
     assert daemon.wait(30) == 0
-    assert daemon.lines("what tasks have left behind does not end")
+    assert daemon.lines("tasks have left something behind that does not end")

@@ -56,7 +56,7 @@ def outcome_of_result(attempt: Attempt, runtime: Runtime, result: Any) -> Outcom
     if attempt.committed_outcome is not None:
         if result is not None:
             log.warning(
-                "what run() returned is not stored: its transaction had set the result",
+                "the return value of run() is not stored: its transaction had set the result",
                 extra={"task": attempt.claimed.id},
             )
         return attempt.committed_outcome

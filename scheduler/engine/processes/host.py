@@ -236,7 +236,7 @@ def resolve_pickled(job: Job, fine: bool, data: bytes) -> None:
     try:
         value = pickle.loads(data)
     except BaseException as error:  # a class that cannot be made here
-        fine, value = False, error if isinstance(error, Exception) else ProcessDied(f"what it sent raised {error!r}")
+        fine, value = False, error if isinstance(error, Exception) else ProcessDied(f"its message raised {error!r}")
     if not fine and not isinstance(value, BaseException):
         value = ProcessDied("its process sent what it had raised, but that is no error")
     resolve(job, value) if fine else resolve(job, error=value)

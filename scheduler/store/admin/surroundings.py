@@ -109,7 +109,7 @@ def _horizon(tx: Tx) -> Finding:
     if not holders:
         return Finding("old snapshots", OK, f"no transaction is open for {span_text(horizon.MIN_AGE)}")
     text = "; ".join(f"{one.text} ({one.remedy})" for one in holders)
-    return Finding("old snapshots", NOTE, f"what has died meanwhile cannot be removed: {text}")
+    return Finding("old snapshots", NOTE, f"rows that have died since then cannot be removed: {text}")
 
 
 def _locks(tx: Tx) -> Finding:

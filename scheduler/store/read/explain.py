@@ -265,7 +265,9 @@ def _awaited(tx: Tx, task_id: int) -> str:
 
 def _later(row: sa.Row[Any], state: TaskState, now: int, fleet: Fleet, awaited: str) -> str:
     if row.run_at >= FOREVER:
-        return f"suspended, awaits {awaited or 'an unknown thing'}"
+        return (
+            f"suspended, awaits {awaited}" if awaited else "suspended, but no wait is recorded: run `schedctl doctor`"
+        )
     at = f"{rfc3339(row.run_at, exact=False)} (in {span_text(row.run_at - now)})"
     unserved = unserved_reason(row, fleet)
     beside = slots.previous_attempt(fleet, row)

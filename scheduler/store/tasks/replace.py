@@ -134,7 +134,7 @@ def apply_deferred(tx: Tx, ids: Iterable[int]) -> None:
         try:
             aside = msgspec.json.decode(row.value or "", type=_PendingReplacement)
         except msgspec.MsgspecError as error:
-            _set_aside(tx, row.id, f"what replaced it cannot be read: {error}")
+            _set_aside(tx, row.id, f"its replacement cannot be read: {error}")
             continue
         spec = aside.spec
         parents = read_parents(tx, [edge.parent for edge in spec.edges], known=True)

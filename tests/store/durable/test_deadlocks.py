@@ -81,3 +81,14 @@ def test_one_that_awaits_what_depends_on_it(stage: Stage, kind: Any) -> None:
     assert why_of(stage, a).endswith(f": {a} -> {c} -> {b} -> {a}; `schedctl cancel {a}` ends that")
     assert why_of(stage, waits) == f"suspended, awaits task {a}"
     assert found(stage)[1] == (a, b, c)
+
+
+def test_a_suspended_task_without_a_wait_names_the_command_that_mends_it(stage: Stage) -> None:
+    def waits(ctx: Any) -> Any:
+        return ctx.await_event("approved")
+
+    task_id = stage.start(waits)
+    stage.drain()
+    with stage.jobs.database.write() as tx:
+        tx.run("DELETE FROM schedd_waits WHERE task_id = :id", id=task_id)
+    assert why_of(stage, task_id) == "suspended, but no wait is recorded: run `schedctl doctor`"
