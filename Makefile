@@ -154,7 +154,7 @@ soak: setup
 	$(PYTEST) -m "soak and not faults and not executors and not kube" --timeout=1800 $(PYTEST_ARGS)
 
 faults: setup
-	$(PYTEST) -m "soak and faults" --timeout=1800 --ignore=tests/faults/test_failover_matrix.py $(PYTEST_ARGS)
+	$(PYTEST) -m "soak and faults and not executors" --timeout=1800 --ignore=tests/faults/test_failover_matrix.py $(PYTEST_ARGS)
 
 # Both programs, or nothing.
 PATRONI = $(shell command -v patroni >/dev/null && command -v etcd)

@@ -24,6 +24,7 @@ from scheduler.config.scheduler_options import task_settings
 from scheduler.errors import StoreUnavailableError
 from scheduler.ports import Clock, SystemClock
 from scheduler.store.db.database import Database
+from scheduler.store.db.server_clock import ServerClock
 
 if TYPE_CHECKING:
     from scheduler.config.alerts import Alerts
@@ -91,6 +92,10 @@ class AlertService:
         """Begin to look whether the store can be used, before it has been opened."""
         if self._watch is not None:
             self._watch.start()
+
+    def keep_to(self, server_clock: ServerClock) -> None:
+        """Take the time of this clock."""
+        self._database.server_clock = server_clock
 
     def _leads(self) -> bool:
         return self._leading

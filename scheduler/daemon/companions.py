@@ -17,6 +17,8 @@ from scheduler.errors import ConfigError
 if TYPE_CHECKING:
     from scheduler.config.model import Config
     from scheduler.messages.service import MessageService
+    from scheduler.store.db.database import Database
+    from scheduler.store.db.server_clock import ServerClock
 
 logger = logging.getLogger("scheduler.daemon")
 
@@ -102,6 +104,8 @@ class AlertCompanion(_Holder):
     ``outage``: what the engine says of the store; set once there is one.
     """
 
+    _engine_clock: ServerClock | None = None
+
     def __init__(self, config: Config) -> None:
         """Raises ConfigError."""
         self.outage: Callable[[], str | None] = lambda: None
@@ -114,6 +118,17 @@ class AlertCompanion(_Holder):
         from scheduler.alerts.service import AlertService
 
         return AlertService(config, outage=lambda: self.outage())
+
+    def keep_to(self, database: Database) -> None:
+        """Look at a file by the engine's clock, which keeps to that of the other workers."""
+        if database.path is not None:
+            self._engine_clock = database.server_clock
+            self._set_clock(self._service)
+
+    def _set_clock(self, service: Companion | None) -> None:
+        keep_to = getattr(service, "keep_to", None)
+        if keep_to is not None and self._engine_clock is not None:
+            keep_to(self._engine_clock)
 
     def watch(self) -> None:
         """Look at the store from now on, before :meth:`start`: it may be away already."""
@@ -132,6 +147,7 @@ class AlertCompanion(_Holder):
         with _beside_what_waits():
             check(config)
         made = self._make(config)
+        self._set_clock(made)
 
         def change() -> None:
             self._put(lambda: made)

@@ -30,6 +30,7 @@ from scheduler.interrupts import StopSignals
 
 if TYPE_CHECKING:
     from scheduler.model.registry import Registry
+    from scheduler.store.db.database import Database
     from scheduler.telemetry.health import Vitals
     from scheduler.telemetry.registry import MetricsRegistry
 
@@ -50,6 +51,9 @@ class Loop(Protocol):
 
     replaced: StoreReplacedError | None
     """The reason why the engine stopped by itself: its database file was replaced."""
+
+    database: Database
+    """The store of its tasks."""
 
     outage: str | None
     """Why the database cannot be used at present; None: it can."""
@@ -182,6 +186,7 @@ class Supervisor:
         self._engine = engine = self._service.engine
         for watch in watches:
             watch.outage = lambda: engine.outage
+            watch.keep_to(engine.database)
         self._engine.on_restart(self._want_restart)
         BackgroundCall(
             self._signals, self._engine.wait_ended, "schedd-watch"

@@ -220,6 +220,12 @@ def plant_ahead(live: Bench) -> Planted:
     return Planted("due far ahead", (made,), "a clock was ahead")
 
 
+def plant_clock(live: Bench) -> Planted:
+    live.drain()
+    live.execute("UPDATE schedd_workers SET skew = -3600000000")
+    return Planted("is ahead by 1 h")
+
+
 def plant_unserved_schedule(live: Bench) -> Planted:
     live.step("x").queue("mail").key("nightly").cron("0 5 * * *").schedule()
     live.drain()

@@ -41,7 +41,12 @@ from scheduler.store.schedules import is_ahead
 from scheduler.store.tasks.stalls import remedy, stalled
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"
-SURROUNDINGS = ("leases", "attempts", "writes")  # checks of what is around the tables: surroundings.py
+SURROUNDINGS = (
+    "leases",
+    "attempts",
+    "writes",
+    "workers' clocks",
+)  # checks of surroundings.py
 _MAX_IDS = 1000  # ids named for one kind of problem
 NEWEST = 100_000  # tasks that the checks look at which no index serves
 _WAIT = list(Otherwise).index(Otherwise.WAIT)

@@ -16,7 +16,7 @@ from scheduler.store.db.sqlite_files import open_to_others
 from scheduler.store.db.tx import Tx
 from scheduler.store.db.writable import no_writes
 from scheduler.store.read import standbys
-from scheduler.store.read.workers import far_text, orphans_text, workers
+from scheduler.store.read.workers import clock_text, far_text, orphans_text, workers
 
 _LOW_SPACE = 200 * 1024 * 1024
 _SKEW_NOTE = SECOND  # a clock that is off by more is a note
@@ -51,15 +51,10 @@ def _schema(tx: Tx, version: str) -> Finding:
 def _workers(tx: Tx, version: str) -> list[Finding]:
     found = []
     seen = workers(tx)
-    skewed = [f"{w.label} by {span_text(abs(w.skew))}" for w in seen if abs(w.skew) > _SKEW_NOTE]
-    if skewed:
-        found.append(Finding("workers' clocks", NOTE, f"are off (which times do not depend on): {listed(skewed)}"))
-    ahead = [
-        f"{w.label} by {span_text(w.heartbeat_at - tx.now)}" for w in seen if w.heartbeat_at > tx.now + _SKEW_PROBLEM
-    ]
-    if ahead:
-        text = f"are ahead of this one, so they begin tasks too early: {listed(ahead)}; set them right"
-        found.append(Finding("workers' clocks", PROBLEM, text))
+    early = any(w.heartbeat_at > tx.now + _SKEW_PROBLEM for w in seen)
+    off = [text for w in seen if (text := clock_text(w, tx.now, _SKEW_NOTE)) is not None]
+    if off:
+        found.append(Finding("workers' clocks", PROBLEM if early else NOTE, "; ".join(off)))
     far = [text for text in map(far_text, seen) if text is not None]
     if far:
         found.append(Finding("leases", PROBLEM, "; ".join(far)))

@@ -266,6 +266,15 @@ TABLE: tuple[ProblemType, ...] = (
         voices=OF_NO_TASK,
     ),
     ProblemType(
+        "clock",
+        "The clock of a worker is off by more than a minute.",
+        "Set the clock of its machine right, and let it keep to a time server.",
+        workers.clocks,
+        "workers' clocks",
+        page=_WORKERS,
+        voices=OF_NO_TASK,
+    ),
+    ProblemType(
         "ahead",
         "A clock that was ahead has set due times far from now.",
         "Pause and resume each schedule; cancel and retry each task.",

@@ -7,10 +7,12 @@ from scheduler.model.problem import Problem
 from scheduler.model.redact import redact
 from scheduler.model.texts import counted, listed, rfc3339, span_text
 from scheduler.model.trouble import Side, Trouble
+from scheduler.ports import SECOND
 from scheduler.store.read.snapshot import Snapshot
-from scheduler.store.read.workers import LOST, WorkerRecord, far_text, hung_text, orphans_text
+from scheduler.store.read.workers import LOST, WorkerRecord, clock_text, far_text, hung_text, orphans_text
 
 _EXAMPLES = 5
+CLOCK_OFF = 60 * SECOND
 
 
 def of_transports(seen: Snapshot) -> list[Problem]:
@@ -55,6 +57,12 @@ def _transport(reports: list[tuple[WorkerRecord, Trouble]], now: int) -> Problem
 def far(seen: Snapshot) -> list[Problem]:
     """Workers too far from the database for their leases."""
     return [Problem("short lease", text, 0) for text in map(far_text, seen.workers) if text is not None]
+
+
+def clocks(seen: Snapshot) -> list[Problem]:
+    """Workers whose clocks are far from the server's, or from that of the others."""
+    texts = (clock_text(worker, seen.tx.now, CLOCK_OFF) for worker in seen.workers)
+    return [Problem("clock", text, 1) for text in texts if text is not None]
 
 
 def lost(seen: Snapshot) -> list[Problem]:

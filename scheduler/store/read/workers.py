@@ -14,7 +14,7 @@ from scheduler.model import state as st
 from scheduler.model.capacity import SLOT_TYPES, Capacity, HungHandler, OrphanedAttempts, UnmovedHandler
 from scheduler.model.defaults import POOLS
 from scheduler.model.registry import THREAD
-from scheduler.model.texts import counted, listed, rfc3339
+from scheduler.model.texts import counted, listed, rfc3339, span_text
 from scheduler.ports import FOREVER
 from scheduler.store.broken_rows import options_of
 from scheduler.store.db import migrate
@@ -209,6 +209,17 @@ def no_worker_reason(found: Iterable[WorkerRecord]) -> str | None:
         return f"every live worker is draining ({listed(draining)})"
     rest = f"; draining: {listed(draining)}" if draining else ""
     return f"{'; '.join(far)}{rest}"
+
+
+def clock_text(worker: WorkerRecord, now: int, least: int) -> str | None:
+    """What to say of a worker whose clock is off by more than ``least`` microseconds."""
+    early = worker.heartbeat_at - now
+    if not worker.alive or max(early, abs(worker.skew)) <= least:
+        return None
+    if early > least:  # only a file has times of each machine's own
+        return f"the clock of worker {worker.label} is ahead by {span_text(early)}, so it begins tasks too early"
+    side = "ahead" if worker.skew < 0 else "behind"
+    return f"the clock of worker {worker.label} is {side} by {span_text(abs(worker.skew))}; times do not depend on it"
 
 
 def far_text(worker: WorkerRecord) -> str | None:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import pytest
 
 from scheduler import Context, Scheduler, task
+from scheduler.alerts.service import AlertService
+from scheduler.config.alerts import Alerts, AlertSink
+from scheduler.config.model import Config, Store
+from scheduler.daemon.companions import AlertCompanion
 from scheduler.ports import SystemClock
 from support.databases import Database, one_database
 from support.fleet import until
@@ -52,6 +56,25 @@ def test_a_lone_worker_ahead_is_named_by_the_doctor(database: Database) -> None:
     ahead.engine.wait_ready(20)
     jobs = Scheduler(database.url)
     found = [one.text for one in jobs.doctor() if one.check == "workers' clocks"]
-    assert "are ahead of this one" in " ".join(found)
+    assert "so it begins tasks too early" in " ".join(found)
     jobs.close()
     ahead.close()
+
+
+@one_database
+def test_alerts_of_a_daemon_ahead_take_no_other_worker_for_lost(database: Database) -> None:
+    """They keep to the time of the daemon's engine, also those that a reload has started."""
+    jobs = Scheduler(database.url)
+    jobs.database.server_clock.offset = -HOUR * 1_000_000
+    sinks = {"ops": AlertSink(type="command", command=("true",))}
+    config = Config(store=Store(url=database.url), alerts=Alerts(sinks=sinks))
+    companion = AlertCompanion(config)
+    companion.keep_to(jobs.database)
+    changed = Config(store=config.store, alerts=Alerts(sinks=sinks, label="other"))
+    change = companion.prepare(changed)
+    assert change is not None
+    for service in (companion._service, companion._make(config)):
+        companion._set_clock(service)
+        assert isinstance(service, AlertService)
+        assert abs(service._database.now() - jobs.database.now()) < 1_000_000
+    jobs.close()
