@@ -373,6 +373,15 @@ class Scheduler(
         if self._engine is not None:
             self._engine.engine_state.dead_letter_hook.hook = self._on_dead_letter
 
+    @property
+    def around_run(self) -> Callable[[Any], AbstractContextManager[Any]] | None:
+        """What surrounds each run; a task module's ``setup(scheduler)`` may set it, before the scheduler starts."""
+        return self._around_run
+
+    @around_run.setter
+    def around_run(self, around: Callable[[Any], AbstractContextManager[Any]] | None) -> None:
+        self._around_run = around
+
     def _make_tracing(self) -> Tracing:
         """What traces tasks. Made when first needed, so that the program may set its tracer provider before.
 

@@ -30,7 +30,7 @@ HOUSE: tuple[frozenset[str], ...] = (
     frozenset({"executors", "messages"}),
     frozenset({"console"}),
     frozenset({"cli", "daemon", "testing"}),
-    frozenset({"pytest_plugin"}),
+    frozenset({"django", "pytest_plugin"}),
 )
 STORE: tuple[frozenset[str], ...] = (
     frozenset({"schema"}),

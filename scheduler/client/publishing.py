@@ -88,10 +88,10 @@ class PublishOperations:
             made = caller.database.change(lambda tx: outbox.put(tx, [spec], [group], ours=True, sinks=known))
             caller.notify()
         else:
-            theirs = callers_connection(connection)
-            caller.database.open()
-            made = outbox.put(Tx(theirs, caller.database.now()), [spec], [group], ours=False, sinks=known)
-            notify_after_commit(theirs, caller.notify)
+            with callers_connection(connection) as theirs:
+                caller.database.open_beside(theirs)
+                made = outbox.put(Tx(theirs, caller.database.now()), [spec], [group], ours=False, sinks=known)
+                notify_after_commit(theirs, caller.notify)
         return made[0]
 
     publish_async = in_thread(publish)

@@ -95,18 +95,18 @@ class TaskSubmitter:
 
     def _store(self, specs: list[TaskSpec], connection: Any) -> list[TaskId]:
         if connection is not None:
-            own = callers_connection(connection)
-            self.database.open()
-            return self._store_on(own, specs)
+            return self._store_on(connection, specs)
         if len(specs) == 1 and is_one_row(specs[0]) and not by_hand():
             return [self._store_one(specs[0], None)]
         stored = self.database.change(lambda tx: _enqueue(tx, specs, ours=True))
         self.notify()
         return stored
 
-    def _store_on(self, own: Any, specs: list[TaskSpec]) -> list[TaskId]:
-        ids = _enqueue(Tx(own, self.database.now()), specs, ours=False)
-        notify_after_commit(own, self.notify)
+    def _store_on(self, given: Any, specs: list[TaskSpec]) -> list[TaskId]:
+        with callers_connection(given) as own:
+            self.database.open_beside(own)
+            ids = _enqueue(Tx(own, self.database.now()), specs, ours=False)
+            notify_after_commit(own, self.notify)
         return ids
 
     async def store_async(self, specs: list[TaskSpec], connection: Any = None) -> list[TaskId]:
@@ -116,9 +116,9 @@ class TaskSubmitter:
         await self.threads.call(self.database.open)
         send = self._send(specs)
         if send is None:
-            return await run_on(connection, lambda own: self._store_on(callers_connection(own), specs))
+            return await run_on(connection, lambda own: self._store_on(own, specs))
         with send:
-            stored = await run_on(connection, lambda own: self._store_on(callers_connection(own), specs))
+            stored = await run_on(connection, lambda own: self._store_on(own, specs))
             send.stored(stored)
             return stored
 

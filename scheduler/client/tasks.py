@@ -446,12 +446,12 @@ class TaskOperations:
         given = events.checked(name, payload)
         if connection is None:
             return self.desk.write(lambda tx: events.emit_in(tx, given))
-        own = callers_connection(connection)
-        self.database.open()
-        tx = Tx(own, self.database.now())
-        hold_writes(tx)
-        new = events.emit_in(tx, given)
-        notify_after_commit(own, self._notify)
+        with callers_connection(connection) as own:
+            self.database.open_beside(own)
+            tx = Tx(own, self.database.now())
+            hold_writes(tx)
+            new = events.emit_in(tx, given)
+            notify_after_commit(own, self._notify)
         return new
 
     def cleanup_events(self, older_than_hours: float) -> int:

@@ -41,7 +41,7 @@ def check(files: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
         settings = {
             "include": [*files] if files else ["scheduler", "examples"],
             "strict": [*files] if files else ["examples"],
-            "exclude": ["**/__pycache__"],
+            "exclude": ["**/__pycache__", "scheduler/django", "examples/django"],
             "typeCheckingMode": "basic",
             "pythonVersion": "3.11",
             "executionEnvironments": [

@@ -16,6 +16,9 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
+from scheduler.store.db.django_connection import DjangoConnection
+from scheduler.store.db.notifier import CHANNEL
+
 _EVERY = 0.0005  # seconds between two looks at commits that are under way
 _LONGEST = 1.0  # of a commit that is watched: then it notifies in any case, and polling covers the rest
 _BLIND = 0.02  # after which it notifies where the driver does not tell
@@ -78,6 +81,9 @@ os.register_at_fork(after_in_child=_forget)
 
 def notify_after_commit(connection: sa.Connection, notify: Callable[[], None]) -> None:
     """Notify once the caller's own transaction has committed; once, however many tasks are in it."""
+    if isinstance(connection, DjangoConnection):
+        connection.notify_after_commit(notify, CHANNEL)
+        return
     if connection in _ARMED:
         return
 

@@ -22,6 +22,7 @@ from scheduler.store.db import pg_blockers as row_locks
 from scheduler.store.db.autocommit import AutocommitConnection, AutocommitPool
 from scheduler.store.db.deadline import Deadline
 from scheduler.store.db.dialect import Dialect, dialect_named, prepared
+from scheduler.store.db.django_connection import DjangoConnection
 from scheduler.store.db.engines import load_driver, make_engine
 from scheduler.store.db.errors import StoreError, cause, translate
 from scheduler.store.db.handler_transaction import LIMIT, Places, Transaction
@@ -223,6 +224,21 @@ class Database:
         Raises StoreUnavailableError, and ConfigError if it is not to be used.
         """
         return self._opened(looks=False)
+
+    def open_beside(self, theirs: sa.Connection) -> None:
+        """Check that the store is there, for what is done in a caller's transaction; as :meth:`open` does.
+
+        Beside Django's connection no connection is made: its database may lie in memory, or be a test's that is to be
+        dropped, and on SQLite that transaction keeps others out. Raises StoreUnavailableError.
+        """
+        if not isinstance(theirs, DjangoConnection):
+            self.open()
+            return
+        if not migrate.works_on(migrate.current(theirs)):
+            if not self.auto_migrate:
+                raise StoreUnavailableError(f"{migrate.older(migrate.current(theirs))}: run `manage.py migrate`")
+            migrate.make_on(theirs)
+        self.calibrate(theirs, if_due=True)
 
     def look(self) -> sa.Engine:
         """As :meth:`open`, to look only: nothing is migrated or made, no file and no directory, and nothing written.

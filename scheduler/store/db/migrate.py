@@ -241,6 +241,18 @@ def upgrade_engine(
     return copy
 
 
+def make_on(connection: sa.Connection) -> None:
+    """Make the store in the caller's transaction, where the database has none. Raises StoreUnavailableError."""
+    version = current(connection)
+    if version is not None:
+        refuse_newer(version)
+        raise StoreUnavailableError(f"{older(version)}: run `schedctl db upgrade`")
+    refuse_encoding(connection)
+    refuse_elsewhere(connection, version)
+    connection.dialect.initialize(connection)  # migrations look at what is there
+    _steps(connection, version)
+
+
 def _is_odd(connection: sa.Connection) -> bool:
     """Whether a store of this revision is not in its form: an earlier checkout has brought it there."""
     found = older_forms.columns_of(connection)

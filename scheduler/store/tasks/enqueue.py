@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache, partial
 from itertools import compress
 from operator import itemgetter
@@ -18,6 +18,7 @@ from scheduler.model.spec import EdgeSpec, TaskId, TaskSpec
 from scheduler.model.state import HELD, Otherwise, TaskState, When
 from scheduler.store.db.database import Database
 from scheduler.store.db.dialect import Dialect, bind_rows
+from scheduler.store.db.django_connection import is_django, on_django
 from scheduler.store.db.statements import SQL_TYPES, Across, insert
 from scheduler.store.db.tx import Tx
 from scheduler.store.graph import debug_log
@@ -122,8 +123,13 @@ def hold_writes(tx: Tx) -> None:
         tx.run("UPDATE schedd_tasks SET state = state WHERE id = -1")
 
 
-def callers_connection(given: Any) -> sa.Connection:
+@contextmanager
+def callers_connection(given: Any) -> Iterator[sa.Connection]:
     """The Connection behind what a caller passed as ``connection=``. Raises ConfigError."""
+    if is_django(given):
+        with on_django(given) as theirs:
+            yield theirs
+        return
     if not isinstance(given, sa.Connection):
         from sqlalchemy.orm import Session  # slow, and no other program than one that has a Session needs it
 
@@ -132,10 +138,13 @@ def callers_connection(given: Any) -> sa.Connection:
             given = given.connection()
     if not isinstance(given, sa.Connection):
         hint = "; schedule_async() and `async with` take that one" if hasattr(given, "run_sync") else ""
-        raise ConfigError(f"connection= takes a SQLAlchemy Connection or Session, not {type(given).__name__}{hint}")
+        raise ConfigError(
+            f"connection= takes a SQLAlchemy Connection or Session, or Django's connection, not "
+            f"{type(given).__name__}{hint}"
+        )
     if given.dialect.name not in ("sqlite", "postgresql"):
         raise ConfigError(f"connection= is to {given.dialect.name}; schedd lives in SQLite or PostgreSQL")
-    return given
+    yield given
 
 
 def _insert_one(tx: Tx, spec: TaskSpec, ours: bool) -> TaskId:

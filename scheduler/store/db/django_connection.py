@@ -1,0 +1,103 @@
+"""The store's own statements on a connection of Django's, in the transaction that is open there.
+
+Knows Django's connection by what it can do, and imports nothing of Django: a program that has one has loaded it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from typing import Any
+
+import sqlalchemy as sa
+
+from scheduler.errors import ConfigError
+from scheduler.store.db.errors import cause, translate
+
+_NAMES = {"sqlite": "sqlite+pysqlite", "postgresql": "postgresql+psycopg"}
+
+
+class _Driver:
+    """The driver's connection, without what ends a transaction: that is Django's to do."""
+
+    def __init__(self, raw: Any) -> None:
+        self._raw = raw
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._raw, name)
+
+    def commit(self) -> None: ...
+
+    def rollback(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class DjangoConnection(sa.Connection):
+    """A connection of Django's, for the store's statements."""
+
+    def __init__(self, engine: sa.Engine, given: Any) -> None:
+        super().__init__(engine)
+        self._given = given
+
+    def notify_after_commit(self, notify: Callable[[], None], channel: str) -> None:
+        """Wake workers once Django commits. On PostgreSQL by this connection: ``notify`` would make another one, which
+        a database of tests would still have when it is to be dropped."""
+        given = self._given
+
+        def quietly() -> None:
+            with suppress(Exception):  # polling is behind it
+                if given.vendor == "postgresql":
+                    with given.cursor() as cursor:
+                        cursor.execute(f"NOTIFY {channel}")
+                else:
+                    notify()
+
+        given.on_commit(quietly)
+
+
+def is_django(given: Any) -> bool:
+    """Whether this is a connection of Django's, such as ``connections["default"]``."""
+    return all(hasattr(given, name) for name in ("vendor", "ensure_connection", "in_atomic_block", "settings_dict"))
+
+
+@contextmanager
+def on_django(given: Any) -> Iterator[DjangoConnection]:
+    """The store's connection in the transaction that is open on Django's, else in one of its own.
+
+    What fails within is rolled back to where this began, and Django's transaction can go on. Raises ConfigError for a
+    database or a driver that is not ours, StoreUnavailableError.
+    """
+    vendor = str(given.vendor)
+    if vendor not in _NAMES:
+        raise ConfigError(f"connection= is to {vendor}; schedd lives in SQLite or PostgreSQL")
+    atomic: Any = sys.modules["django.db.transaction"]
+    with atomic.atomic(using=given.alias):
+        raw = given.connection
+        if vendor == "postgresql" and type(raw).__module__.partition(".")[0] != "psycopg":
+            raise ConfigError("connection= is Django's over psycopg2; schedd needs psycopg 3: pip install psycopg")
+        url = sa.make_url(f"{_NAMES[vendor]}://")
+        engine = sa.Engine(sa.NullPool(lambda: _Driver(raw), reset_on_return=None), _dialect(vendor), url)
+        made = DjangoConnection(engine, given)
+        try:
+            with made, made.begin():
+                yield made
+        except sa.exc.SQLAlchemyError as error:
+            raise translate(error, _url_of(given)) from cause(error)
+
+
+@cache
+def _dialect(vendor: str) -> sa.Dialect:
+    """Not asked of any server: nothing of what it would say matters for the store's statements."""
+    kind: Any = sa.make_url(f"{_NAMES[vendor]}://").get_dialect()
+    options = {"use_native_hstore": False} if vendor == "postgresql" else {}
+    made: sa.Dialect = kind(dbapi=kind.import_dbapi(), **options)
+    return made
+
+
+def _url_of(given: Any) -> sa.URL:
+    """For errors, without a password."""
+    settings = given.settings_dict
+    return sa.URL.create(_NAMES[given.vendor], host=settings.get("HOST") or None, database=str(settings.get("NAME")))

@@ -1,0 +1,469 @@
+"""Django's tasks on schedd: a real project, its daemon, its tests, on Django's own or the backport's framework."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.databases import Database, one_database
+from support.django_project import Project
+
+TASKS = """
+from scheduler.django import task
+from shop.models import Order
+
+@task
+def ship(order_id, note=""):
+    return Order.objects.get(pk=order_id).name + note
+
+@task(takes_context=True)
+def tried(context, fail_until):
+    if context.attempt < fail_until:
+        raise ValueError(f"attempt {context.attempt}")
+    return [context.attempt, len(context.task_result.errors), context.task_result.worker_ids != []]
+
+@task
+def broken(word="no"):
+    raise ValueError(word)
+
+@task
+async def slowly(n):
+    return {"n": n, "names": [order.name async for order in Order.objects.all()]}
+
+@task
+def odd():
+    return object()
+
+@task
+def note(word):
+    from pathlib import Path
+    with Path("ran.txt").open("a") as file:
+        file.write(word + "\\n")
+"""
+
+
+@pytest.fixture
+def shop(database: Database, tmp_path: Path) -> Project:
+    made = Project(tmp_path, database)
+    made.write("shop/tasks.py", TASKS)
+    made.migrate()
+    return made
+
+
+def answers(project: Project, code: str) -> Any:
+    """The JSON that a program prints as its last line."""
+    return json.loads(project.python(code).splitlines()[-1])
+
+
+def test_our_own_api_takes_djangos_connection(shop: Project, database: Database) -> None:
+    """Edges, keys and batches are stored and rolled back with Django's rows; without a transaction they have their own."""
+    found = answers(
+        shop,
+        f"""
+        import json
+        from django.db import connection, connections, transaction
+        from scheduler import Scheduler, UnknownDependencyError, task
+        from shop.models import Order
+
+        jobs = Scheduler({database.url!r})
+
+        @task
+        def hello(ctx, x: int = 0):
+            return x
+
+        jobs.register(hello)
+        own = connections["default"]
+        with transaction.atomic():
+            Order.objects.create(name="cup")
+            a = jobs.task(hello, x=1).schedule(connection=own)
+            b = jobs.task(hello, x=2).key("k").depend_on([a]).schedule(connection=connection)
+        before = [int(a), int(b), str(jobs.get_task(a).state), str(jobs.get_task(b).state)]
+        try:
+            with transaction.atomic():
+                Order.objects.create(name="lost")
+                c = jobs.task(hello, x=3).schedule(connection=own)
+                jobs.task(hello, x=4).key("lost").depend_on([c]).schedule(connection=own)
+                with jobs.batch(connection=own) as batch:
+                    first = batch.task(hello, x=5)
+                    batch.task(hello, x=6).depend_on([first]).key("too", conflict="replace")
+                raise ZeroDivisionError
+        except ZeroDivisionError:
+            pass
+        with transaction.atomic():
+            try:
+                jobs.task(hello).depend_on([99999]).schedule(connection=own)
+            except UnknownDependencyError:
+                pass
+            Order.objects.create(name="after")  # the transaction goes on
+            again = jobs.task(hello, x=4).key("lost").schedule(connection=own)
+            emitted = jobs.emit_event("done", connection=own)
+        alone = jobs.task(hello, x=7).schedule(connection=own)
+        stored = sorted(json.loads(one.payload)["x"] for one in jobs.list_tasks())
+        names = [order.name for order in Order.objects.order_by("id")]
+        print(json.dumps([before, again.created, emitted, alone.created, stored, names]))
+        """,
+    )
+    before, new, emitted, alone, stored, names = found
+    assert before[2:] == ["scheduled", "waiting"]
+    assert (new, emitted, alone) == (True, True, True)
+    assert stored == [1, 2, 4, 7]
+    assert names == ["cup", "after"]
+
+
+def test_a_fresh_file_is_made_in_djangos_transaction(tmp_path: Path) -> None:
+    found = answers(
+        Project(tmp_path, Database(f"sqlite:///{tmp_path / 'new.db'}", "sqlite")),
+        f"""
+        from django.db import connection, transaction
+        from scheduler import Scheduler, task
+
+        jobs = Scheduler("sqlite:///{tmp_path / "new.db"}")
+
+        @task
+        def hello(ctx): ...
+
+        jobs.register(hello)
+        with transaction.atomic():
+            made = jobs.task(hello).schedule(connection=connection)
+        print(jobs.get_task(made).id)
+        """,
+    )
+    assert found == 1
+
+
+def test_tasks_are_stored_with_djangos_rows_and_run_by_the_daemon(shop: Project) -> None:
+    shop.python(
+        """
+        import asyncio, json
+        from django.db import transaction
+        from shop.models import Order
+        from shop.tasks import broken, note, odd, ship, slowly, tried
+
+        with transaction.atomic():
+            cup = Order.objects.create(name="cup")
+            shipped = ship.enqueue(cup.pk, note="!")
+            noted = note.using(depends_on=[shipped]).enqueue("noted")
+        try:
+            with transaction.atomic():
+                lost = Order.objects.create(name="lost")
+                ship.using(key="lost").enqueue(lost.pk)
+                note.enqueue("lost")
+                raise ZeroDivisionError
+        except ZeroDivisionError:
+            pass
+        twice = [note.using(key="once", queue="mail").enqueue("once") for _ in range(2)]
+        assert twice[0].id == twice[1].id and twice[0].task.queue_name == "mail"
+        waits = tried.using(retry=5).enqueue(2)
+        failed = broken.enqueue("so it goes")
+        slow = asyncio.run(slowly.aenqueue(3))
+        strange = odd.enqueue()
+        results = [shipped, noted, twice[0], waits, failed, slow, strange]
+        assert {one.status for one in results} == {"READY"}, results
+        assert shipped.enqueued_at is not None and shipped.started_at is None
+        json.dump([one.id for one in results], open("ids.json", "w"))
+        """
+    )
+    shop.work()
+    assert (shop.directory / "ran.txt").read_text().split() == ["once", "noted"] or (
+        shop.directory / "ran.txt"
+    ).read_text().split() == ["noted", "once"]
+    found = answers(
+        shop,
+        """
+        import asyncio, json
+        from shop.tasks import broken, note, odd, ship, slowly, tried
+
+        ids = json.load(open("ids.json"))
+        tasks = [ship, note, note, tried, broken, slowly, odd]
+        results = [one.get_result(i) for one, i in zip(tasks, ids)]
+        shipped, noted, once, waits, failed, slow, strange = results
+        assert shipped.started_at <= shipped.finished_at and len(shipped.worker_ids) == 1
+        assert asyncio.run(ship.aget_result(ids[0])).return_value == "cup!"
+        assert waits.errors[0].exception_class is ValueError and waits.attempts == 1 and not waits.is_finished
+        assert failed.errors[0].exception_class is ValueError and "so it goes" in failed.errors[0].traceback
+        assert strange.errors, strange
+        print(json.dumps([[str(one.status) for one in results], slow.return_value]))
+        """,
+    )
+    statuses = ["SUCCESSFUL", "SUCCESSFUL", "SUCCESSFUL", "READY", "FAILED", "SUCCESSFUL", "FAILED"]
+    assert found == [statuses, {"n": 3, "names": ["cup"]}]
+
+
+@one_database
+def test_an_attempt_knows_of_earlier_ones_and_a_cancelled_task_says_so(shop: Project) -> None:
+    shop.python(
+        """
+        import json
+        from scheduler import RetryPolicy
+        from shop.tasks import note, ship, tried
+
+        again = tried.using(retry=RetryPolicy(min_wait=0.1, max_attempts=3)).enqueue(2)
+        parent = ship.using(run_after=None).enqueue(99)
+        below = note.using(depends_on=parent).enqueue("never")
+        json.dump([again.id, below.id, note.enqueue("cancelled").id], open("ids.json", "w"))
+        """
+    )
+    ids = json.loads((shop.directory / "ids.json").read_text())
+    shop.manage("schedctl", "cancel", ids[2])
+    shop.manage("schedd", "--exit-when-idle", "1")
+    found = answers(
+        shop,
+        """
+        import json
+        from shop.tasks import note, tried
+
+        again, below, cancelled = json.load(open("ids.json"))
+        again, below, cancelled = tried.get_result(again), note.get_result(below), note.get_result(cancelled)
+        for one in (below, cancelled):
+            assert one.errors[0].exception_class.__module__ == "scheduler.errors"
+        print(json.dumps([again.return_value, again.attempts, str(below.status), str(cancelled.status),
+                          cancelled.errors[0].traceback, below.errors[0].traceback]))
+        """,
+    )
+    assert found[0] == [2, 1, True]
+    assert found[1:4] == [2, "FAILED", "FAILED"]
+    assert "was cancelled" in found[4]
+    assert "DependencyFailed" in found[5]
+
+
+def test_signals_are_sent_where_it_happens(shop: Project) -> None:
+    shop.write(
+        "shop/apps.py",
+        """
+        from django.apps import AppConfig
+
+        class ShopConfig(AppConfig):
+            name = "shop"
+
+            def ready(self):
+                from pathlib import Path
+                from scheduler.django import standard
+
+                def heard(name):
+                    def receiver(sender, task_result, **_):
+                        with Path("heard.txt").open("a") as file:
+                            word = f"{name} {task_result.task.func.__name__} {task_result.status} {sender.__name__}"
+                            file.write(word + "\\n")
+                        if name == "started":
+                            raise ZeroDivisionError("a receiver that fails")
+                    return receiver
+
+                for name in ("enqueued", "started", "finished"):
+                    getattr(standard, f"task_{name}").connect(heard(name), weak=False)
+        """,
+    )
+    shop.python("from shop.tasks import broken, note; note.enqueue('x'); broken.enqueue()")
+    heard = shop.directory / "heard.txt"
+    assert heard.read_text().splitlines() == [
+        "enqueued note READY TaskBackend",
+        "enqueued broken READY TaskBackend",
+    ]
+    heard.unlink()
+    shop.work()
+    assert sorted(heard.read_text().splitlines()) == [
+        "finished broken FAILED TaskBackend",
+        "finished note SUCCESSFUL TaskBackend",
+        "started broken RUNNING TaskBackend",
+        "started note RUNNING TaskBackend",
+    ]
+
+
+@one_database
+def test_what_cannot_be_is_refused_at_once(shop: Project) -> None:
+    found = answers(
+        shop,
+        """
+        import datetime, json
+        from django.db import connection
+        from scheduler.django import standard, task
+        from shop.tasks import note
+
+        refused = []
+        for options in (
+            {"priority": 101}, {"priority": 1.5}, {"run_after": datetime.datetime(2030, 1, 1)}, {"retry": "often"},
+            {"timeout": -1}, {"key": ""}, {"queue": "no name"}, {"depends_on": [None]},
+        ):
+            try:
+                note.using(**options)
+            except standard.InvalidTask as error:
+                refused.append(str(error))
+        try:
+            note.using(depends_on=[99999]).enqueue("x")
+        except standard.InvalidTask as error:
+            refused.append(str(error))
+        try:
+            note.enqueue(object())
+        except TypeError as error:
+            refused.append(str(error))
+        for wrong in ("99999", "no such", "-1", "9" * 40):
+            try:
+                note.get_result(wrong)
+            except standard.TaskResultDoesNotExist as error:
+                refused.append(str(error))
+        print(json.dumps(refused))
+        """,
+    )
+    assert len(found) == 14, found
+
+
+@one_database
+def test_any_function_of_a_module_can_be_a_task(shop: Project) -> None:
+    """Also one that no worker knows beforehand."""
+    shop.write("elsewhere.py", "from scheduler.django import task\n@task\ndef far(n):\n    return n + 1\n")
+    shop.python("from elsewhere import far; open('id', 'w').write(far.enqueue(1).id)")
+    shop.work()
+    assert shop.python("from elsewhere import far; print(far.get_result(open('id').read()).return_value)") == "2\n"
+    assert "django.task" in shop.manage("schedctl", "list")
+
+
+def test_a_projects_own_tests(shop: Project, database: Database) -> None:
+    """What a TestCase stores is seen in it and gone after it; a TransactionTestCase runs it, and is emptied by flush."""
+    if database.is_sqlite:
+        named = '\nDATABASES["default"]["TEST"] = {"NAME": "test.sqlite3"}\n'
+        settings = shop.directory / "settings.py"
+        settings.write_text(settings.read_text() + named)
+    shop.write(
+        "shop/tests.py",
+        """
+        from django.test import TestCase, TransactionTestCase
+        from scheduler.django.testing import run_tasks
+        from shop.models import Order
+        from shop.tasks import ship
+
+        class InATransaction(TestCase):
+            def test_stored(self):
+                with self.captureOnCommitCallbacks(execute=True):
+                    result = ship.using(key="a").enqueue(Order.objects.create(name="a").pk)
+                self.assertEqual(ship.get_result(result.id).status, "READY")
+
+            def test_gone(self):
+                self.assertEqual(ship.using(key="a").enqueue(1).args, [1])
+
+        class Committed(TransactionTestCase):
+            def run_one(self):
+                result = ship.using(key="b").enqueue(Order.objects.create(name="b").pk)
+                self.assertEqual(run_tasks(), 1)
+                result.refresh()
+                self.assertEqual(result.return_value, "b")
+
+            test_first = test_second = run_one
+        """,
+    )
+    output = shop.manage("test", "--noinput")
+    assert "Ran 4 tests" in output, output
+
+
+@one_database
+def test_a_database_of_tests_in_memory(shop: Project) -> None:
+    shop.write(
+        "shop/tests.py",
+        """
+        from django.core.exceptions import ImproperlyConfigured
+        from django.test import TestCase, TransactionTestCase
+        from scheduler.django.testing import run_tasks
+        from shop.tasks import ship
+
+        class InATransaction(TestCase):
+            def test_stored(self):
+                result = ship.enqueue(1)
+                self.assertEqual(ship.get_result(result.id).status, "READY")
+
+        class Committed(TransactionTestCase):
+            def test_stored(self):
+                result = ship.enqueue(1)
+                self.assertEqual(ship.get_result(result.id).args, [1])
+                self.assertRaises(ImproperlyConfigured, run_tasks)
+        """,
+    )
+    assert "Ran 2 tests" in shop.manage("test", "--noinput")
+
+
+@one_database
+def test_a_store_elsewhere_gets_the_task_once_django_commits(database: Database, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere.db"
+    shop = Project(tmp_path, database, f'SCHEDD = {{"store": {{"url": "sqlite:///{elsewhere}"}}}}\n')
+    shop.write("shop/tasks.py", TASKS)
+    shop.migrate()
+    shop.python(
+        """
+        from django.db import transaction
+        from scheduler.django import standard
+        from shop.tasks import note
+
+        with transaction.atomic():
+            result = note.enqueue("committed")
+            try:
+                note.get_result(result.id)
+                raise SystemExit("it is stored before the commit")
+            except standard.TaskResultDoesNotExist:
+                pass
+        assert note.get_result(result.id).status == "READY"
+        try:
+            with transaction.atomic():
+                note.enqueue("rolled back")
+                raise ZeroDivisionError
+        except ZeroDivisionError:
+            pass
+        assert note.enqueue("at once").id.isdigit()
+        """
+    )
+    shop.work()
+    assert sorted((tmp_path / "ran.txt").read_text().splitlines()) == ["at once", "committed"]
+
+
+@one_database
+def test_the_admin_leads_to_the_console(database: Database, tmp_path: Path) -> None:
+    settings = """
+    SCHEDD = {"console": {"listen": "127.0.0.1:8321"}}
+    MIDDLEWARE = [
+        "django.contrib.sessions.middleware.SessionMiddleware",
+        "django.contrib.auth.middleware.AuthenticationMiddleware",
+        "django.contrib.messages.middleware.MessageMiddleware",
+    ]
+    TEMPLATES = [{"BACKEND": "django.template.backends.django.DjangoTemplates", "APP_DIRS": True, "OPTIONS": {
+        "context_processors": ["django.template.context_processors.request",
+            "django.contrib.auth.context_processors.auth", "django.contrib.messages.context_processors.messages"]}}]
+    STATIC_URL = "/static/"
+    ALLOWED_HOSTS = ["testserver"]
+    """
+    apps = tuple(f"django.contrib.{name}" for name in ("contenttypes", "auth", "sessions", "messages", "admin"))
+    shop = Project(tmp_path, database, settings, apps)
+    shop.write(
+        "urls.py",
+        "from django.contrib import admin\nfrom django.urls import path\nurlpatterns = [path('admin/', admin.site.urls)]\n",
+    )
+    shop.migrate()
+    shop.manage("makemigrations", "--check", "schedd")
+    found = shop.python(
+        """
+        from django.contrib.auth.models import User
+        from django.test import Client
+
+        client = Client()
+        client.force_login(User.objects.create_superuser("ann", password="x"))
+        assert "/admin/schedd/console/" in client.get("/admin/").text if hasattr(client.get("/admin/"), "text") else True
+        answer = client.get("/admin/schedd/console/")
+        print(answer.status_code, answer["Location"])
+        """
+    )
+    assert found == "302 http://127.0.0.1:8321/\n"
+
+
+@one_database
+def test_mistakes_in_the_settings_are_named(shop: Project) -> None:
+    settings = shop.directory / "settings.py"
+    before = settings.read_text()
+    for change, said in (
+        ('TASKS["default"]["OPTIONS"] = {"databse": "x"}', "there is no option 'databse'"),
+        ('TASKS["default"]["OPTIONS"] = {"database": "x"}', "there is no database 'x'"),
+        ('INSTALLED_APPS.remove("scheduler.django")', "schedd.W001"),
+        ('TASKS["default"]["OPTIONS"] = {"modules": ["nowhere"]}', "schedd.E002"),
+    ):
+        settings.write_text(f"{before}\n{change}\n")
+        assert said in shop.manage("check", status=None), change
+    settings.write_text(before)
+    assert "no issues" in shop.manage("check")
+    assert "TASKS has no backend 'x'" in shop.manage("schedd", "--backend", "x", status=2)
