@@ -16,6 +16,7 @@ from scheduler.client.published import PublishedKind
 from scheduler.client.recurrence_calls import RecurrenceCalls
 from scheduler.client.submitter import TaskSubmitter
 from scheduler.errors import ConfigError, InvalidScheduleError, PayloadError
+from scheduler.model.lanes import MAX_RANK, base_lane, ranked_lane
 from scheduler.model.names import check_name, check_text
 from scheduler.model.recurrence import Recurrence
 from scheduler.model.registry import MAX_KEY, Kind, bind, encode_json, parts_of
@@ -136,6 +137,18 @@ class _Builder(PlacingCalls, RecurrenceCalls["RecurringBuilder"]):
     def priority(self, level: Priority | PriorityName) -> Self:
         """High, medium or low. Raises ConfigError."""
         self._spec.priority = int(Priority.parse(level))
+        return self
+
+    def rank(self, number: int) -> Self:
+        """The order among ready tasks of one priority, whatever their kinds: from 33, the first, to -33. Others have 0.
+
+        For kinds that are ``ranked=True``: each rank is a lane of its own. Raises ConfigError.
+        """
+        if not isinstance(number, int) or isinstance(number, bool) or not -MAX_RANK <= number <= MAX_RANK:
+            raise ConfigError(f"rank is a whole number from -{MAX_RANK} to {MAX_RANK}, not {number!r}")
+        if number and not self._kind.options.ranked:
+            raise ConfigError(f"kind {self._kind.name} has no ranks: make it with ranked=True")
+        self._spec.lane = ranked_lane(number, base_lane(self._spec.lane))
         return self
 
     def queue(self, name: str) -> Self:

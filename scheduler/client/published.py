@@ -31,7 +31,11 @@ class PublishedKind:
     def __init__(self, record: KindRecord) -> None:
         self.name = record.name
         self.record = record
-        self.options = TaskOptions(kind=record.name, key_retention=record.options.get("key_retention"))
+        self.options = TaskOptions(
+            kind=record.name,
+            key_retention=record.options.get("key_retention"),
+            ranked=bool(record.options.get("ranked")),
+        )
 
     def spec(self, value: Any) -> TaskSpec:
         """Make a new task of this kind with the kind's own options. Raises PayloadError."""

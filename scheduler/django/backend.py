@@ -12,7 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 from django.utils import timezone
 
-from scheduler.client.builder import TaskBuilder, check_text
+from scheduler.client.builder import TaskBuilder
 from scheduler.django import handlers, options, results, running
 from scheduler.django.declaring import Task
 from scheduler.django.standard import (
@@ -25,12 +25,14 @@ from scheduler.django.standard import (
 )
 from scheduler.django.stores import Store
 from scheduler.errors import SchedulerError, UnknownDependencyError
-from scheduler.model.names import check_name
+from scheduler.model.lanes import MAX_RANK
+from scheduler.model.names import check_name, check_text
 from scheduler.model.registry import MAX_KEY
 from scheduler.model.spec import TaskId
 from scheduler.model.task import Priority
 from scheduler.model.times import span_us
 
+_LEVELS = {1: Priority.HIGH, 0: Priority.MEDIUM, -1: Priority.LOW}
 LATER = "django-"  # begins the id of a result whose task is stored elsewhere, once Django commits
 
 
@@ -159,7 +161,8 @@ class TaskBackend(BaseTaskBackend):
             kind = handlers.ANY_ASYNC if asynchronous else handlers.ANY
             jobs.register(made)
             payload["path"] = running.path(function)
-        builder = jobs.task(kind, payload).queue(task.queue_name).priority(_level(task.priority))
+        level, rank = _level(task.priority)
+        builder = jobs.task(kind, payload).queue(task.queue_name).priority(level).rank(rank)
         if run_after is not None:
             builder.at(run_after)
         if getattr(task, "retry", None) is not None:
@@ -207,8 +210,10 @@ class TaskBackend(BaseTaskBackend):
         raise TaskResultDoesNotExist(f"there is no task {result_id!r}")
 
 
-def _level(priority: int) -> Priority:
-    return Priority.HIGH if priority > 33 else Priority.LOW if priority < -33 else Priority.MEDIUM
+def _level(priority: int) -> tuple[Priority, int]:
+    """The pool's priority, and the rank in it: 67 of Django's priorities, -100 to 100, have one pool."""
+    band = (priority > MAX_RANK) - (priority < -MAX_RANK)
+    return _LEVELS[band], int(priority) - band * (2 * MAX_RANK + 1)
 
 
 def _ids(given: Any) -> list[str]:

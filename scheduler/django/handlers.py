@@ -110,7 +110,7 @@ def tasks_in(module: types.ModuleType) -> Iterator[Any]:
 def make_handler(found: Any, place: str) -> type[Task]:
     """The task type of one task of Django's. ``place``: the module that will hold it, where child processes find it."""
     kind = f"{found.func.__module__}.{found.func.__qualname__}"
-    options: dict[str, Any] = {"kind": kind, "queue": found.queue_name}
+    options: dict[str, Any] = {"kind": kind, "queue": found.queue_name, "ranked": True}
     if getattr(found, "retry", None) is not None:
         options["retry"] = running.policy(found.retry)
     if getattr(found, "timeout", None) is not None:
@@ -157,14 +157,14 @@ async def _failed_async(self: Call, ctx: Any, error: BaseException) -> None:
     await sync_to_async(running.failed)(self, ctx, error)
 
 
-class AnyCall(Call, kind=ANY):
+class AnyCall(Call, kind=ANY, ranked=True):
     """The call of a function that no worker knows beforehand."""
 
     def run(self, ctx: Any) -> Any:
         return running.run(function_of(self.path), self, ctx)
 
 
-class AnyAsyncCall(Call, kind=ANY_ASYNC):
+class AnyAsyncCall(Call, kind=ANY_ASYNC, ranked=True):
     """The same for a coroutine function."""
 
     async def run(self, ctx: Any) -> Any:

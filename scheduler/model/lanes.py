@@ -1,6 +1,8 @@
 """Lanes: the partitions of ready tasks. A lane is a kind, or a kind and a concurrency key; marks in front say more.
 
 ``!`` marks a task in quarantine. ``@NAME`` marks tasks that an executor places: workers leave their lanes alone.
+``#NN`` marks tasks with a rank: of the lanes of one priority those with the highest rank go first. The marks stand in
+this order.
 """
 
 from __future__ import annotations
@@ -8,11 +10,34 @@ from __future__ import annotations
 LANE_SEPARATOR = "\x1f"
 QUARANTINE_LANE = "!"  # no kind and no executor begins with a mark
 PLACED_LANE = "@"
+RANKED_LANE = "#"
+MAX_RANK = 33  # and -33 the lowest; so three priorities have the 201 ranks of Django's tasks
+_MARKS = (QUARANTINE_LANE, PLACED_LANE, RANKED_LANE)
+_MARK_LENGTH = len("#NN") + len(LANE_SEPARATOR)
 
 
 def placed_lane(executor: str | None, lane: str) -> str:
     """The lane of tasks that this executor places; the lane itself for None."""
     return lane if executor is None else f"{PLACED_LANE}{executor}{LANE_SEPARATOR}{lane}"
+
+
+def ranked_lane(rank: int, lane: str) -> str:
+    """The lane, without marks, of tasks with this rank; the lane itself for 0, which all others have."""
+    return lane if rank == 0 else f"{RANKED_LANE}{MAX_RANK - rank:02}{LANE_SEPARATOR}{lane}"
+
+
+def rank_of(lane: str) -> int:
+    """The rank of the tasks of this lane: of one priority the highest goes first."""
+    if lane[:1] not in _MARKS:
+        return 0
+    lane = _unplaced(lane)
+    return MAX_RANK - int(lane[1:3]) if lane[:1] == RANKED_LANE else 0
+
+
+def _unplaced(lane: str) -> str:
+    """The lane without the marks of quarantine and of an executor."""
+    lane = lane.lstrip(QUARANTINE_LANE)
+    return lane.partition(LANE_SEPARATOR)[2] if lane[:1] == PLACED_LANE else lane
 
 
 def executor_of(lane: str) -> str | None:
@@ -23,8 +48,8 @@ def executor_of(lane: str) -> str | None:
 
 def base_lane(lane: str) -> str:
     """The lane without marks: whose cap counts its tasks."""
-    lane = lane.lstrip(QUARANTINE_LANE)
-    return lane.partition(LANE_SEPARATOR)[2] if lane[:1] == PLACED_LANE else lane
+    lane = _unplaced(lane)
+    return lane[_MARK_LENGTH:] if lane[:1] == RANKED_LANE else lane
 
 
 def kind_of(lane: str) -> str:
@@ -34,7 +59,7 @@ def kind_of(lane: str) -> str:
 
 def without_key(lane: str) -> str:
     """The lane without its concurrency key, but with its marks: lanes that are the same here take turns as one."""
-    if lane[:1] in (QUARANTINE_LANE, PLACED_LANE):
+    if lane[:1] in _MARKS:
         base = base_lane(lane)
         return lane[: len(lane) - len(base)] + base.partition(LANE_SEPARATOR)[0]
     return lane.partition(LANE_SEPARATOR)[0]

@@ -84,6 +84,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     on_stall: str = "report"
     determinism: str = "report"
     schema_version: int = 1
+    ranked: bool = False
     limits: Limits | None = None
     on_success: str | None = None
     executor: str | None = None
@@ -113,6 +114,7 @@ class OptionArgs(TypedDict, total=False):
     on_stall: Literal["report", "reclaim"]
     determinism: Literal["report", "strict"]
     schema_version: int
+    ranked: bool
     limits: dict[str, Any] | None
     on_success: str | None
     executor: str | None
@@ -185,6 +187,7 @@ def _checked(kind: str, args: dict[str, Any]) -> dict[str, Any]:
         done["on_success"] = sink
     done |= placing(args)
     done["dead_letter"] = bool(args.get("dead_letter", True))
+    done["ranked"] = bool(args.get("ranked", False))
     rule = args.get("concurrency_key")
     if rule is not None and not isinstance(rule, str) and not callable(rule):
         raise ConfigError(f"concurrency_key must be a template such as '{{field}}', or a function, not {rule!r}")

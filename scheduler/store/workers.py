@@ -94,6 +94,7 @@ def publish_kinds(tx: Tx, worker: int, kinds: Iterable[Kind]) -> None:
             "on_stall": o.on_stall,
             "executor": o.executor,
             "resources": o.resources,
+            **({"ranked": True} if o.ranked else {}),
             "executor_options": o.executor_options,
             "concurrency_key": kind.published_key_template(),
             "concurrency_key_why": kind.why_key_is_private(),  # only its program can make it

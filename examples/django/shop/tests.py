@@ -8,13 +8,13 @@ class Placing(TestCase):
     def test_the_invoice_waits_for_a_worker(self):
         sending, _ = place_order("ann@example.com")
         sending.refresh()
-        self.assertEqual(sending.status, "READY")
+        assert sending.status == "READY"
 
 
 class Running(TransactionTestCase):
     def test_the_invoice_is_sent_and_then_counted(self):
         sending, counting = place_order("ann@example.com")
-        self.assertEqual(run_tasks(), 2)
+        assert run_tasks() == 2
         sending.refresh()
         counting.refresh()
-        self.assertEqual((sending.return_value, counting.return_value), ("sent to ann@example.com", 1))
+        assert (sending.return_value, counting.return_value) == ("sent to ann@example.com", 1)

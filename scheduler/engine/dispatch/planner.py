@@ -20,7 +20,7 @@ from scheduler.engine.dispatch.limits import Admission, Limits
 from scheduler.engine.fair_rotation import FairRotation
 from scheduler.engine.slots import Slots, waiting_since
 from scheduler.engine.state import EngineState
-from scheduler.model.lanes import QUARANTINE_LANE, executor_of, kind_of
+from scheduler.model.lanes import QUARANTINE_LANE, executor_of, kind_of, rank_of
 from scheduler.model.registry import PROCESS, SlotKey
 from scheduler.store.tasks import claim as claims
 from scheduler.store.tasks.claim import LaneClaim, LaneHead
@@ -312,16 +312,34 @@ def allocate(
 def _share_out(
     lanes: list[LaneHead], pool: int, room: Callable[[int, LaneHead], int], budget: int, rotation: int
 ) -> dict[LaneHead, int]:
-    """Evenly over the kinds first, then over the lanes of each, in the order in which they are given."""
+    """By rank first; then evenly over the kinds, then over the lanes of each, in the order in which they are given."""
     taken: dict[LaneHead, int] = {}
     if not lanes or budget <= 0:
         return taken
+    ranks: dict[int, list[LaneHead]] = {}
+    for head in lanes:
+        ranks.setdefault(rank_of(head.lane), []).append(head)
+    used = 0
+    for rank in sorted(ranks, reverse=True):
+        used = _share_out_evenly(ranks[rank], pool, room, budget, rotation, taken, used)
+    return taken
+
+
+def _share_out_evenly(
+    lanes: list[LaneHead],
+    pool: int,
+    room: Callable[[int, LaneHead], int],
+    budget: int,
+    rotation: int,
+    taken: dict[LaneHead, int],
+    used: int,
+) -> int:
+    """Share out what is left over lanes of one rank, into ``taken``. Returns how much of it is ``used`` then."""
     kinds: dict[Turn, list[LaneHead]] = {}
     for head in lanes:
         kinds.setdefault(turn_of(head), []).append(head)
     in_turn = list(kinds.values())
     start = rotation % len(in_turn)
-    used = 0
     for index, heads in enumerate(in_turn[start:] + in_turn[:start]):
         free = min(room(pool, heads[0]) - used, budget - used)
         left = -(-free // (len(in_turn) - index))
@@ -332,4 +350,4 @@ def _share_out(
             taken[head] = fair
             used += fair
             left -= fair
-    return taken
+    return used

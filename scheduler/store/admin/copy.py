@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import UNSET
 
 from scheduler.errors import UnknownTaskError
-from scheduler.model.lanes import base_lane
+from scheduler.model.lanes import base_lane, rank_of, ranked_lane
 from scheduler.model.spec import TaskId, TaskSpec
 from scheduler.model.unique import is_derived
 from scheduler.store import audit
@@ -52,7 +52,7 @@ def copy(tx: Tx, task_id: int, change: Patch, *, key: str | None = None, depende
     spec = TaskSpec(
         **given,
         payload=payload.text,
-        lane=payload.lane,
+        lane=ranked_lane(rank_of(row.lane), base_lane(payload.lane)),
         schema_version=payload.schema_version,
         dead_letter=bool(row.dead_letter),
         correlation=row.correlation or str(row.id),

@@ -25,11 +25,13 @@ _LIVE = f"(SELECT s.value FROM schedd_settings s WHERE s.scope = '{KIND}' AND s.
 
 
 class Limit(NamedTuple):
-    """``cap``: tasks held at a time; ``rate``: attempt starts; ``per_worker``: tasks that one worker holds."""
+    """``cap``: tasks held at a time; ``rate``: attempt starts; ``per_worker``: tasks that one worker holds;
+    ``ranked``: tasks under the cap may be in lanes of ranks."""
 
     cap: int | None = None
     rate: Rate | None = None
     per_worker: int | None = None
+    ranked: bool = False
 
     @property
     def shared(self) -> bool:
@@ -104,8 +106,10 @@ class KnownLimits:
         limit = self.kinds.get(kind)
         if limit is not None:
             lane = base_lane(lane)
-            found[Place(KIND, kind)] = limit._replace(cap=None)
-            found[Place(KEY, lane)] = limit_of({"max_concurrency": limit.cap, **self.keys.get(lane, _NONE)})
+            found[Place(KIND, kind)] = limit._replace(cap=None, ranked=False)
+            found[Place(KEY, lane)] = limit_of(
+                {"max_concurrency": limit.cap, "ranked": limit.ranked, **self.keys.get(lane, _NONE)}
+            )
         if queue in self.queues:
             found[Place(QUEUE, queue)] = self.queues[queue]
         return {place: limit for place, limit in found.items() if limit != _UNLIMITED}
@@ -141,7 +145,9 @@ _UNLIMITED = Limit()
 def limit_of(given: Mapping[str, Any]) -> Limit:
     """The limits among a kind's published options, or what an operator has set."""
     rate = given.get("rate_limit")
-    return Limit(given.get("max_concurrency"), None if rate is None else Rate(*rate), given.get("max_per_worker"))
+    cap, per_worker = given.get("max_concurrency"), given.get("max_per_worker")
+    limits = cap is not None or rate is not None or per_worker is not None
+    return Limit(cap, None if rate is None else Rate(*rate), per_worker, limits and bool(given.get("ranked")))
 
 
 def known(tx: Tx) -> KnownLimits:
@@ -199,7 +205,8 @@ def headroom(tx: Tx, limits: Mapping[Place, Limit], *, locked: bool = True) -> d
     In statements of their own, after the lock: on PostgreSQL only they see what the last holder has claimed.
     """
     capped = [place for place, limit in limits.items() if limit.cap is not None]
-    lanes = held(tx, [place.name for place in capped if place.scope == KEY])
+    by_key = [place.name for place in capped if place.scope == KEY]
+    lanes = held(tx, by_key, ranked=any(limits[place].ranked for place in capped))
     queues = held_of_queues(tx, [place.name for place in capped if place.scope == QUEUE])
     made = {}
     for place, limit in limits.items():
@@ -236,6 +243,10 @@ SELECT j.lane, (SELECT count(*) FROM schedd_tasks t
 FROM {{holding}} h CROSS JOIN {{source}} j CROSS JOIN {{marks}} e
 """
 # All that each worker holds is read, which slots bound; a queue in the index would cost each claim of any queue.
+_HELD_OF_LANES = f"""{_HOLDERS}
+SELECT t.lane, count(*) FROM {{holding}} h JOIN schedd_tasks t
+  ON t.worker = h.id AND t.state >= 4 AND t.state <= 5 GROUP BY t.lane
+"""
 _HELD_OF_QUEUES = f"""{_HOLDERS}
 SELECT j.queue, (SELECT count(*) FROM schedd_tasks t
   WHERE t.worker = h.id AND t.queue = j.queue AND t.state >= 4 AND t.state <= 5) AS n
@@ -243,11 +254,18 @@ FROM {{holding}} h CROSS JOIN {{source}} j
 """
 
 
-def held(tx: Tx, lanes: Iterable[str]) -> dict[str, int]:
-    """How many tasks are held in each of these lanes, with those in quarantine from there and those of executors."""
+def held(tx: Tx, lanes: Iterable[str], *, ranked: bool = False) -> dict[str, int]:
+    """How many tasks are held in each of these lanes, with those in quarantine from there and those of executors; and
+    those with a rank, if there may be some, ``ranked``."""
     asked = sorted(lanes)
     if not asked:
         return {}
+    if ranked:
+        counted = dict.fromkeys(asked, 0)
+        for lane, number in tx.rows(_HELD_OF_LANES.format(holding=tx.dialect.few(_HOLDING, "id"))):
+            if (base := base_lane(lane)) in counted:
+                counted[base] += number
+        return counted
     few = tx.dialect.few
     source = tx.dialect.rows({"sign": str, "lane": str})
     sql = _HELD.format(source=source, holding=few(_HOLDING, "id"), marks=few(_MARKS, "mark"))

@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from scheduler.errors import DuplicateKeyError, InvalidTransitionError, PayloadError, UnknownTaskError
 from scheduler.model import state as st
-from scheduler.model.lanes import LANE_SEPARATOR, PLACED_LANE, QUARANTINE_LANE
+from scheduler.model.lanes import LANE_SEPARATOR, PLACED_LANE, QUARANTINE_LANE, base_lane, rank_of, ranked_lane
 from scheduler.model.state import TaskState
 from scheduler.model.task import Priority
 from scheduler.model.texts import rfc3339
@@ -216,6 +216,7 @@ def set_payload(tx: Tx, task_id: int, payload: NewPayload) -> None:
         if new_key(payload, row.key) is not None:
             keys.change(tx, task_id, row.kind, payload.key)
     inline = len(payload.text) <= INLINE
+    before = tx.run("SELECT lane FROM schedd_tasks WHERE id = :id", id=task_id).scalar()
     tx.run(
         "UPDATE schedd_tasks SET payload = :text, schema_version = :version, lane = "
         f"CASE WHEN substr(lane, 1, 1) = '{QUARANTINE_LANE}' THEN '{QUARANTINE_LANE}' ELSE '' END || "
@@ -224,7 +225,7 @@ def set_payload(tx: Tx, task_id: int, payload: NewPayload) -> None:
         separator=LANE_SEPARATOR,
         id=task_id,
         text=payload.text if inline else None,
-        lane=payload.lane,
+        lane=ranked_lane(rank_of(before or ""), base_lane(payload.lane)),
         version=payload.schema_version,
     )
     if inline:
