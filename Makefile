@@ -128,6 +128,8 @@ QUICK := cli/columns cli/db cli/help cli/status cli/submit cli/tasks client/buil
   model/recurrence_scan model/redact model/retry model/state store/admin/replay store/costs \
   store/graph/dependencies store/tasks/deadlines store/tasks/keys tasks/command tasks/files scheduler_options \
   with_block
+# Where `make quick` is all that runs, as with other Pythons: Django 6 needs 3.12.
+QUICK += $(if $(filter quick,$(EXTRAS)),frameworks/django)
 QUICK_FILES := $(foreach name,$(QUICK),tests/$(if $(findstring /,$(name)),$(dir $(name)))test_$(notdir $(name)).py)
 
 quick: setup

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from support.databases import Database, one_database
 from support.django_project import Project
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "django"
 TASKS = """
 from scheduler.django import task
 from shop.models import Order
@@ -354,6 +356,39 @@ def test_a_projects_own_tests(shop: Project, database: Database) -> None:
     )
     output = shop.manage("test", "--noinput")
     assert "Ran 4 tests" in output, output
+
+
+def test_priorities_are_kept_in_each_pool(shop: Project) -> None:
+    found = answers(
+        shop,
+        """
+        import json, random
+        from pathlib import Path
+        from scheduler.django.testing import run_tasks
+        from shop.tasks import note
+
+        levels = list(range(-100, 101))
+        random.Random(1).shuffle(levels)
+        for level in levels:
+            made = note.using(priority=level).enqueue(str(level))
+        assert note.get_result(made.id).task.priority == levels[-1]
+        assert run_tasks() == 201
+        print(json.dumps([int(line) for line in Path("ran.txt").read_text().split()]))
+        """,
+    )
+    for pool in (range(34, 101), range(-33, 34), range(-100, -33)):
+        assert [level for level in found if level in pool] == sorted(pool, reverse=True)
+
+
+@one_database
+def test_the_example(tmp_path: Path, database: Database) -> None:
+    shop = Project(tmp_path, database)
+    shutil.copytree(EXAMPLE, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    shop.manage("migrate", "--run-syncdb", "-v0")
+    assert "Ran 2 tests" in shop.manage("test", "--noinput")
+    shop.python("from shop.orders import place_order; place_order('ann@example.com')")
+    shop.work()
+    assert "success" in shop.manage("schedctl", "show", "2")
 
 
 @one_database
