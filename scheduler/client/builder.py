@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from scheduler.client.batch import Batch
     from scheduler.client.recurring_graph import RecurringGraph
+    from scheduler.store.db.django_connection import OfDjango
 
 MAX_HEADERS = 16 * 1024
 _ITS_OWN_TIMES = "a recurring schedule has times of its own: at() and after() are for single tasks"
@@ -258,11 +259,11 @@ class TaskBuilder(_Builder, Generic[R_co]):
     def __repr__(self) -> str:
         return f"<builder of {self._kind.name}>"
 
-    def schedule(self, connection: sa.Connection | Session | None = None) -> TaskId[R_co]:
+    def schedule(self, connection: sa.Connection | Session | OfDjango | None = None) -> TaskId[R_co]:
         """Store the task and return its id, an int with ``.created``. A task whose id was returned survives a crash.
 
-        ``connection``: the caller's own; the task then commits or rolls back with the caller's rows. Raises
-        UnknownDependencyError, DuplicateKeyError, StoreUnavailableError.
+        ``connection``: the caller's own, SQLAlchemy's or Django's; the task then commits or rolls back with its rows.
+        Raises UnknownDependencyError, DuplicateKeyError, StoreUnavailableError.
         """
         self._check_alone()
         return self._caller.store_one(self._finished({}), connection)

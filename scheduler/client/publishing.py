@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
     from sqlalchemy.orm import Session
 
+    from scheduler.store.db.django_connection import OfDjango
+
 
 class PublishOperations:
     """The part of the Scheduler that publishes. Needs ``submitter`` and ``threads``."""
@@ -49,7 +51,7 @@ class PublishOperations:
         headers: Mapping[str, Any] | None = None,
         schema_version: int = 1,
         delay: float | timedelta = 0,
-        connection: sa.Connection | Session | None = None,
+        connection: sa.Connection | Session | OfDjango | None = None,
     ) -> TaskId[Any]:
         """Store a message to ``[sinks.NAME]``; a daemon that has the sink publishes it, at least once.
 

@@ -27,10 +27,11 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
     from sqlalchemy.orm import Session
 
+    from scheduler.store.db.django_connection import OfDjango
     from scheduler.telemetry.otel import Tracing
     from scheduler.telemetry.sending import Send
 
-    AnyConnection = sa.Connection | Session | AsyncConnection | AsyncSession
+    AnyConnection = sa.Connection | Session | OfDjango | AsyncConnection | AsyncSession
 
 
 class TaskSubmitter:

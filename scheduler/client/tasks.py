@@ -62,6 +62,8 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
     from sqlalchemy.orm import Session
 
+    from scheduler.store.db.django_connection import OfDjango
+
 
 log = logging.getLogger("scheduler")
 MOST_AT_ONCE = 10_000
@@ -437,7 +439,9 @@ class TaskOperations:
 
     # events
 
-    def emit_event(self, name: str, payload: Any = None, connection: sa.Connection | Session | None = None) -> bool:
+    def emit_event(
+        self, name: str, payload: Any = None, connection: sa.Connection | Session | OfDjango | None = None
+    ) -> bool:
         """Emit an event: each task that awaits it, now or later, gets the payload (JSON, 1 MiB at most).
 
         The first emit of a name wins; False if this was not the first, and nothing was changed. ``connection``: the

@@ -8,7 +8,7 @@ from django.contrib import admin, messages
 from django.http import HttpResponseRedirect
 from django.urls import reverse
 
-from scheduler.django import options
+from scheduler.django import options, stores
 from scheduler.django.models import Console
 
 
@@ -18,7 +18,7 @@ class ConsoleAdmin(admin.ModelAdmin):
 
     def changelist_view(self, request: Any, extra_context: Any = None) -> Any:
         """Redirect to the console; back to the admin, with a word, where its address is not known."""
-        url = options.console_url()
+        url = next(filter(None, (options.console_url(one.options) for one in stores.backends())), None)
         if url is None:
             messages.warning(request, 'schedd has no console here: SCHEDD = {"console": {"listen": "127.0.0.1:8321"}}')
             url = reverse("admin:index", current_app=self.admin_site.name)

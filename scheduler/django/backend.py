@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import threading
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
@@ -33,6 +34,7 @@ from scheduler.model.task import Priority
 from scheduler.model.times import span_us
 
 _LEVELS = {1: Priority.HIGH, 0: Priority.MEDIUM, -1: Priority.LOW}
+_REGISTERING = threading.Lock()
 LATER = "django-"  # begins the id of a result whose task is stored elsewhere, once Django commits
 
 
@@ -40,7 +42,8 @@ class TaskBackend(BaseTaskBackend):
     """Keeps tasks in Django's database (or in another one), where schedd's workers run them.
 
     ``OPTIONS``: ``database``, the alias of the database of Django that has the store; ``url``, of a store elsewhere;
-    ``modules``, with tasks beside ``tasks`` of each app. ``QUEUES``: an empty list allows any name.
+    ``modules``, with tasks beside ``tasks`` of each app; sections of the configuration. ``QUEUES``: an empty list
+    allows any name.
     """
 
     is_schedd = True
@@ -52,7 +55,8 @@ class TaskBackend(BaseTaskBackend):
 
     def __init__(self, alias: str, params: dict[str, Any]) -> None:
         super().__init__(alias, params)
-        unknown = sorted(set(self.options) - set(options.OPTIONS))
+        known = (*options.OPTIONS, *(name for name, value in self.options.items() if isinstance(value, dict)))
+        unknown = sorted(set(self.options) - set(known))
         if unknown:
             raise ImproperlyConfigured(
                 f"TASKS[{alias!r}]: there is no option {unknown[0]!r}; there are {', '.join(options.OPTIONS)}"
@@ -153,8 +157,9 @@ class TaskBackend(BaseTaskBackend):
         jobs = store.jobs
         if handlers.has_own_kind(function, handlers.own_modules(self.modules)):
             kind = running.path(function)
-            if jobs.registry.get(kind) is None:
-                jobs.register(handlers.make_handler(task, handlers.__name__))
+            with _REGISTERING:
+                if jobs.registry.get(kind) is None:
+                    jobs.register(handlers.make_handler(task, handlers.__name__))
         else:
             asynchronous = handlers.is_async(function)
             made = handlers.AnyAsyncCall if asynchronous else handlers.AnyCall

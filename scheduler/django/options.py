@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -21,17 +22,17 @@ _CONNECTING = ("service", "passfile", "sslmode", "sslcert", "sslkey", "sslrootce
 _MEMORY = "sqlite:////nowhere/in-djangos-memory"  # never opened: what lies in memory is read through Django
 
 
-def sections() -> Mapping[str, Any]:
-    """``settings.SCHEDD``. Raises ImproperlyConfigured."""
+def sections(options: Mapping[str, Any] = MappingProxyType({})) -> Mapping[str, Any]:
+    """``settings.SCHEDD``, and over it the sections among a backend's options. Raises ImproperlyConfigured."""
     given = getattr(settings, "SCHEDD", None) or {}
     if not isinstance(given, Mapping) or not all(isinstance(section, Mapping) for section in given.values()):
         raise ImproperlyConfigured('SCHEDD is a dict of sections, such as {"worker": {"queues": ["mail"]}}')
-    return given
+    return {**given, **{name: value for name, value in options.items() if isinstance(value, Mapping)}}
 
 
 def url_of(options: Mapping[str, Any]) -> str | None:
     """Where the store lies, if it was said; None: in the database of Django."""
-    found = options.get("url") or sections().get("store", {}).get("url")
+    found = options.get("url") or sections(options).get("store", {}).get("url")
     return None if found is None else str(found)
 
 
@@ -43,10 +44,11 @@ def database_of(options: Mapping[str, Any]) -> str:
     return alias
 
 
-def console_url() -> str | None:
+def console_url(options: Mapping[str, Any]) -> str | None:
     """Where people reach the console, if it is known: as alerts say it, else where the daemon listens."""
-    section = sections().get("console", {})
-    said, place = sections().get("alerts", {}).get("console_url"), str(section.get("listen") or "unix:")
+    found = sections(options)
+    section = found.get("console", {})
+    said, place = found.get("alerts", {}).get("console_url"), str(section.get("listen") or "unix:")
     if said is not None or place.startswith("unix:"):
         return None if said is None else str(said)
     return f"http://{place}{section.get('prefix') or ''}/"
@@ -84,7 +86,7 @@ def django_url(alias: str) -> str:
 
 def environment(options: Mapping[str, Any], modules: list[str]) -> dict[str, str]:
     """The configuration as ``SCHEDD_SECTION__NAME``, which child processes get, too. ``modules``: of tasks."""
-    found = dict(_flat(sections(), "SCHEDD_"))
+    found = dict(_flat(sections(options), "SCHEDD_"))
     found["SCHEDD_STORE__URL"] = url_of(options) or django_url(database_of(options))
     own = found.get("SCHEDD_TASKS__MODULES", "")
     found["SCHEDD_TASKS__MODULES"] = ",".join(dict.fromkeys([*modules, *filter(None, own.split(","))]))

@@ -99,14 +99,19 @@ def task_of(path: str, queue: str, payload: Any, backend: Any) -> Any:
     except ImportError as error:
         raise TaskResultDoesNotExist(f"the function of the task is gone: {error}") from None
     known = isinstance(found, base.Task)
-    return (type(found) if known and found.backend == backend.alias else backend.task_class)(
-        func=found.func if known else found,
-        priority=payload.get("priority", 0),
-        backend=backend.alias,
-        queue_name=queue,
-        run_after=run_after_of(payload),
-        takes_context=bool(payload.get("context", False)),
+    kind = type(found) if known and found.backend == backend.alias else backend.task_class
+    made = kind(
+        func=found.func if known else found, backend=backend.alias, queue_name=next(iter(backend.queues), queue)
     )
+    given = {
+        "priority": payload.get("priority", 0),
+        "queue_name": queue,
+        "run_after": run_after_of(payload),
+        "takes_context": bool(payload.get("context", False)),
+    }
+    for name, value in given.items():
+        object.__setattr__(made, name, value)  # as it is stored, even where a new task may not be like that any more
+    return made
 
 
 def _task(record: Any, payload: Any, backend: Any) -> Any:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import sqlalchemy as sa
 
@@ -17,6 +17,17 @@ from scheduler.errors import ConfigError
 from scheduler.store.db.errors import cause, translate
 
 _NAMES = {"sqlite": "sqlite+pysqlite", "postgresql": "postgresql+psycopg"}
+
+
+class OfDjango(Protocol):
+    """A connection of Django's, as far as it shows."""
+
+    vendor: str
+    alias: str
+    in_atomic_block: bool
+    settings_dict: Any
+
+    def ensure_connection(self) -> None: ...
 
 
 class _Driver:
