@@ -12,10 +12,13 @@ import json
 import re
 import typing
 from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import click
 
+import scheduler
 from scheduler.cli.root import root
 from scheduler.config.alerts import AlertRules, AlertSink
 from scheduler.config.executors import Executor
@@ -26,6 +29,8 @@ from scheduler.config.sources import format_duration, is_duration
 from scheduler.store.read.problems import TABLE, ProblemType, Voice
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
+PARTS = ("bulks", "dead_letters", "live_settings", "schedules", "workers")  # of a Scheduler
+_ROLE = re.compile(r":\w+:`[~!]?(?:[^`<]*<)?(?:[\w.]*\.)?([\w]+)>?`|``([^`]+)``")
 SETTINGS = re.compile(r"(?<=<!-- settings: begin -->\n).*?(?=<!-- settings: end -->)", re.DOTALL)
 ENTRIES = {"alerts.sinks": AlertSink, "sources": Source, "sinks": Sink, "executors": Executor}
 HEAD = """\
@@ -42,6 +47,11 @@ An alert fires when a problem has lasted for the time that its rule sets, a minu
 """
 
 
+API_HEAD = """\
+# Every name in Python
+
+This page is made of the docstrings of `scheduler`, by `docs/make.py`. [Python](python.md) has them by subject.
+"""
 OPTIONS_HEAD = """\
 # Every command and option
 
@@ -52,7 +62,7 @@ subject, with more of their behaviour.
 
 def pages() -> dict[str, str]:
     """The name of each page below reference/, and its text."""
-    return {"problems.md": problems(), "options.md": options(), "configuration.md": configuration()}
+    return {"problems.md": problems(), "options.md": options(), "configuration.md": configuration(), "names.md": api()}
 
 
 def configuration() -> str:
@@ -70,7 +80,7 @@ def _sections() -> Iterator[str]:
     yield from _section("alerts.sinks.NAME", AlertSink)
 
 
-def _section(name: str, section: type[Section]) -> Iterator[str]:
+def _section(name: str, section: Any) -> Iterator[str]:
     yield f"### `[{name}]`\n"
     yield "| setting | meaning | default |"
     yield "| --- | --- | --- |"
@@ -113,6 +123,77 @@ def _comments(section: type[Section]) -> dict[str, str]:
         elif setting := re.match(r"    (\w+): ", line):
             found[setting[1]], above = " ".join(above), []
     return found
+
+
+def api() -> str:
+    """The page of the names in ``scheduler.__all__``, with their docstrings."""
+    names = sorted((name for name in scheduler.__all__ if not name.startswith("_")), key=str.lower)
+    return "\n".join([API_HEAD, *(line for name in names for line in _name(name, getattr(scheduler, name)))])
+
+
+def _name(name: str, thing: object) -> Iterator[str]:
+    yield f"## {name}\n"
+    if text := _docstring(thing):
+        yield f"{text}\n"
+    if inspect.isfunction(thing):
+        yield f"`{name}{_arguments(thing)}`\n"
+    if inspect.isclass(thing) and issubclass(thing, Enum):
+        yield "Members: " + ", ".join(f"`{member.name}`" for member in thing) + ".\n"
+    elif inspect.isclass(thing):
+        yield from _members(name, thing)
+
+
+def _members(name: str, thing: type) -> Iterator[str]:
+    for method, function in sorted(_methods(thing).items()):
+        if text := _docstring(function):
+            arguments = "" if isinstance(function, property) else _arguments(function)
+            yield f"### `{name}.{method}{arguments}`\n"
+            yield f"{text}\n"
+        if method in PARTS and isinstance(function, property) and function.fget is not None:
+            part = function.fget.__globals__[function.fget.__annotations__["return"]]
+            yield from _members(f"{name}.{method}", part)
+
+
+def _methods(thing: type) -> dict[str, Any]:
+    """The public methods and properties of a class that schedd has written."""
+    found = {}
+    for name in dir(thing):
+        member = inspect.getattr_static(thing, name)
+        function = getattr(member, "fget", None) or getattr(member, "__func__", member)
+        if (
+            not name.startswith("_")
+            and getattr(function, "__module__", "").startswith("scheduler")
+            and callable(function)
+        ):
+            found[name] = member
+    return found
+
+
+def _arguments(member: Any) -> str:
+    """The arguments with their defaults, but for self."""
+    given = inspect.signature(getattr(member, "__func__", member)).parameters.values()
+    shown = [one.replace(annotation=inspect.Parameter.empty) for one in given if one.name not in ("self", "cls")]
+    return str(inspect.Signature([one.replace(default=_shown(one.default)) for one in shown]))
+
+
+def _shown(default: Any) -> Any:
+    return _Shown() if repr(default).startswith("<") and default is not inspect.Parameter.empty else default
+
+
+class _Shown:
+    """A default without a name of its own."""
+
+    def __repr__(self) -> str:
+        return "…"
+
+
+def _docstring(thing: Any) -> str:
+    """The docstring as Markdown; empty if it is inherited, or of a value."""
+    own = thing.__doc__ and (
+        inspect.isroutine(thing) or isinstance(thing, type | property | classmethod | staticmethod)
+    )
+    text = inspect.getdoc(thing) if own else ""
+    return _ROLE.sub(lambda found: f"`{found[1] or found[2]}`", text or "")
 
 
 def options() -> str:

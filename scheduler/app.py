@@ -291,7 +291,7 @@ class Scheduler(
 
     @property
     def submitter(self) -> TaskSubmitter:
-        """What stores tasks: for the parts of schedd that are made of a Scheduler."""
+        """The part that stores tasks: for the parts of schedd that are made of a Scheduler."""
         return self._caller
 
     def _forget_schedule(self, name: str) -> None:
@@ -463,7 +463,7 @@ class Scheduler(
 
     def reconfigure(self, *, pools: Mapping[str, tuple[int, int]], max_concurrent_tasks: int = 0) -> None:
         """Have these slots, (thread slots, async slots) by pool, from now on, and hold at most so many tasks (0: no
-        bound). What runs goes on. Live settings hold over it. Raises ConfigError.
+        bound). Running tasks go on. Live settings hold over it. Raises ConfigError.
         """
         given = _pools(pools)
         most = _whole(max_concurrent_tasks, "max_concurrent_tasks", 0)

@@ -35,7 +35,7 @@ class AnalysisOperations:
     database: Database
 
     def timeline(self, task_id: int) -> TaskTimeline:
-        """What a task has been through: waits, pauses and attempts, its steps, who changed it. Raises UnknownTaskError.
+        """The history of a task: waits, pauses and attempts, its steps, who changed it. Raises UnknownTaskError.
 
         A time without a record is ``unknown``.
         """
@@ -52,7 +52,7 @@ class AnalysisOperations:
             return graph_estimate(tx, graph(tx, check_id(task_id), _limit(limit)))
 
     def forecast(self, hours: float = 24.0) -> Forecast:
-        """What the schedules will run in the next ``hours`` (168 at most), for how long, and when slots are too few.
+        """The coming runs of all schedules in ``hours`` (168 at most), their length, and when slots are too few.
 
         Raises ConfigError.
         """

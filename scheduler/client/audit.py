@@ -77,7 +77,7 @@ class AuditOperations:
         limit: int = 100,
         cursor: int | None = None,
     ) -> Sequence[AuditEntry]:
-        """Who changed what, the newest first; also of tasks that were removed since.
+        """Changes and who made them, the newest first; also of tasks that were removed since.
 
         ``action``: such as ``cancel``; ``schedule`` means all that begin so. ``subject``: such as ``queue mail``, or
         ``queue`` for all queues. ``since`` and ``until``: aware datetimes. ``cursor``: only entries older than the one

@@ -159,8 +159,8 @@ class Bulks:
     ) -> BulkInfo:
         """Start a bulk, or go on with it, and change its tasks, 100 in a transaction, until it is done or stopped.
 
-        What it has done is not done twice. ``each``: called after each transaction. ``canary`` and ``rate``: as
-        :meth:`start` has them; this waits until that task has ended. What breaks this off leaves the bulk interrupted.
+        Nothing is done twice. ``each``: called after each transaction. ``canary`` and ``rate``: as
+        :meth:`start` has them; this waits until that task has ended. An error leaves the bulk interrupted.
         Raises UnknownBulkError; InvalidTransitionError if it is done or undone, or another process runs it;
         StoreUnavailableError, ConfigError.
         """

@@ -78,7 +78,7 @@ class DeadLetters:
 
     @property
     def threads(self) -> CallThreads:
-        """What the awaited forms wait in."""
+        """The threads in which the awaited forms wait."""
         return self._owner.threads
 
     def list(
@@ -153,8 +153,8 @@ class DeadLetters:
         The same task is opened again, with its attempts counting on, and what ended because of it comes back.
         ``copy``: a new task with the same options and a key of its own is made instead, the dead letter stays. ``by``:
         who, for the audit. ``key``, ``payload`` (an instance of the kind, or its fields as a dict) replace its own.
-        What ended because of it, and whose key another task has by now, stays as it ended: a warning is logged.
-        What ran on its failure stays as it ended, too, unless ``rerun`` has it run again after the task.
+        A task that ended because of it, and whose key another one has, stays as it ended: a warning is logged.
+        A task that ran on its failure stays as it ended, too, unless ``rerun`` has it run again after the task.
 
         Raises UnknownTaskError, InvalidTransitionError if it is not dead (any more), DuplicateKeyError if another task
         holds its key or has completed under it since, PayloadError, UnregisteredKindError; then nothing is changed.
@@ -266,7 +266,7 @@ class DeadLetters:
         return DeadLetterMetrics(found.count, age, found.kinds)
 
     def audit(self, task_id: int | None = None, limit: int = 1000) -> Sequence[AuditEntry]:
-        """Who did what to a task, or replayed, copied or purged any dead letter: the newest entries, in the order they
+        """Changes of a task, or replays, copies and purges of all dead letters: the newest entries, in the order they
         were made. Also of removed ones; ``jobs.audit()`` reads all that was changed. Raises ConfigError."""
         with self._owner.database.read() as tx:
             if task_id is not None:

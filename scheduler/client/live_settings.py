@@ -24,7 +24,7 @@ class LiveSettings:
 
     @property
     def threads(self) -> CallThreads:
-        """What the awaited forms wait in."""
+        """The threads in which the awaited forms wait."""
         return self._owner.threads
 
     def pool(
@@ -32,7 +32,7 @@ class LiveSettings:
     ) -> bool:
         """Change the slots of a pool (high, medium, low), of every worker or of the one with this id, until that ends.
 
-        None: stays. What runs in a slot that is too many goes on.
+        None: stays. An attempt in a slot that is too many goes on.
         """
         return limits.change(
             self._owner.desk, limits.place(pool=name, worker=worker), limits.slots(slots, async_slots)

@@ -29,9 +29,9 @@ class PauseOperations:
     ) -> bool:
         """Let no worker of the fleet claim tasks of a queue, of a kind, or any task, until :meth:`resume`.
 
-        ``source``: nothing is received from this one. Takes effect within a second. What runs goes on, schedules go on
-        making tasks, and what was claimed and has not begun goes back without using an attempt. ``reason`` and ``by``
-        are shown by ``schedctl status``, ``show`` and the audit. Returns False if it was paused already. Raises
+        ``source``: nothing is received from this one. Takes effect within a second. Running tasks go on, schedules go
+        on making tasks, and what was claimed and has not begun goes back without using an attempt. ``reason`` and
+        ``by`` are shown by ``schedctl status``, ``show`` and the audit. Returns False if it was paused already. Raises
         ConfigError unless exactly one of ``queue``, ``kind``, ``source`` and ``all`` is given; StoreUnavailableError.
         """
         chosen = _scopes(queue, kind, source, all)
@@ -57,7 +57,7 @@ class PauseOperations:
             return pauses.resume(self.desk, chosen).changed[chosen[0]]
 
     def pauses(self) -> Sequence[PauseInfo]:
-        """What is paused, the oldest pause first. Raises StoreUnavailableError."""
+        """All pauses, the oldest first. Raises StoreUnavailableError."""
         return pauses.in_effect(self.desk)
 
     pause_async = in_thread(pause)

@@ -40,7 +40,7 @@ class Schedules:
 
     @property
     def threads(self) -> CallThreads:
-        """What the awaited forms wait in."""
+        """The threads in which the awaited forms wait."""
         return self._owner.threads
 
     def list(self) -> list[ScheduleInfo]:

@@ -101,8 +101,8 @@ class SteeringOperations(TaskOperations):
     def uncancel_task(self, task_id: int) -> None:
         """Take back a cancel of a task that had not begun: it waits again, or is scheduled for its old time.
 
-        What ended with it comes back, too. Raises UnknownTaskError; InvalidTransitionError if it is not cancelled, or
-        had begun; DuplicateKeyError if another task holds its key or has completed under it since.
+        Tasks that ended with it come back, too. Raises UnknownTaskError; InvalidTransitionError if it is not cancelled,
+        or had begun; DuplicateKeyError if another task holds its key or has completed under it since.
         """
         check_id(task_id)
         self.database.change(lambda tx: uncancel(tx, task_id))
@@ -126,10 +126,10 @@ class SteeringOperations(TaskOperations):
     def rerun(self, task_id: int, downstream: bool = True) -> None:
         """Run a task that has ended, also a success, again from its beginning: its result and steps are forgotten.
 
-        ``downstream``: whatever ended below it runs again after it. What has not begun below it waits for it again in
-        either case. The idempotency key stays. A descendant whose key another task has stays as it ended: a warning is
-        logged. Raises UnknownTaskError; InvalidTransitionError if it, or with ``downstream`` a task below it, has begun
-        and not ended; DuplicateKeyError if another task holds its key or has completed under it since.
+        ``downstream``: whatever ended below it runs again after it. Tasks below it that have not begun wait for it
+        again in either case. The idempotency key stays. A descendant whose key another task has stays as it ended: a
+        warning is logged. Raises UnknownTaskError; InvalidTransitionError if it, or with ``downstream`` a task below
+        it, has begun and not ended; DuplicateKeyError if another task holds its key or has completed under it since.
         """
         check_id(task_id)
         left = self.database.change(lambda tx: rerun(tx, task_id, downstream=downstream))
@@ -196,10 +196,10 @@ class SteeringOperations(TaskOperations):
     ) -> BulkResult:
         """:meth:`retry_task` for what these :class:`Filters` choose, those that ended first before others.
 
-        Of what failed or died by itself, unless ``status`` says which: failed, dead, cancelled or skipped. 100 tasks in
-        a transaction: should it break off, the same call goes on with the rest, and retries what failed again
-        meanwhile. One whose key another task holds, or has completed since, stays as it is: a warning is logged.
-        ``bulk`` and ``each``: as for :meth:`cancel_tasks`. Raises ConfigError.
+        It chooses tasks that failed or died by themselves, unless ``status`` says which: failed, dead, cancelled or
+        skipped. 100 tasks in a transaction: should it break off, the same call goes on with the rest, and retries what
+        failed again meanwhile. One whose key another task holds, or has completed since, stays as it is: a warning is
+        logged. ``bulk`` and ``each``: as for :meth:`cancel_tasks`. Raises ConfigError.
         """
         done = retry_many(
             self.database,

@@ -214,7 +214,7 @@ class TaskOperations:
             return [attempt_info(record, logs.get(record.claim)) for record in read_tasks.attempts(tx, task_id)]
 
     def logs(self, task_id: int, attempt: int | None = None) -> str:
-        """What an attempt wrote, and the traceback that it ended with; of the last one that wrote something by default.
+        """The output of an attempt, with its traceback; of the last one that wrote something by default.
 
         That is what went through ``ctx.log`` and ``ctx.capture``; in the daemon through any ``logging``, and in child
         processes what was printed, too. ``attempt``: its number, from 1. Empty if it wrote nothing, or it is kept no
@@ -329,10 +329,11 @@ class TaskOperations:
     def retry_task(self, task_id: int, downstream: bool = True, *, rerun: bool = False) -> None:
         """Run an ended, unsuccessful task again with a new budget, and revive the tasks that ended because of it.
 
-        A task that waits for a retry or its time runs now. What would be revived, and whose key another task has by
-        now, stays as it ended: a warning is logged. What ran on the failure (``when="finished"`` or ``"failure"``)
-        stays as it ended, too, and is logged; ``rerun`` has it run again after the task. Raises UnknownTaskError,
-        InvalidTransitionError; DuplicateKeyError if another task holds its key or has completed under it since.
+        A task that waits for a retry or its time runs now. A task that would be revived, and whose key another one has
+        by now, stays as it ended: a warning is logged. A task that ran on the failure (``when="finished"`` or
+        ``"failure"``) stays as it ended, too, and is logged; ``rerun`` has it run again after the task. Raises
+        UnknownTaskError, InvalidTransitionError; DuplicateKeyError if another task holds its key or has completed under
+        it since.
         """
         check_id(task_id)
 
@@ -427,8 +428,8 @@ class TaskOperations:
         """Remove tasks that ended so longer ago than this (seconds or timedelta); their outcome is remembered.
 
         ``status``: ended states or short names, such as ``"cancelled"`` or ``"Failed"``. ``kind``, ``queue``: only
-        those. What others need stays, and successes as :meth:`cleanup_completed_tasks` says. Returns how many. Raises
-        ConfigError.
+        those. Tasks that others need stay, and successes as :meth:`cleanup_completed_tasks` says. Returns how many.
+        Raises ConfigError.
         """
         states = parse_states(status)
         return self._clean(states, span_us(older_than, "older_than"), kind, queue)

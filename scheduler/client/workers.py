@@ -21,7 +21,7 @@ class Workers:
 
     @property
     def threads(self) -> CallThreads:
-        """What the awaited forms wait in."""
+        """The threads in which the awaited forms wait."""
         return self._owner.threads
 
     def drain(self, worker: int) -> None:

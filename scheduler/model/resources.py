@@ -16,7 +16,7 @@ _MOST_CPU = 1_000_000
 
 
 class Resources(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a task needs: ``Resources(cpu=8, memory="32G", gpu=1, disk="100G")``.
+    """The needs of a task: ``Resources(cpu=8, memory="32G", gpu=1, disk="100G")``.
 
     ``cpu``: cores, also a fraction of one. ``memory``, ``disk``: bytes, or a text such as ``"512M"``; they are bytes
     once it is made. ``gpu``: how many. None: whatever the executor gives. Raises ConfigError.

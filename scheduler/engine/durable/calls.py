@@ -170,7 +170,7 @@ class Durable:
         return ids[0]
 
     def await_task(self, task_id: int, timeout: float | timedelta | None) -> Steps[Any]:
-        """What another task returned, once it has ended; raises its failure."""
+        """The result of another task, once it has ended; raises its failure."""
         span = None if timeout is None else span_us(timeout, "await_task(timeout=)")
         yield from self._enter(awaits=True)
         if not isinstance(task_id, int) or isinstance(task_id, bool) or not 1 <= task_id < 2**63:

@@ -376,7 +376,7 @@ class Context(_ContextBase[App_co]):
     @overload
     def await_task(self, task_id: int, timeout: float | timedelta | None = None) -> Any: ...
     def await_task(self, task_id: int, timeout: float | timedelta | None = None) -> Any:
-        """What another task returned, child or not, once it has ended; the slot is free meanwhile.
+        """The result of another task, child or not, once it has ended; the slot is free meanwhile.
 
         Raises TaskFailedError, TaskCancelledError, ResultExpiredError, UnknownTaskError, and builtin TimeoutError after
         ``timeout`` (seconds or timedelta, from when it was first awaited); in every later attempt the same.
@@ -494,7 +494,7 @@ class AsyncContext(_ContextBase[App_co]):
     def wait_until(self, awaitable: Awaitable[R]) -> asyncio.Task[R]:
         """Start a coroutine that the attempt waits for before it ends.
 
-        It keeps the attempt's slot, its timeout and its place in a drain. What it raises fails the attempt, as if the
+        It keeps the attempt's slot, its timeout and its place in a drain. Its error fails the attempt, as if the
         handler had raised it. It is cancelled if the handler fails, is cancelled or suspended, or times out.
         Returns its asyncio Task. Raises TypeError for what cannot be awaited, PermanentError in a hook, and what ends
         the attempt.
@@ -532,7 +532,7 @@ class AsyncContext(_ContextBase[App_co]):
     @overload
     async def await_task(self, task_id: int, timeout: float | timedelta | None = None) -> Any: ...
     async def await_task(self, task_id: int, timeout: float | timedelta | None = None) -> Any:
-        """What another task returned, once it has ended. See :class:`Context`."""
+        """The result of another task, once it has ended. See :class:`Context`."""
         return await drive_async(self._durable, self._durable.await_task(task_id, timeout))
 
     async def map(self, kind: Any, items: Iterable[Any], name: str | None = None) -> list[Any]:
