@@ -28,7 +28,8 @@ class UpkeepOperations:
     def gc(self, *, dry_run: bool = False) -> Removed:
         """Remove now what has outlived the retention of this Scheduler, as workers do bit by bit.
 
-        ``dry_run``: only count it. Returns how many rows went. Raises StoreUnavailableError.
+        ``dry_run``: only count it, as far as the oldest 10,000 of each sort tell; ``more`` says that there are others.
+        Returns how many rows went. Raises StoreUnavailableError.
         """
         return upkeep.gc(self.desk, self._kept, dry_run=dry_run)
 

@@ -25,6 +25,7 @@ from scheduler.store.admin.gc import collect
 from scheduler.store.admin.retention import Removed as Removed
 from scheduler.store.admin.surroundings import check_surroundings
 from scheduler.store.admin.transfer import TableSummary as TableSummary
+from scheduler.store.admin.would_remove import would_clean, would_remove
 from scheduler.store.db import backup as maintenance
 from scheduler.store.db.backup import health as health
 from scheduler.store.db.backup import upgrade_plan as upgrade_plan
@@ -56,11 +57,14 @@ class Upgraded(NamedTuple):
     copy: Path | None
 
 
-def gc(desk: Desk, kept: Mapping[str, float], *, dry_run: bool = False) -> Removed:
-    """Remove now what has outlived its retention (seconds by name), as workers do bit by bit; ``dry_run``: count it."""
+def gc(desk: Desk, kept: Mapping[str, float], *, dry_run: bool = False, every: bool = False) -> Removed:
+    """Remove now what has outlived its retention (seconds by name), as workers do bit by bit.
+
+    ``dry_run``: count it, as far as the oldest of each sort tell, or (``every``) all.
+    """
     if dry_run:
         with desk.read() as tx:
-            return retention.dry_run(tx, kept)
+            return would_remove(tx, kept, every=every)
     return collect(desk.database, kept)
 
 
@@ -72,10 +76,11 @@ def clean(
     kind: str | None = None,
     queue: str | None = None,
     dry_run: bool = False,
-) -> int:
+    every: bool = False,
+) -> Removed:
     """Remove tasks that ended so longer ago than ``age`` microseconds, whatever their retention; how many.
 
-    Raises ConfigError for states that are no ends.
+    ``dry_run`` and ``every``: as :func:`gc` has them. Raises ConfigError for states that are no ends.
     """
     chosen = retention.Chosen(frozenset(states), age, kind, queue)
     live = [state for state in chosen.states if not state.terminal]
@@ -83,8 +88,8 @@ def clean(
         raise ConfigError(f"only tasks that have ended can be removed; {live[0]} ones have not")
     if dry_run:
         with desk.read() as tx:
-            return retention.clean_dry_run(tx, chosen)
-    return retention.clean(desk.database, chosen)
+            return would_clean(tx, chosen, every=every)
+    return Removed(retention.clean(desk.database, chosen))
 
 
 def clean_up(
@@ -96,13 +101,14 @@ def clean_up(
     kind: str | None = None,
     queue: str | None = None,
     dry_run: bool = False,
+    every: bool = False,
 ) -> Cleaned:
     """:func:`gc`, or with ``older_than`` :func:`clean`, and give the space back to the file system."""
     if older_than is None:
-        removed = gc(desk, kept, dry_run=dry_run)
+        removed = gc(desk, kept, dry_run=dry_run, every=every)
     else:
         ended = states or [state for state in TaskState if state.terminal]
-        removed = Removed(clean(desk, ended, older_than, kind=kind, queue=queue, dry_run=dry_run))
+        removed = clean(desk, ended, older_than, kind=kind, queue=queue, dry_run=dry_run, every=every)
     unknown = None
     if kind is not None and not removed.tasks:
         with desk.read() as tx:

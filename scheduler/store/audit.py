@@ -96,9 +96,3 @@ def clean(tx: Tx, before: int, batch: int) -> int:
         batch=batch,
     )
     return gone.rowcount
-
-
-def count_old(tx: Tx, before: int) -> int:
-    """How many :func:`clean` would remove."""
-    found = tx.run("SELECT count(*) FROM schedd_audit WHERE at < :before", before=before)
-    return int(found.scalar_one())

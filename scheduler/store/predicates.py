@@ -25,6 +25,18 @@ def held(task: str = "") -> str:
     return f"{state} >= {st.CLAIMED} AND {state} <= {st.RUNNING}"
 
 
+def ended_as(state: int | str, task: str = "", *, since: str = "0", before: str | None = None) -> str:
+    """The condition that a task ended in this unsuccessful state, in an order that its index has: (state, finished_at).
+
+    ``since``, ``before``: of its end. Compared as rows: of ``state =`` SQLite may believe, once it has counted, that
+    nearly all rows of the index have it, so it would read and sort them for the first ten.
+    """
+    t = f"{task}." if task else ""
+    top = f"({state}, {before})" if before else f"({state} + 1, 0)"
+    ended = f"({t}state, {t}finished_at)"
+    return f"{ended} >= ({state}, {since}) AND {ended} < {top} AND {t}state >= {st.FAILED}"
+
+
 def same(column: str, value: str) -> str:
     """The condition that ``column``, the first one of an index, is ``value``, which the planner does not know.
 

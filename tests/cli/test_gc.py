@@ -8,6 +8,7 @@ from contextlib import closing
 
 import pytest
 
+from scheduler.store.admin import would_remove
 from support.bench import Bench, Step
 from support.databases import Database
 
@@ -31,6 +32,7 @@ def test_gc_says_what_would_go_and_then_what_went(ctl: Ctl, live: Bench) -> None
         "events": 0,
         "audit": 0,
         "bytes": 0,
+        "at_least": False,
         "dry_run": True,
     }
     assert live.state(ids[0]) == "success"
@@ -112,3 +114,21 @@ def test_gc_by_age_of_every_ended_state_of_a_kind_and_of_a_queue(ctl: Ctl, live:
         ctl.fails(3, "show", task_id)
     assert {e["actor"] for e in ctl.json("audit", "--action", "cleanup", "--subject", "tasks")} >= {"alice"}
     assert "go together" in ctl.fails(2, "gc", "--kind", "Step")
+
+
+def test_a_dry_run_that_stops_at_its_bound_says_so(ctl: Ctl, live: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(would_remove, "LOOKED", 2)
+    for _ in range(3):
+        live.ended("cancelled")
+    live.execute("UPDATE schedd_tasks SET finished_at = finished_at - 7200000000 WHERE state >= 6")
+    for given in (("--older-than", "1h"), ()):
+        environment = {} if given else {"SCHEDD_RETENTION__FAILED": "1h"}
+        told = ctl("gc", *given, "--dry-run", **environment).stdout
+        assert told.startswith("would remove at least 2 tasks, ")
+        assert "`--all` counts them all" in told
+        assert '"at_least": true' in ctl("-o", "json", "gc", *given, "--dry-run", **environment).stdout
+        whole = ctl("gc", *given, "--dry-run", "--all", **environment).stdout
+        assert whole.startswith("would remove 3 tasks, ")
+        assert "--all" not in whole
+    assert "goes together with --dry-run" in ctl.fails(2, "gc", "--all")
+    assert ctl.json("gc", "--older-than", "1h")["tasks"] == 3

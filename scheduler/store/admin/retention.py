@@ -17,13 +17,14 @@ from scheduler.store import audit, bulks
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
 from scheduler.store.durable import checkpoints, events
-from scheduler.store.predicates import exists, held, is_parent, lives, same, state_of
+from scheduler.store.predicates import ended_as, exists, held, is_parent, lives, same, state_of
 from scheduler.store.tasks.keys import completed_since
 
 if TYPE_CHECKING:
     from scheduler.store.db.database import Database
 
 BATCH = 500
+BY_FAILED_TTL = "ix_schedd_tasks_failed_ttl"
 UNSUCCESSFUL = (st.FAILED, st.DEAD, st.CANCELLED, st.SKIPPED)
 FAILED_RECHECK = 86_400 * SECOND  # until a success that a failed task still needs is checked again
 RESCAN_BATCH = 20_000  # ids that one rescan reads
@@ -82,7 +83,7 @@ class Removed(NamedTuple):
 _CHILDREN = f"FROM schedd_edges e WHERE {same('e.parent', 't.id')} AND {lives('e.child')}"
 # In this order: SQLite looks from where the first of these conditions begins.
 _WAITERS = f"FROM schedd_waits w WHERE {same('w.item', 't.id')} AND w.item > 0 AND {lives('w.task_id')}"
-_UNREFERENCED = (
+UNREFERENCED = (
     f"NOT {exists('e.parent', _CHILDREN)} AND NOT {exists('w.item', _WAITERS)} "
     f"AND NOT coalesce({state_of('t.spawned_by')} <> {st.SUCCESS}, false)"
 )
@@ -96,21 +97,21 @@ _RETRIABLE = (
     f"AND {completed_since('d', 't')}"
 )
 _STILL_READABLE = f"({exists('e.parent', _READERS)} OR t.key IS NOT NULL AND {exists('d.key', _RETRIABLE)})"
-_REMOVABLE = f"{_UNREFERENCED} AND NOT {_STILL_READABLE}"
-_HAS_RESULT = (
+REMOVABLE = f"{UNREFERENCED} AND NOT {_STILL_READABLE}"
+HAS_RESULT = (
     "(t.result IS NOT NULL OR EXISTS (SELECT 1 FROM schedd_task_values v WHERE v.task_id = t.id AND v.name = 'result'))"
 )
-_OVER = (
+OVER = (
     f"t.state = {st.SUCCESS} AND t.finished_at < :before "
-    f"AND (coalesce(t.result_until, 0) <= :now OR NOT {_HAS_RESULT}) "
+    f"AND (coalesce(t.result_until, 0) <= :now OR NOT {HAS_RESULT}) "
     "AND coalesce(t.key_until, 0) <= :now"
 )
 # A success is checked when the first of these times may have come, and then at the next one: successes with a long
 # retention are not read in every round.
 _SUCCESSES = f"""
-SELECT t.id, t.finished_at, t.result_until, t.key_until, {_STILL_READABLE} AS wanted, {_HAS_RESULT} AS has_result
+SELECT t.id, t.finished_at, t.result_until, t.key_until, {_STILL_READABLE} AS wanted, {HAS_RESULT} AS has_result
 FROM schedd_tasks t
-WHERE t.state = {st.SUCCESS} AND {{due}} AND {_UNREFERENCED} LIMIT :batch
+WHERE t.state = {st.SUCCESS} AND {{due}} AND {UNREFERENCED} LIMIT :batch
 """
 # A reader takes a missing result for expired once this time is over. So the time is cleared of a task that returned
 # nothing.
@@ -124,24 +125,24 @@ FROM {rows} j WHERE schedd_tasks.id = j.id
 _NEVER_LOOKED_AT = _SUCCESSES.format(due="t.kept_until IS NULL AND t.finished_at < :before")
 _LOOKED_AT = _SUCCESSES.format(due="t.kept_until <= :now")
 _OTHERS = f"""
-SELECT t.id FROM schedd_tasks t WHERE t.state = :state AND t.state >= {st.FAILED}
-AND t.finished_at < :before AND {_UNREFERENCED}
-{{chosen}} ORDER BY t.finished_at LIMIT :batch
+SELECT t.id FROM schedd_tasks t WHERE {ended_as(":state", "t", before=":before")} AND {UNREFERENCED}
+{{chosen}} ORDER BY t.state, t.finished_at LIMIT :batch
 """
 # Failed and dead tasks of kinds with a failed_ttl go by that alone.
 _FAILED_TTL = f"""
-SELECT t.id, t.state FROM schedd_tasks t WHERE t.failed_ttl IS NOT NULL AND t.state >= {st.FAILED}
-AND t.state <= {st.DEAD} AND t.finished_at + t.failed_ttl <= :now AND {_UNREFERENCED}
+SELECT t.id, t.state FROM schedd_tasks t {{index}} WHERE t.failed_ttl IS NOT NULL AND t.state >= {st.FAILED}
+AND t.state <= {st.DEAD} AND t.finished_at + t.failed_ttl <= :now AND {UNREFERENCED}
 ORDER BY t.finished_at + t.failed_ttl LIMIT :batch
 """
 # By age, on demand: a result goes with its task, a key that is not free yet stays.
-_SUCCEEDED_BEFORE = f"t.state = {st.SUCCESS} AND t.finished_at < :before AND coalesce(t.key_until, 0) <= :now"
+SUCCEEDED_BEFORE = f"t.state = {st.SUCCESS} AND t.finished_at < :before AND coalesce(t.key_until, 0) <= :now"
 # States with a retention of their own, where it is set.
 _OWN = {st.DEAD: "dead", st.CANCELLED: "cancelled", st.SKIPPED: "skipped"}
 # What depends on a task may be retried for as long as it is there, and is judged by that task's outcome then: so an
 # outcome lives until its own time is over and no edge leads from it any more.
-_OUTCOMES = f"FROM schedd_outcomes o WHERE o.removed_at < :before AND NOT {is_parent('o.task_id')}"
-_WORKERS = (
+NO_PARENT = f"NOT {is_parent('o.task_id')}"
+_OUTCOMES = f"FROM schedd_outcomes o WHERE o.removed_at < :before AND {NO_PARENT}"
+WORKERS = (
     "FROM schedd_workers WHERE state >= 2 AND heartbeat_at < :before AND NOT EXISTS "
     f"(SELECT 1 FROM schedd_tasks t WHERE t.worker = schedd_workers.id AND {held('t')})"
 )
@@ -153,17 +154,17 @@ def purge_batch(tx: Tx, retention: Mapping[str, float], batch: int = BATCH) -> R
     ``retention``: seconds by success, failed, outcomes, events, results, audit; dead, cancelled and skipped, where they
     are not kept as long as failed.
     """
-    kept = _spans(retention)
+    kept = spans(retention)
     first = min(kept["success"], kept.get("results", Lives().result))
     successes = _successes(tx, kept["success"], first, batch)
-    found, ended = _remove_ended(tx, _ages(kept), batch)
+    found, ended = _remove_ended(tx, ages(kept), batch)
     gone = tx.run(
         f"DELETE FROM schedd_outcomes WHERE task_id IN (SELECT o.task_id {_OUTCOMES} "
         "ORDER BY o.removed_at LIMIT :batch) RETURNING task_id",
         before=tx.now - kept["outcomes"],
         batch=batch,
     ).fetchall()
-    workers = tx.run(f"DELETE {_WORKERS}", before=tx.now - WORKER_RETENTION)
+    workers = tx.run(f"DELETE {WORKERS}", before=tx.now - WORKER_RETENTION)
     if workers.rowcount:
         tx.run("DELETE FROM schedd_worker_kinds WHERE worker NOT IN (SELECT id FROM schedd_workers)")
     old = events.cleanup(tx, tx.now - kept["events"], batch)
@@ -175,13 +176,13 @@ def purge_batch(tx: Tx, retention: Mapping[str, float], batch: int = BATCH) -> R
     return successes.plus(Removed(len(ended), 0, len(gone), workers.rowcount, old, audited, more))
 
 
-def _ages(kept: Mapping[str, int]) -> dict[int, int]:
+def ages(kept: Mapping[str, int]) -> dict[int, int]:
     """How long tasks of the unsuccessful states stay (microseconds)."""
     return {state: kept.get(_OWN.get(state, "failed"), kept["failed"]) for state in UNSUCCESSFUL}
 
 
 def _remove_ended(
-    tx: Tx, ages: Mapping[int, int], batch: int = BATCH, chosen: Chosen | None = None
+    tx: Tx, by_state: Mapping[int, int], batch: int = BATCH, chosen: Chosen | None = None
 ) -> tuple[int, list[int]]:
     """Remove a batch of unneeded unsuccessful tasks that ended longer ago than their state's age (microseconds).
 
@@ -190,9 +191,10 @@ def _remove_ended(
     where, names = ("", {}) if chosen is None else chosen.where()
     expired: list[tuple[int, int]] = []
     if chosen is None:
-        own = tx.run(f"{_FAILED_TTL} {tx.dialect.skip_locked}", now=tx.now, batch=batch)
+        ttl = _FAILED_TTL.format(index=tx.dialect.by_index(BY_FAILED_TTL))
+        own = tx.run(f"{ttl} {tx.dialect.skip_locked}", now=tx.now, batch=batch)
         expired += [(row[0], row[1]) for row in own]
-    for state, age in ages.items():
+    for state, age in by_state.items():
         if len(expired) < batch:
             others = "AND t.failed_ttl IS NULL" if chosen is None and state in (st.FAILED, st.DEAD) else where
             sql = f"{_OTHERS.format(chosen=others)} {tx.dialect.skip_locked}"
@@ -213,15 +215,15 @@ def clean(database: Database, chosen: Chosen) -> int:
         after = 0 if TaskState.SUCCESS in chosen.states else None
         while after is not None:
             with database.write() as tx:
-                ids, after = _scan(tx, after, _SUCCEEDED_BEFORE, chosen)
+                ids, after = _scan(tx, after, SUCCEEDED_BEFORE, chosen)
                 _record(tx, ids)
             removed += len(ids)
-        ages = {code: chosen.age for code in UNSUCCESSFUL if TaskState.from_code(code) in chosen.states}
-        found = BATCH if ages else 0
+        by_state = {code: chosen.age for code in UNSUCCESSFUL if TaskState.from_code(code) in chosen.states}
+        found = BATCH if by_state else 0
         while found >= BATCH:
             with database.write() as tx:
                 tx.now = tx.now
-                found, ids = _remove_ended(tx, ages, chosen=chosen)
+                found, ids = _remove_ended(tx, by_state, chosen=chosen)
                 _record(tx, ids)
             removed += len(ids)
             if not ids:
@@ -234,22 +236,8 @@ def _record(tx: Tx, ids: Collection[int]) -> None:
         audit.record(tx, "cleanup", subject="tasks", removed=len(ids), ids=audit.ranges(ids))
 
 
-def clean_dry_run(tx: Tx, chosen: Chosen) -> int:
-    """How many tasks :func:`clean` would remove now."""
-    where, names = chosen.where()
-    codes = ", ".join(str(state.code) for state in chosen.states if state is not TaskState.SUCCESS) or "NULL"
-    others = f"t.state >= {st.FAILED} AND t.state IN ({codes}) AND t.finished_at < :before AND {_UNREFERENCED}"
-    conditions: list[tuple[str, dict[str, int]]] = [(others, {})]
-    if TaskState.SUCCESS in chosen.states:
-        conditions.append((f"{_SUCCEEDED_BEFORE} AND {_REMOVABLE}", {"now": tx.now}))
-    bound = {"before": tx.now - chosen.age, **names}
-    counts = [
-        tx.run(f"SELECT count(*) FROM schedd_tasks t WHERE {one} {where}", **(bound | more)) for one, more in conditions
-    ]
-    return sum(int(count.scalar_one()) for count in counts)
-
-
-def _spans(retention: Mapping[str, float]) -> dict[str, int]:
+def spans(retention: Mapping[str, float]) -> dict[str, int]:
+    """The same in microseconds."""
     return {name: round(seconds * SECOND) for name, seconds in retention.items()}
 
 
@@ -305,7 +293,7 @@ def expire(tx: Tx, task_id: int) -> int:
     """Delete the task's result if it has expired and no task needs it. Never waits for a row."""
     rows = tx.run(
         f"SELECT t.id FROM schedd_tasks t WHERE t.id = :id AND t.state = {st.SUCCESS} AND t.result_until <= :now "
-        f"AND {_REMOVABLE} {tx.dialect.skip_locked}",
+        f"AND {REMOVABLE} {tx.dialect.skip_locked}",
         id=task_id,
         now=tx.now,
     ).fetchall()
@@ -325,8 +313,8 @@ def rescan(tx: Tx, retention: Mapping[str, float], after: int) -> tuple[Removed,
     Needed after the retention was made shorter: :func:`purge_batch` scheduled the checks by the longer one. Returns the
     id to continue from, None at the end.
     """
-    every = Chosen(frozenset({TaskState.SUCCESS}), _spans(retention)["success"])
-    removed, after_this = _scan(tx, after, _OVER, every)
+    every = Chosen(frozenset({TaskState.SUCCESS}), spans(retention)["success"])
+    removed, after_this = _scan(tx, after, OVER, every)
     return Removed(len(removed)), after_this
 
 
@@ -338,7 +326,7 @@ def _scan(tx: Tx, after: int, condition: str, chosen: Chosen) -> tuple[list[int]
     where, names = chosen.where()
     last = tx.run("SELECT max(id) FROM schedd_tasks").scalar() or 0
     rows = tx.run(
-        f"SELECT t.id FROM schedd_tasks t WHERE t.id > :after AND t.id <= :to AND {condition} AND {_REMOVABLE} "
+        f"SELECT t.id FROM schedd_tasks t WHERE t.id > :after AND t.id <= :to AND {condition} AND {REMOVABLE} "
         f"{where} LIMIT {BATCH} {tx.dialect.skip_locked}",
         after=after,
         to=after + RESCAN_BATCH,
@@ -359,44 +347,15 @@ def has_deferred(tx: Tx) -> bool:
     return row.first() is not None
 
 
-def dry_run(tx: Tx, retention: Mapping[str, float]) -> Removed:
-    """Count what removing everything expired would remove. Reads everything, changes nothing."""
-    kept = _spans(retention)
-    bound = {"now": tx.now, "before": tx.now - kept["success"]}
-
-    def count(sql: str, **more: int) -> int:
-        return int(tx.run(f"SELECT count(*) {sql}", **(bound | more)).scalar_one())
-
-    successes = count(f"FROM schedd_tasks t WHERE {_OVER} AND {_REMOVABLE}")
-    failed = sum(
-        count(
-            f"FROM schedd_tasks t WHERE t.state = {state} AND t.state >= {st.FAILED} AND t.finished_at < :before "
-            f"AND {_UNREFERENCED}",
-            before=tx.now - age,
-        )
-        for state, age in _ages(kept).items()
-    )
-    results = count(
-        f"FROM schedd_tasks t WHERE t.state = {st.SUCCESS} AND t.result_until <= :now AND NOT ({_OVER}) "
-        "AND (t.result IS NOT NULL OR EXISTS (SELECT 1 FROM schedd_task_values v WHERE v.task_id = t.id "
-        f"AND v.name = 'result')) AND {_REMOVABLE}"
-    )
-    outcomes = count(_OUTCOMES, before=tx.now - kept["outcomes"])
-    workers = count(_WORKERS, before=tx.now - WORKER_RETENTION)
-    old = events.count_old(tx, tx.now - kept["events"])
-    audited = audit.count_old(tx, tx.now - kept.get("audit", round(AUDIT_RETENTION_S * SECOND)))
-    return Removed(successes + failed, results, outcomes, workers, old, audited)
-
-
 def _unneeded(tx: Tx, expired: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Drop tasks that got a child since the statement that locked them began; now none can get one."""
-    free = set(_still(tx, [task_id for task_id, _ in expired], _UNREFERENCED))
+    free = set(_still(tx, [task_id for task_id, _ in expired], UNREFERENCED))
     return [(task_id, state) for task_id, state in expired if task_id in free]
 
 
 def _unwanted(tx: Tx, ids: list[int]) -> list[int]:
     """The same of successes."""
-    return _still(tx, ids, _REMOVABLE)
+    return _still(tx, ids, REMOVABLE)
 
 
 def _still(tx: Tx, ids: list[int], condition: str) -> list[int]:

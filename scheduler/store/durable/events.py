@@ -146,7 +146,8 @@ def waiters(tx: Tx, name: str, limit: int) -> list[Waiter]:
 
 
 _WAITERS = f"FROM schedd_waits w WHERE {same('w.event', 'e.name')} AND {lives('w.task_id')}"
-_OLD = f"FROM schedd_events e WHERE e.emitted_at < :before AND NOT {exists('w.event', _WAITERS)}"
+UNAWAITED = f"NOT {exists('w.event', _WAITERS)}"
+_OLD = f"FROM schedd_events e WHERE e.emitted_at < :before AND {UNAWAITED}"
 
 
 def cleanup(tx: Tx, before: int, batch: int = BATCH) -> int:
@@ -157,8 +158,3 @@ def cleanup(tx: Tx, before: int, batch: int = BATCH) -> int:
         batch=batch,
     )
     return int(removed.rowcount)
-
-
-def count_old(tx: Tx, before: int) -> int:
-    """How many :func:`cleanup` would remove."""
-    return int(tx.run(f"SELECT count(*) {_OLD}", before=before).scalar_one())

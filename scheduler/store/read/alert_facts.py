@@ -14,7 +14,7 @@ from scheduler.ports import SECOND
 from scheduler.store import pauses
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
-from scheduler.store.predicates import CLAIMABLE
+from scheduler.store.predicates import CLAIMABLE, ended_as
 from scheduler.store.read.ready import cause_of, first_of, ready_since
 from scheduler.store.read.stats import FINISHED, stats
 from scheduler.store.read.workers import Fleet, read_fleet
@@ -30,7 +30,8 @@ _EXAMPLES = 5
 _ASKED_AFTER, _ASKED_QUEUES = 60 * SECOND, 50  # the oldest task of so many queues is asked for its cause
 _MIN_RUNS = 20  # from which on a percentile means something
 _HISTORY = 7 * DAY * SECOND  # from which a percentile is taken
-_DEAD = f"state = {st.DEAD} AND state >= {st.FAILED}"  # the second as the index says it
+_DEAD = ended_as(st.DEAD)
+_DEAD_BEFORE = ended_as(st.DEAD, before=":before")
 _BAD = f"{st.FAILED}, {st.DEAD}, {st.CANCELLED}"
 
 
@@ -75,7 +76,7 @@ def expiring(tx: Tx, kept: int, within: int) -> list[Expiring]:
     """Dead letters that are removed ``within`` this time, where they are ``kept`` for so long (microseconds)."""
     rows = tx.run(
         "SELECT kind, count(*) AS n, min(finished_at) AS oldest FROM "
-        f"(SELECT kind, finished_at FROM schedd_tasks WHERE {_DEAD} AND finished_at < :before "
+        f"(SELECT kind, finished_at FROM schedd_tasks WHERE {_DEAD_BEFORE} "
         "AND failed_ttl IS NULL "  # else its kind says so itself
         f"ORDER BY state, finished_at LIMIT {MAX_DEAD}) d GROUP BY kind ORDER BY kind",
         before=tx.now - kept + within,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from scheduler.model import state as st
 from scheduler.store.broken_rows import state_name
 from scheduler.store.db.tx import Tx
-from scheduler.store.predicates import CLAIMABLE, HELD
+from scheduler.store.predicates import CLAIMABLE, HELD, ended_as
 from scheduler.store.tasks.claim import LaneHead
 
 # Up to a number of rows of each state: the order is the index's own, so that nothing is sorted or walked. Where the
@@ -21,7 +21,7 @@ _GROUPS = (
     *((f"{_RETRY_OR_SUSPENDED} AND state = {code}", "state", code) for code in (st.RETRY, st.SUSPENDED)),
     (f"{HELD}", "worker, lane", None),
     (f"state = {st.SUCCESS}", "kept_until, finished_at", st.SUCCESS),
-    *((f"state >= {st.FAILED} AND state = {code}", "state, finished_at", code) for code in (7, 8, 9, 10)),
+    *((ended_as(code), "state, finished_at", code) for code in (st.FAILED, st.DEAD, st.CANCELLED, st.SKIPPED)),
     (f"state >= {st.FAILED} AND state >= 11", "state, finished_at", None),
 )
 

@@ -13,13 +13,12 @@ from scheduler.model.texts import rfc3339
 from scheduler.store.broken_rows import options_of
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
+from scheduler.store.predicates import ended_as
 from scheduler.store.read.paging import as_id
 from scheduler.store.read.tasks import TaskRecord, get_task, get_tasks
 
 BATCH = 500
-DEAD = (
-    f"t.state = {st.DEAD} AND t.state >= {st.FAILED}"  # the second for SQLite, which wants to see its index's own words
-)
+_DEAD = ended_as(st.DEAD, "t")
 
 
 class Filter(NamedTuple):
@@ -39,21 +38,21 @@ class Filter(NamedTuple):
     subject: str | None = None
     message_type: str | None = None
 
-    def where(self, ended: str = DEAD) -> tuple[str, dict[str, Any]]:
-        """The condition on ``t``, and what it binds. ``ended``: the states, if others than dead."""
+    def where(self) -> tuple[str, dict[str, Any]]:
+        """The condition on ``t``, and what it binds."""
         parts = {
             "kind": "t.kind = :kind",
             "error_class": "t.error_class = :error_class",
             "fingerprint": "t.fingerprint = :fingerprint",
-            "before": "t.finished_at < :before",
-            "after": "t.finished_at >= :after",
             "key": "t.key = :key",
             "correlation": "(t.correlation = :correlation OR (t.correlation IS NULL AND t.id = :own))",
             "subject": "t.subject = :subject",
             "message_type": "(t.message_type = :message_type OR (t.message_type IS NULL AND t.kind = :message_type))",
         }
         bound: dict[str, Any] = {name: value for name, value in self._asdict().items() if value is not None}
-        where = " AND ".join([ended, *(parts[name] for name in bound)])
+        since = "0" if self.after is None else ":after"
+        dead = ended_as(st.DEAD, "t", since=since, before=None if self.before is None else ":before")
+        where = " AND ".join([dead, *(parts[name] for name in bound if name in parts)])
         if self.correlation is not None:
             bound["own"] = as_id(self.correlation)
         return where, bound
@@ -170,7 +169,7 @@ def _runs(kind: str, options: str) -> str:
 def metrics(tx: Tx) -> Metrics:
     """Count and oldest of all, and counts by kind."""
     rows = tx.run(
-        f"SELECT t.kind, count(*) AS n, min(t.finished_at) AS oldest FROM schedd_tasks t WHERE {DEAD} "
+        f"SELECT t.kind, count(*) AS n, min(t.finished_at) AS oldest FROM schedd_tasks t WHERE {_DEAD} "
         "GROUP BY t.kind ORDER BY t.kind"
     ).fetchall()
     return Metrics(sum(r.n for r in rows), min((r.oldest for r in rows), default=None), {r.kind: r.n for r in rows})
@@ -178,7 +177,8 @@ def metrics(tx: Tx) -> Metrics:
 
 def oldest(tx: Tx) -> int | None:
     """When the oldest dead letter died (microseconds), None if there is none: one look into an index."""
-    found = tx.run(f"SELECT min(t.finished_at) FROM schedd_tasks t WHERE {DEAD}").scalar()
+    first = f"SELECT t.finished_at FROM schedd_tasks t WHERE {_DEAD} ORDER BY t.state, t.finished_at LIMIT 1"
+    found = tx.run(first).scalar()
     return None if found is None else int(found)
 
 

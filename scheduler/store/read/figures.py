@@ -12,7 +12,7 @@ from scheduler.model.defaults import POOLS
 from scheduler.model.rollup import DAY, HOUR, MINUTE
 from scheduler.ports import FOREVER, SECOND
 from scheduler.store.db.tx import Tx
-from scheduler.store.predicates import CLAIMABLE
+from scheduler.store.predicates import CLAIMABLE, ended_as
 from scheduler.store.read.ready import ready_since
 from scheduler.store.rollups import MINUTES_KEPT
 from scheduler.store.tasks.claim import LaneHead, lane_heads
@@ -21,7 +21,7 @@ MAX_COUNTED = 100_000  # tasks of a queue and priority, dead letters, and waitin
 MAX_QUEUES = 200  # pairs of a queue and a priority, those that have waited longest
 MAX_SCHEDULES = 200  # schedules named, the latest
 _MAX_HEADS = 20  # lanes of a queue and priority looked at for the oldest ready task
-_DEAD = f"state = {st.DEAD} AND state >= {st.FAILED}"  # the second as the index says it
+_DEAD = ended_as(st.DEAD)
 
 
 class ReadyTasks(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from scheduler.store.read.tasks import Found, get_tasks
 
 WINDOW = 100_000  # tasks that are looked at for one page where no index leads to them, the newest first
 _CHUNK = 1000  # tasks whose payloads are compared at a time
+_COMPARED = 20_000  # tasks whose payloads are compared for one page
 _CREATED_SLACK = 600 * SECOND  # ids and creation times may be this much out of step
 _TEXTS = {
     "kind": "t.kind",
@@ -33,6 +35,7 @@ _TEXTS = {
 _CONTAINING = {"error": ("t.error", "t.error_class")}
 FIELDS = (*_TEXTS, *_CONTAINING, "state", "priority", "correlation", "worker", "id", "since", "until", "payload")
 _INDEXED = frozenset({"key", "subject", "correlation"})
+_EXPONENT = {"sqlite": "t.payload GLOB '*[0-9][eE][-+0-9]*'", "postgresql": "t.payload ~ '[0-9][eE][-+0-9]'"}
 _LITERAL = re.compile(r'[^*?"\\\x00-\x1f\x7f-\U0010ffff]+')
 
 
@@ -73,15 +76,17 @@ def search_ids(tx: Tx, terms: Sequence[Term], *, limit: int, cursor: int | None 
     if not payload:
         return ids_of(tx, asked, cursor, limit, window)
     ids: list[int] = []
+    compared = 0
     while True:
         page = ids_of(tx, asked, cursor, _CHUNK, window)
+        compared += len(page.ids)
         texts = _payloads(tx, page.ids)
         ids += [one for one in page.ids if one in texts and all(_fits(term, texts[one]) for term in payload)]
         cursor = page.cursor
         if len(ids) > limit:
             return Ids(ids[:limit], ids[limit - 1])
-        if cursor is None or page.bound:
-            return Ids(ids, cursor, page.bound)
+        if cursor is None or page.bound or compared >= _COMPARED:
+            return Ids(ids, cursor, cursor is not None)
 
 
 def any_with(tx: Tx, *terms: Term) -> bool:
@@ -121,7 +126,7 @@ def _asked(tx: Tx, terms: Sequence[Term]) -> Asked:
 
     led = next((term for term in terms if _leads(term)), None)
     for term in terms:
-        found = "" if term is led else _condition(term, bind)
+        found = "" if term is led else _condition(term, bind, _EXPONENT[tx.dialect.name])
         if term.field == "since":
             least = max(least, first_id(tx, int(term.values[0]) - _CREATED_SLACK))
         if found:
@@ -144,7 +149,7 @@ def _names(terms: Sequence[Term], field: str) -> Sequence[str] | None:
     return None
 
 
-def _condition(term: Term, bind: Callable[[object], str]) -> str:
+def _condition(term: Term, bind: Callable[[object], str], exponent: str) -> str:
     """The condition of a term, without its sign; empty where it is no condition on a row."""
     if term.field in _TEXTS:
         column = f"coalesce({_TEXTS[term.field]}, '')" if term.exclude else _TEXTS[term.field]
@@ -171,20 +176,28 @@ def _condition(term: Term, bind: Callable[[object], str]) -> str:
     if term.field == "until":
         return f"t.created_at < {bind(int(term.values[0]))}"
     if term.field == "payload" and not term.exclude:
-        return _hint(term, bind)
+        return _hint(term, bind, exponent)
     return ""
 
 
-def _hint(term: Term, bind: Callable[[object], str]) -> str:
-    """What the text of a payload that fits must have in it: spares decoding most of the others."""
-    parts = []
+def _hint(term: Term, bind: Callable[[object], str], exponent: str) -> str:
+    """What the text of a payload that fits must have in it: spares decoding most of the others.
+
+    ``exponent``: a condition on a payload that has a number with one.
+    """
+    texts: list[str] = []
+    parts: list[str] = []
     for value in term.values:
-        literals = _LITERAL.findall(value)
-        if not literals or _number(value) is not None:
+        number = _number(value)
+        if number is not None and not number.is_integer():
             return ""
-        like = bind(_like(f"*{max(literals, key=len)}*"))
-        parts.append(f"t.payload LIKE {like} ESCAPE '!'")
-    return f"(t.payload IS NULL OR {' OR '.join(parts)})"
+        texts += [value] if number is None else [value, str(int(number))]
+        parts += [] if number is None else [exponent]
+    literals = [max(_LITERAL.findall(text), key=len, default="") for text in texts]
+    if not all(literals):
+        return ""
+    likes = [f"t.payload LIKE {bind(_like(f'*{text}*'))} ESCAPE '!'" for text in dict.fromkeys(literals)]
+    return f"(t.payload IS NULL OR {' OR '.join([*likes, *parts[:1]])})"
 
 
 def _like(pattern: str) -> str:
@@ -194,9 +207,10 @@ def _like(pattern: str) -> str:
 
 def _number(text: str) -> float | None:
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
         return None
+    return number if math.isfinite(number) else None
 
 
 def _fits(term: Term, payload: str | None) -> bool:

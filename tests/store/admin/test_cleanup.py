@@ -9,6 +9,7 @@ import pytest
 
 from scheduler import ConfigError, ResultExpiredError, Scheduler, Task
 from scheduler.store.admin import retention
+from scheduler.store.admin.would_remove import would_remove
 from scheduler.testing import drain
 from support.bench import Bench, Soft, Step
 
@@ -113,7 +114,7 @@ def test_each_state_may_have_a_retention_of_its_own(bench: Bench) -> None:
     kept = {"failed": 2.0 * HOUR, "cancelled": float(HOUR), "dead": 3.0 * HOUR}
     with bench.jobs.database.read() as tx:
         given = {"success": 1e9, "outcomes": 1e9, "events": 1e9, **kept}
-        assert retention.dry_run(tx, given).tasks == 1
+        assert would_remove(tx, given).tasks == 1
     sweep(bench.jobs, **kept)
     assert there(bench.jobs, dead, failed, cancelled, skipped) == [dead, failed, skipped]
     bench.clock.advance(HOUR)

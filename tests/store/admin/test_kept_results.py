@@ -9,6 +9,7 @@ import pytest
 from scheduler import AsyncContext, Context, ResultExpiredError, Scheduler, Task, UnknownTaskError, task
 from scheduler.model.state import TaskState
 from scheduler.store.admin import retention
+from scheduler.store.admin.would_remove import would_remove
 from scheduler.testing import FakeClock, drain
 from support.fleet import Fleet, rows, write
 
@@ -186,7 +187,7 @@ def test_what_is_kept_for_dead_letters_is_not_walked_again_and_again(jobs: Sched
     found = rows(jobs, "SELECT kept_until FROM schedd_tasks WHERE state = 6")
     assert all(row.kept_until > clock.now() for row in found)
     with jobs.database.read() as tx:
-        assert retention.dry_run(tx.at(clock.now()), KEPT) == retention.Removed()
+        assert would_remove(tx.at(clock.now()), KEPT) == retention.Removed()
 
 
 def gone(jobs: Scheduler, clock: FakeClock, how: str) -> int:

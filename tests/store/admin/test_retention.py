@@ -23,6 +23,7 @@ from scheduler import (
 )
 from scheduler.store import reaper
 from scheduler.store.admin import retention
+from scheduler.store.admin.would_remove import would_remove
 from scheduler.store.read.explain import why
 from scheduler.testing import FakeClock, drain, engine_of
 from support.fleet import Fleet, rows, run_claimed, step, write
@@ -288,7 +289,7 @@ def test_what_would_go_is_what_goes(fleet: Fleet, clock: FakeClock) -> None:
     for days in (0, 2, 9, 15, 90):
         clock.advance(days * DAY)
         with jobs.database.read() as tx:
-            planned = retention.dry_run(tx.at(clock.now()), KEPT)
+            planned = would_remove(tx.at(clock.now()), KEPT)
         done = sweep(jobs)
         assert done == planned
         seen.append((done.tasks, done.results, done.outcomes, done.events))

@@ -1,0 +1,133 @@
+"""What a look costs beside many kept tasks: no more than its bound, however many there are; and a bound that cuts says
+so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from scheduler import Context, Scheduler, task
+from scheduler.model.defaults import RETENTION
+from scheduler.model.state import TaskState
+from scheduler.ports import SECOND
+from scheduler.store.admin import would_remove
+from scheduler.store.admin.retention import Chosen
+from scheduler.store.db.tx import Tx
+from scheduler.store.read import alert_facts, dead_causes, figures, search
+from scheduler.store.read.search import Term
+from scheduler.store.read.status import status
+from support.databases import Database
+from support.fleet import write
+from support.plans import work_of
+
+BOUND = 60
+EXPIRED = {**RETENTION, "success": 1.0, "failed": 1.0, "results": 1.0}
+
+
+@task
+def ping(ctx: Context) -> None: ...
+
+
+def keep(jobs: Scheduler, number: int) -> None:
+    """So many more tasks that ended a day ago, half of them dead, each with an error and a payload of its own."""
+    numbers = (
+        "WITH RECURSIVE g(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM g WHERE i < :number)"
+        if jobs.database.dialect.name == "sqlite"
+        else "WITH g AS (SELECT generate_series(1, CAST(:number AS bigint)) AS i)"
+    )
+    write(
+        jobs,
+        f"{numbers} INSERT INTO schedd_tasks (kind, state, queue, lane, priority, run_at, unmet, created_at, "
+        "finished_at, payload, attempt, claim, error, error_class, fingerprint) SELECT 'ping', 6 + 2 * (i % 2), "
+        "'default', 'ping', 1, :then, 0, :then, :then + i, '{\"n\": ' || i || '.5}', 1, 1, "
+        "CASE WHEN i % 2 = 1 THEN 'no answer' END, CASE WHEN i % 2 = 1 THEN 'OSError' END, "
+        "CASE WHEN i % 2 = 1 THEN 'f' || (i % 7) END FROM g",
+        number=number,
+        then=jobs.database.now() - 86_400 * SECOND,
+    )
+    write(jobs, "ANALYZE")
+
+
+@pytest.fixture
+def jobs(database: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scheduler]:
+    monkeypatch.setattr(would_remove, "LOOKED", BOUND)
+    monkeypatch.setattr(would_remove, "_WINDOW", 4 * BOUND)
+    monkeypatch.setattr(search, "WINDOW", 4 * BOUND)
+    monkeypatch.setattr(search, "_COMPARED", BOUND)
+    monkeypatch.setattr(search, "_CHUNK", BOUND // 4)
+    monkeypatch.setattr(dead_causes, "WINDOW", BOUND)
+    monkeypatch.setattr(alert_facts, "MAX_DEAD", BOUND)
+    monkeypatch.setattr(figures, "MAX_COUNTED", BOUND)
+    made = Scheduler.for_testing(url=database.url)
+    made.register(ping)
+    yield made
+    made.close()
+
+
+LOOKS: dict[str, Callable[[Tx], object]] = {
+    "gc --dry-run": lambda tx: would_remove.would_remove(tx, EXPIRED),
+    "gc --dry-run, nothing expired": lambda tx: would_remove.would_remove(tx, {**RETENTION, "success": 1e6}),
+    "gc --dry-run --older-than": lambda tx: would_remove.would_clean(
+        tx, Chosen(frozenset({TaskState.SUCCESS, TaskState.DEAD}), SECOND)
+    ),
+    "gc --dry-run --older-than --kind": lambda tx: would_remove.would_clean(
+        tx, Chosen(frozenset({TaskState.SUCCESS, TaskState.DEAD}), SECOND, kind="nosuch")
+    ),
+    "search, a kind without a task": lambda tx: search.search(tx, [Term("kind", ("nosuch",))]),
+    "search, an error": lambda tx: search.search(tx, [Term("error", ("nosuch",))]),
+    "search, a number in payloads": lambda tx: search.search(tx, [Term("payload", ("77",), path="n")]),
+    "search, what each payload has": lambda tx: search.search(tx, [Term("payload", ("5",), path="n")]),
+    "search, a fraction in payloads": lambda tx: search.search(tx, [Term("payload", ("77.25",), path="n")]),
+    "search, not in payloads": lambda tx: search.search(tx, [Term("payload", ("*",), True, "n")]),
+    "causes of dead letters": lambda tx: dead_causes.causes(tx, kept=0, within=SECOND),
+    "status": lambda tx: status(tx, BOUND),
+    "alerts' dead letters": alert_facts.dead_letters,
+    "dead letters for Prometheus": figures.dead_letters,
+}
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_a_look_costs_no_more_beside_more_tasks(jobs: Scheduler, name: str) -> None:
+    done = []
+    for more in (12_000, 24_000):
+        keep(jobs, more)
+        with work_of(jobs) as work, jobs.database.read() as tx:
+            LOOKS[name](tx)
+        done.append(work.done)
+    assert done[1] < 1.5 * done[0] + 150, (done, [f"{n} {t[:90]}" for t, n in work.by.most_common(3)])
+
+
+def test_a_dry_run_says_that_there_is_more(jobs: Scheduler) -> None:
+    keep(jobs, 5_000)
+    dead = Chosen(frozenset({TaskState.DEAD}), SECOND)
+    with jobs.database.read() as tx:
+        assert would_remove.would_remove(tx, EXPIRED) == would_remove.Removed(tasks=2 * BOUND, more=True)
+        assert would_remove.would_remove(tx, EXPIRED, every=True) == would_remove.Removed(tasks=5_000)
+        assert would_remove.would_clean(tx, dead) == would_remove.Removed(tasks=BOUND, more=True)
+        assert would_remove.would_clean(tx, dead, every=True) == would_remove.Removed(tasks=2_500)
+
+
+def test_a_search_that_stops_at_its_bound_says_so_and_goes_on(jobs: Scheduler) -> None:
+    keep(jobs, 4 * BOUND)
+    wanted, found, pages = [Term("payload", ("7.5",), path="n")], list[int](), 0
+    cursor: int | None = None
+    with jobs.database.read() as tx:
+        while pages == 0 or cursor is not None:
+            page = search.search_ids(tx, wanted, limit=10, cursor=cursor)
+            found += page.ids
+            cursor, pages = page.cursor, pages + 1
+            assert page.bound or cursor is None
+    assert len(found) == 1
+    assert pages >= 4
+
+
+@pytest.mark.parametrize("text", ["70", "70.0", "7e1", "7.0E+1", "700e-1", "0.7e2", "70.00", '"70"'])
+def test_a_number_is_found_however_it_is_spelled(jobs: Scheduler, text: str) -> None:
+    keep(jobs, 1)
+    write(jobs, "UPDATE schedd_tasks SET payload = :payload", payload=f'{{"n": {text}}}')
+    with jobs.database.read() as tx:
+        assert len(search.search_ids(tx, [Term("payload", ("70",), path="n")], limit=5).ids) == 1
+        assert search.search_ids(tx, [Term("payload", ("71",), path="n")], limit=5).ids == []
+        spelled = [] if text == '"70"' else [Term("payload", ("70.0",), path="n")]
+        assert all(search.search_ids(tx, [one], limit=5).ids for one in spelled)
