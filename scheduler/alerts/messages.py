@@ -74,6 +74,8 @@ def _page(rule: Rule, alerts: tuple[Alert, ...]) -> str:
     """The console's page for these: of one cause of dead letters those alone."""
     if rule.page == "dead" and len(alerts) == 1:
         key = alerts[0].key
+        if not key.kind:
+            return rule.page  # a cause of several kinds
         cause = f"&fingerprint={quote(key.fingerprint, safe='')}" if key.fingerprint else ""
         return f"dead?kind={quote(key.kind, safe='')}{cause}"
     return rule.page

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -23,11 +24,13 @@ from scheduler.store.read.alert_facts import (
 )
 from scheduler.store.read.flow import Flow
 from scheduler.store.read.problems import BY_NAME, TABLE
+from scheduler.store.read.shared_causes import by_common_text, kinds_text
 
 DEAD_LETTER_STEPS = (1, 10, 100, 1000)
 AGE_LOOKS, AGE_CLEAR_LOOKS = 2, 3  # of backlog_age: looks that confirm it, and that it is over
 GROWTH_CLEAR_AFTER = 120 * SECOND
 MAX_ERROR = 200  # characters of an error in a message
+_EXAMPLES, _MAX_KINDS = 5, 50  # of tasks and kinds that a cause of several kinds names
 MAX_EXAMPLES = 5
 UNKNOWN = -1  # of a backlog: a pause holds a part of it
 Samples = Sequence[tuple[int, Mapping[str, int]]]
@@ -89,16 +92,37 @@ def shown_error(text: str | None) -> str | None:
 
 
 def dead_letters(groups: Iterable[DeadGroup], errors: Mapping[int, str | None]) -> list[Observation]:
-    """One observation for each kind and cause."""
+    """One observation for each cause: of several kinds that have it in common, or of one kind."""
     found = []
-    for group in groups:
-        error = shown_error(errors.get(group.id))
-        cause = error or group.error_class or "an unknown cause"
-        text = f"{counted(group.number, 'dead letter')} of {group.kind}: {cause}"
-        detail = {"error_class": group.error_class, "error": error, "tasks": [group.id]}
-        key = Key("dead_letters", group.kind, group.fingerprint or group.error_class or "")
-        found.append(Observation(key, Level.FIRES, group.number, text, detail))
+    for common, several in by_common_text(groups, lambda group: errors.get(group.id)):
+        own = [_dead_letters(group, shown_error(errors.get(group.id))) for group in several]
+        if len(several) > 1:
+            # An alert of a kind that fires already neither ends nor begins anew for it.
+            found += [one._replace(level=Level.BETWEEN) for one in own]
+            own = [_over_kinds(several, common, errors)]
+        found += own
     return found
+
+
+def _dead_letters(group: DeadGroup, error: str | None) -> Observation:
+    cause = error or group.error_class or "an unknown cause"
+    text = f"{counted(group.number, 'dead letter')} of {group.kind}: {cause}"
+    detail = {"error_class": group.error_class, "error": error, "tasks": [group.id]}
+    key = Key("dead_letters", group.kind, group.fingerprint or group.error_class or "")
+    return Observation(key, Level.FIRES, group.number, text, detail)
+
+
+def _over_kinds(several: list[DeadGroup], common: str, errors: Mapping[int, str | None]) -> Observation:
+    newest = max(several, key=lambda group: group.id)
+    error = shown_error(errors.get(newest.id))
+    kinds = tuple(dict.fromkeys(group.kind for group in several))
+    number = sum(group.number for group in several)
+    cause = error or newest.error_class or "an unknown cause"
+    text = f"{counted(number, 'dead letter')} of {kinds_text(kinds)}: {cause}"
+    tasks = [newest.id, *(group.id for group in several if group is not newest)][:_EXAMPLES]
+    detail = {"error_class": newest.error_class, "error": error, "tasks": tasks, "kinds": list(kinds[:_MAX_KINDS])}
+    digest = hashlib.sha256(f"{newest.error_class}\n{common}".encode()).hexdigest()[:16]
+    return Observation(Key("dead_letters", "", digest), Level.FIRES, number, text, detail)
 
 
 def dead_letters_expiring(groups: Iterable[Expiring], now: int) -> list[Observation]:

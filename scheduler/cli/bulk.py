@@ -136,11 +136,15 @@ def _note_interrupted(session: Session, name: str) -> None:
 
 def _end(session: Session, done: BulkRecord) -> int:
     """Print how a run of a bulk ended. Returns the exit status."""
+    from scheduler.cli.change import note_stale
     from scheduler.model.bulk import BulkState
     from scheduler.store.admin.canaries import canary_of
+    from scheduler.store.tasks.stale import ran_on_bulk
 
     if not print_object(session, _view(done, session)):
         _say_done(done)
+    with session.database.read() as tx:
+        note_stale(ran_on_bulk(tx, done.name, done.verb), option=False)
     if done.state is not BulkState.DONE:
         with session.database.read() as tx:
             canary = canary_of(tx, done)

@@ -179,16 +179,18 @@ def note_left(left: Mapping[int, Other]) -> None:
         note(f"task {task_id} was not revived: task {other.id} has its key {other.key!r}")
 
 
-def note_stale(stale: Sequence[int], rerun: bool) -> None:
-    """Note the tasks that ran on how tasks had ended that run again."""
+def note_stale(stale: Sequence[int], rerun: bool = False, *, option: bool = True) -> None:
+    """Note the tasks that ran on how tasks had ended that run again. ``option``: the command has --rerun."""
+    from scheduler.store.tasks.stale import told
+
     if not stale:
         return
-    shown = ", ".join(map(str, stale[:20])) + (", …" if len(stale) > 20 else "")
-    several = "tasks" if len(stale) > 1 else "task"
     if rerun:
-        note(f"{several} {shown} had run on the old outcome, and will run again")
+        note(f"{told(stale).replace(' ran ', ' had run ')}, and will run again")
+    elif option:
+        note(f"{told(stale)}: `--rerun` would run it again, as `schedctl rerun` does")
     else:
-        note(f"{several} {shown} ran on the old outcome: `--rerun` would run it again, as `schedctl rerun` does")
+        note(f"{told(stale)}: `schedctl rerun {' '.join(map(str, stale[:20]))}` runs it again")
 
 
 def _retry(session: Session, ids: tuple[int, ...], no_downstream: bool, rerun: bool) -> None:

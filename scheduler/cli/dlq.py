@@ -25,11 +25,15 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 _GROUP_COLUMNS = ("count", "what", "fingerprint", "oldest", "newest", "id", "error")
-_GROUP_FIELDS = ("count", "what", "kind", "error_class", "fingerprint", "oldest", "newest", "id", "error")
+_GROUP_FIELDS = (
+    *("count", "what", "kind", "error_class", "fingerprint", "oldest", "newest", "id", "error"),
+    *("shared_count", "shared_kinds"),
+)
 _COLUMNS = ("id", "kind", "attempt", "finished_at", "replay_count", "key", "fingerprint", "error")
 _REPLAYED = ("id", "kind", "state", "original_id", "replay_count")
 _TOGETHER = 100  # replayed in one transaction
 _MAX_LETTERS = 10_000
+_MAX_GROUPS = 1000  # causes of one kind that are looked at for what several kinds have in common
 
 _kind = click.option("--kind", metavar="K", help="Only tasks of this kind.")
 _error_class = click.option("--error-class", metavar="E", help="Only tasks that ended with this class of error.")
@@ -82,13 +86,16 @@ def _filter(
 def list_(session: Session, /, each: bool, limit: int, every: bool, **given: Any) -> None:
     """Dead letters by cause, the most frequent first; with --each every task, the latest first.
 
-    A group shows the id and error of its newest task. The command looks at the newest 100,000 in the time asked
+    A group shows the id and error of its newest task. Causes that several kinds have in common stand before the table,
+    with their totals: shared_count and shared_kinds in JSON. The command looks at the newest 100,000 in the time asked
     for, and says so if there are older ones.
     """
     from scheduler.store.read import dead_letters
     from scheduler.store.read.figures import MAX_COUNTED
+    from scheduler.store.read.shared_causes import by_common_text, over_kinds
 
     database = session.existing()
+    shared = []
     with database.read() as tx:
         wanted = _filter(database.now(), **given)
         among = None if every else dead_letters.newest(tx, wanted, MAX_COUNTED)
@@ -98,7 +105,13 @@ def list_(session: Session, /, each: bool, limit: int, every: bool, **given: Any
             hidden = masks_of(tx, {task.kind for task in tasks})
             rows = [hidden.view(task, task_view(task)) for task in tasks]
         else:
-            groups = dead_letters.groups(tx, wanted, limit + 1)
+            found = dead_letters.groups(tx, wanted, max(limit, _MAX_GROUPS) + 1)
+            groups, shared = found[: limit + 1], over_kinds(tx, found)
+            totals = {
+                group[1:4]: (sum(one.number for one in several), len({one.kind for one in several}))
+                for _, several in by_common_text(found, lambda group: group.error)
+                for group in several
+            }
             hidden = masks_of(tx, {g.kind for g in groups})
             rows = [
                 {
@@ -111,11 +124,16 @@ def list_(session: Session, /, each: bool, limit: int, every: bool, **given: Any
                     "newest": time(g.newest),
                     "id": g.id,
                     "error": hidden.error(g.id, g.kind, g.error),
+                    **dict(zip(("shared_count", "shared_kinds"), totals[g[1:4]], strict=True)),
                 }
                 for g in groups
             ]
         if not rows:
             note_kind(tx, wanted.kind)
+    if session.output == "table":
+        at_least = "" if each or (among is None and len(found) <= max(limit, _MAX_GROUPS)) else "at least "
+        for one in shared:
+            say(f"{at_least}{one.number} of {one.of_kinds()}: {one.error} (task {one.id})")
     print_rows(session, rows[:limit], _COLUMNS if each else _GROUP_COLUMNS)
     if len(rows) > limit:
         note("there are more: raise --limit, or choose with --kind, --error-class, --fingerprint")
@@ -217,12 +235,14 @@ def replay_all(session: Session, /, limit: int, **given: Any) -> int:
     from scheduler.store.admin.replay import replay_some
     from scheduler.store.audit import new_bulk
     from scheduler.store.read import dead_letters
+    from scheduler.store.tasks.stale import ran_on
 
     database = session.existing()
     with database.read():
         wanted = _filter(database.now(), **given)
     if wanted.before is None:
         wanted = wanted._replace(before=database.now() + 1)  # what dies again meanwhile is for another call
+    began = database.now()
     with in_bulk(new_bulk(), wanted.chosen()):
         done, conflicts = in_batches(
             limit,
@@ -233,6 +253,7 @@ def replay_all(session: Session, /, limit: int, **given: Any) -> int:
         note(f"task {task_id} was not replayed: task {holder} has its key")
     with database.read() as tx:
         left = dead_letters.count(tx, wanted)
+        note_stale(ran_on(tx, done, began), option=False)
         if not done and not conflicts:
             note_kind(tx, wanted.kind)
     if not print_object(

@@ -236,21 +236,26 @@ def _print_plan(plan: Bulk, verb: str) -> None:
 
 def retry_chosen(session: Session, given: Mapping[str, Any], limit: int, *, downstream: bool, dry_run: bool) -> int:
     """Retry what the filters choose. Returns the exit status."""
+    from scheduler.cli.change import note_stale
     from scheduler.store.admin.bulk import retry_many
     from scheduler.store.read.tasks import get_tasks
+    from scheduler.store.tasks.stale import ran_on
 
     database = session.existing()
     wanted = task_filter(session, given, ended=True)
+    began = database.now()
     with _breaking_off(session, "retry") as each:
         done = retry_many(database, wanted, downstream=downstream, limit=limit, dry_run=dry_run, each=each)
     for task_id, holder in done.conflicts.items():
         note(f"task {task_id} was not retried: task {holder} has its key")
     with database.read() as tx:
         rows = [{"id": t.id, "kind": t.kind, "state": t.state.value} for t in get_tasks(tx, done.changed)]
+        stale = [] if dry_run else ran_on(tx, done.changed, began)
         if not done.changed and not done.conflicts:
             for kind in wanted.kinds:
                 note_kind(tx, kind)
     print_rows(session, rows)
+    note_stale(stale, option=False)
     if dry_run:
         note(f"a dry run: nothing was retried; up to {done.dependants} other tasks would run again with them")
     elif len(done.changed) >= limit:

@@ -12,6 +12,7 @@ from typing import Any, Unpack
 
 import msgspec
 
+from scheduler.client.dead_letters import warn_stale
 from scheduler.client.filters import Filters
 from scheduler.client.payloads import patched_payload
 from scheduler.errors import ConfigError, InvalidTransitionError, SchedulerError, StoreUnavailableError
@@ -25,6 +26,7 @@ from scheduler.store.admin.canaries import canary_of
 from scheduler.store.bulks import BulkItem, BulkRecord
 from scheduler.store.db.database import Database
 from scheduler.store.read.choose import TaskFilter
+from scheduler.store.tasks.stale import ran_on_bulk
 
 log = logging.getLogger("scheduler")
 LOOK_EVERY_S = 5.0  # for bulks that were started through another process, and for tasks that go first
@@ -215,7 +217,9 @@ class Bulks:
 
 
 def _tell(database: Database, done: BulkRecord) -> None:
-    """Say why a bulk stopped whose first task no worker runs."""
+    """Say what ran on the old ends of what it changed, and why a bulk stopped whose first task no worker runs."""
+    with database.read() as tx:
+        warn_stale(ran_on_bulk(tx, done.name, done.verb))
     if done.state is not BulkState.STOPPED or not done.options.canary:
         return
     with database.read() as tx:

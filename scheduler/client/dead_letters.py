@@ -30,7 +30,7 @@ from scheduler.store.read.dead_letters import BATCH, Filter
 from scheduler.store.read.tasks import get_task
 from scheduler.store.tasks.keys import Other
 from scheduler.store.tasks.patch import NewPayload, StoredPayload
-from scheduler.store.tasks.stale import rerun_on_new
+from scheduler.store.tasks.stale import ran_on, rerun_on_new
 
 if TYPE_CHECKING:
     from scheduler.client.tasks import TaskOperations
@@ -189,8 +189,8 @@ class DeadLetters:
     ) -> Sequence[TaskId]:
         """Replay up to ``limit`` (at most 10,000) of them, those that died first before others; returns their ids.
 
-        One whose key another task holds, or has completed since, stays dead, and a warning is logged. What dies again
-        meanwhile is left for another call. Raises ConfigError.
+        One whose key another task holds, or has completed since, stays dead, and a warning is logged; so it is of what
+        ran on their failures. What dies again meanwhile is left for another call. Raises ConfigError.
         """
         if _at_least_one(limit) > MAX_REPLAYED:
             raise ConfigError(f"limit is at most {MAX_REPLAYED}, not {limit!r}")
@@ -222,6 +222,8 @@ class DeadLetters:
             at, more = one.last, one.more
             if one.ids:
                 self._owner._notify()
+        with database.read() as tx:
+            warn_stale(ran_on(tx, done, before))
         return done
 
     def purge(

@@ -56,7 +56,7 @@ from scheduler.store.tasks import control
 from scheduler.store.tasks.control import CancelResult
 from scheduler.store.tasks.enqueue import callers_connection, hold_writes
 from scheduler.store.tasks.keys import Other
-from scheduler.store.tasks.stale import rerun_on_new
+from scheduler.store.tasks.stale import ran_on, rerun_on_new
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -369,8 +369,12 @@ class TaskOperations:
         if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MOST_AT_ONCE:
             raise ConfigError(f"limit must be a whole number from 1 to {MOST_AT_ONCE}, not {limit!r}")
         wanted = TaskFilter(kinds=() if kind is None else (kind,), key=key, correlation=correlation, subject=subject)
+        self.database.look()  # opening reads the server's clock
+        began = self.database.now()
         done = retry_many(self.database, wanted, downstream=downstream, limit=limit, each=lambda _: self._notify())
         warn_conflicts(done)
+        with self.database.read() as tx:
+            warn_stale(ran_on(tx, done.changed, began))
         return [TaskId(i, created=False) for i in done.changed]
 
     def add_dependency(
@@ -436,7 +440,7 @@ class TaskOperations:
 
     def _clean(self, states: Iterable[TaskState], age: int, kind: str | None, queue: str | None) -> int:
         check_filters(kind=kind, queue=queue)
-        return upkeep.clean(self.desk, states, age, kind=kind, queue=queue)
+        return upkeep.clean(self.desk, states, age, kind=kind, queue=queue).tasks
 
     # events
 

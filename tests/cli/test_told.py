@@ -11,6 +11,7 @@ from scheduler.store.admin.retention import purge_batch
 from scheduler.store.read.status import status
 from scheduler.testing import drain
 from support.bench import Bench
+from support.consoles import ask, console_on, post
 
 from .conftest import Ctl
 
@@ -48,6 +49,65 @@ def test_rerun_has_it_run_again_after_the_task(ctl: Ctl, live: Bench, command: t
     assert f"task {report} had run on the old outcome, and will run again" in result.stderr
     assert live.states(report, mail) == ["waiting", "waiting"]
     assert live.drain() == ["load", "report", "mail"]
+
+
+@pytest.mark.parametrize("command", [("retry", "--kind", "Step"), ("dlq", "replay-all")])
+def test_what_ran_on_the_old_outcomes_of_many_is_named(ctl: Ctl, live: Bench, command: tuple[str, ...]) -> None:
+    _, report, _ = mended_graph(live)
+    result = ctl(*command)
+    assert result.exit_code == 0, result.output
+    assert f"task {report} ran on the old outcome: `schedctl rerun {report}`" in result.stderr
+    live.drain()
+    assert "old outcome" not in ctl(*command).stderr
+
+
+@pytest.mark.parametrize("verb", ["retry", "rerun", "replay"])
+def test_a_bulk_names_it_at_its_end_and_later(ctl: Ctl, live: Bench, verb: str) -> None:
+    dead, report, mail = mended_graph(live)
+    given = ["--status", "dead", "--no-downstream"] if verb == "rerun" else []
+    name = ctl.json("bulk", "plan", verb, "--kind", "Step", *given)["name"]
+    result = ctl("bulk", "run", name)
+    assert live.state(dead) != "dead", result.output
+    assert f"task {report} ran on the old outcome: `schedctl rerun {report}`" in result.stderr
+    live.drain()
+    with console_on(live.database) as gate:
+        assert f"Task {report} ran on the old outcome" in ask(gate, "GET", f"/bulks/{name}").text
+        assert ask(gate, "GET", f"/bulks/{name}.json").json["stale"] == [report]
+    live.jobs.rerun(report)
+    live.drain()
+    with console_on(live.database) as gate:
+        assert ask(gate, "GET", f"/bulks/{name}.json").json["stale"] == []
+    assert live.state(mail) == "success"
+
+
+@pytest.mark.parametrize("verb", ["retry", "replay"])
+def test_a_page_names_it(live: Bench, verb: str) -> None:
+    dead, report, _ = mended_graph(live)
+    with console_on(live.database) as gate:
+        done = post(gate, f"/tasks/{dead}/{verb}.json").json
+    assert f"Task {report} ran on the old outcome" in done["done"]
+    assert done["data"]["stale"] == [report]
+
+
+def test_programs_are_told_of_many(live: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    def again() -> list[int]:
+        live.script.failing.add("load")
+        live.drain()
+        caplog.clear()
+        return []
+
+    _, report, _ = mended_graph(live)
+    with caplog.at_level(logging.WARNING):
+        for change in (
+            lambda: live.jobs.retry_failed(kind="Step"),
+            lambda: live.jobs.dead_letters.replay_all(kind="Step"),
+            lambda: live.jobs.bulks.run(live.jobs.bulks.create("retry", kind=["Step"]).name),
+        ):
+            caplog.clear()
+            change()
+            told = [one.task for one in caplog.records if "ran on the old end" in one.getMessage()]  # type: ignore[attr-defined]
+            assert told == [report]
+            again()
 
 
 def test_python_says_and_does_the_same(live: Bench, caplog: pytest.LogCaptureFixture) -> None:

@@ -23,6 +23,7 @@ from scheduler.store import bulks as stored
 from scheduler.store.admin.canaries import canary_of
 from scheduler.store.read.kinds import get_kind
 from scheduler.store.read.search import Term, search_ids
+from scheduler.store.tasks.stale import ran_on_bulk, told
 
 ITEMS = 100
 _UNDOABLE = (BulkState.DONE, BulkState.STOPPED, BulkState.INTERRUPTED)
@@ -64,9 +65,12 @@ def bulk(visit: Visit) -> Page:
     items = visit.jobs.bulks.items(name, result=shown or None, limit=ITEMS, cursor=-1 if cursor is None else cursor)
     with visit.read() as tx:
         canary = canary_of(tx, stored.get(tx, name)) if found.state is BulkState.STOPPED else None
+        stale = ran_on_bulk(tx, name, found.verb) if found.done else []
     context: dict[str, Any] = {
         "bulk": found,
         "canary": canary,
+        "stale": stale,
+        "ran_on": told(stale) if stale else "",
         "items": items,
         "shown": shown,
         "results": list(ItemResult),
@@ -82,7 +86,9 @@ def bulk(visit: Visit) -> Page:
     items_data = [
         {"task": i.task_id, "before": i.before, "result": i.result, "note": masked_text(i.note)} for i in items
     ]
-    return Page("bulk.html", {**_view(found), "items": items_data}, context, f"schedctl bulk show {name}")
+    return Page(
+        "bulk.html", {**_view(found), "stale": stale, "items": items_data}, context, f"schedctl bulk show {name}"
+    )
 
 
 def _view(one: Any) -> dict[str, Any]:

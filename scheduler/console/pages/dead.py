@@ -19,6 +19,7 @@ from scheduler.store.read import audit
 from scheduler.store.read.dead_causes import WINDOW, Cause, causes
 from scheduler.store.read.kinds import get_kind
 from scheduler.store.read.search import Term, search
+from scheduler.store.read.shared_causes import over_kinds
 from scheduler.store.read.tasks import get_tasks
 
 LETTERS = 50  # on one page of a cause
@@ -39,6 +40,7 @@ def dead(visit: Visit) -> Page:
         shown = [one for one in found.causes if kind in ("", one.kind)]
         newest = {task.id: task for task in get_tasks(tx, [one.id for one in shown])}
         masks = TaskMasks(tx, {one.kind for one in shown})
+        shared = over_kinds(tx, found.causes, kind or None)
         now = tx.now
     errors = {
         one.id: masks.of(newest[one.id]).text(one.error) if one.id in newest else masked_text(one.error)
@@ -47,6 +49,7 @@ def dead(visit: Visit) -> Page:
     context = {
         "causes": shown,
         "errors": errors,
+        "shared": [(one, compose([("state", "dead"), ("fingerprint", ",".join(one.fingerprints))])) for one in shared],
         "kind": kind,
         "whole": found.whole,
         "window": WINDOW,
@@ -58,6 +61,7 @@ def dead(visit: Visit) -> Page:
     }
     data = {
         "causes": [_view(one, errors[one.id]) for one in shown],
+        "shared": [{**one._asdict(), "oldest": time(one.oldest), "newest": time(one.newest)} for one in shared],
         "whole": found.whole,
         "since": time(found.start),
         "until": time(now),

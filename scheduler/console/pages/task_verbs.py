@@ -20,6 +20,7 @@ from scheduler.model.texts import counted
 from scheduler.model.times import to_datetime
 from scheduler.store.admin.copy import runs_beside
 from scheduler.store.read.tasks import get_task
+from scheduler.store.tasks.stale import ran_on, told
 
 COMMAND_KINDS = frozenset({"CommandTask"})
 
@@ -55,27 +56,45 @@ def uncancel(visit: Visit) -> Done:
 @action("/tasks/{id:int}/retry", Verb.RETRY)
 def retry(visit: Visit) -> Done:
     """Run an unsuccessful task again."""
-    task_id = visit.params["id"]
+    task_id, began = visit.params["id"], visit.jobs.database.now()
     visit.jobs.retry_task(task_id, downstream=not visit.ticked("alone"))
-    return Done(f"Task {task_id} runs again.", undo=("Undo: cancel it", f"/tasks/{task_id}/cancel", {}))
+    more, stale = _ran_on(visit, task_id, began)
+    return Done(
+        f"Task {task_id} runs again.{more}", data=stale, undo=("Undo: cancel it", f"/tasks/{task_id}/cancel", {})
+    )
 
 
 @action("/tasks/{id:int}/rerun", Verb.RETRY)
 def rerun(visit: Visit) -> Done:
     """Run a task that has ended again from its beginning."""
     task_id = visit.params["id"]
+    began = visit.jobs.database.now()
     visit.jobs.rerun(task_id, downstream=not visit.ticked("alone"))
-    return Done(f"Task {task_id} runs again, from its beginning.")
+    more, stale = _ran_on(visit, task_id, began)
+    return Done(f"Task {task_id} runs again, from its beginning.{more}", data=stale)
+
+
+def _ran_on(visit: Visit, task_id: int, began: int) -> tuple[str, dict[str, Any]]:
+    """A sentence of what ran on the old end of a task that runs again since then, and its ids; nothing if none did."""
+    with visit.read() as tx:
+        stale = ran_on(tx, [task_id], began)
+    if not stale:
+        return "", {}
+    text = told(stale)
+    return f" {text[0].upper()}{text[1:]}: rerun what is to see the new one.", {"stale": stale}
 
 
 @action("/tasks/{id:int}/replay", Verb.REPLAY)
 def replay(visit: Visit) -> Done:
     """Run a dead letter again, under another key or as a copy if that is asked for."""
-    task_id = visit.params["id"]
+    task_id, began = visit.params["id"], visit.jobs.database.now()
     made = visit.jobs.dead_letters.replay(task_id, key=visit.given("key") or None, copy=visit.ticked("copy"))
     if int(made) != task_id:
         return Done(f"Task {int(made)} is a copy of {task_id}.", f"/tasks/{int(made)}", data={"id": int(made)})
-    return Done(f"Task {task_id} is replayed.", undo=("Undo: cancel it", f"/tasks/{task_id}/cancel", {}))
+    more, stale = _ran_on(visit, task_id, began)
+    return Done(
+        f"Task {task_id} is replayed.{more}", data=stale, undo=("Undo: cancel it", f"/tasks/{task_id}/cancel", {})
+    )
 
 
 @action("/tasks/{id:int}/copy", Verb.SUBMIT)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, Protocol, TypeVar
 
 from scheduler.model.causes import LONGEST, common_text
 from scheduler.model.outcome import AttemptEnd
@@ -14,7 +14,7 @@ from scheduler.model.texts import counted, listed
 from scheduler.ports import SECOND
 from scheduler.store.db.tx import Tx
 from scheduler.store.masks import masks
-from scheduler.store.read.dead_causes import Cause, causes
+from scheduler.store.read.dead_causes import causes
 from scheduler.store.read.history import attempts
 from scheduler.store.read.stats import FAILURES, FINISHED
 from scheduler.store.rollups import floor
@@ -29,7 +29,7 @@ _NEWEST = 500  # failed attempts that are looked at for what they have in common
 class SharedCause(NamedTuple):
     """Dead letters of one cause, of whichever kinds, the most first. ``error``, ``id``: of the newest task.
 
-    ``fingerprint``: of the only kind, if there is one; else None.
+    ``fingerprint``: of the only kind, if there is one; else None. ``fingerprints``: of all kinds.
     """
 
     number: int
@@ -40,6 +40,7 @@ class SharedCause(NamedTuple):
     oldest: int
     newest: int
     fingerprint: str | None
+    fingerprints: tuple[str, ...] = ()
 
     def of_kinds(self) -> str:
         """``Mail``, ``16 kinds (Mail, Report and others)``."""
@@ -81,31 +82,73 @@ def hidden(tx: Tx, kind: str, task_id: int, error: str | None) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
-def merged(found: Iterable[Cause]) -> list[SharedCause]:
-    """Causes of single kinds that have their error in common, as one. One kind's own causes stay apart."""
-    groups: dict[tuple[str | None, str], list[Cause]] = {}
+class OfKind(Protocol):
+    """Dead letters of one kind and cause."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def error_class(self) -> str | None: ...
+    @property
+    def number(self) -> int: ...
+
+
+class Letters(OfKind, Protocol):
+    """The same with the newest of them, and when they died."""
+
+    @property
+    def fingerprint(self) -> str | None: ...
+    @property
+    def id(self) -> int: ...
+    @property
+    def error(self) -> str | None: ...
+    @property
+    def oldest(self) -> int: ...
+    @property
+    def newest(self) -> int: ...
+
+
+T = TypeVar("T", bound=OfKind)
+
+
+def by_common_text(found: Iterable[T], error_of: Callable[[T], str | None]) -> list[tuple[str, list[T]]]:
+    """Causes of single kinds that have their error in common, with what they have in common; the most first. One kind's
+    own causes stay apart."""
+    groups: dict[tuple[str | None, str], list[T]] = {}
     for one in found:
-        groups.setdefault((one.error_class, common_text(one.error_class, one.error)), []).append(one)
-    made = []
-    for (error_class, _), several in groups.items():
+        groups.setdefault((one.error_class, common_text(one.error_class, error_of(one))), []).append(one)
+    made: list[tuple[str, list[T]]] = []
+    for (_, text), several in groups.items():
         several.sort(key=lambda one: (-one.number, one.kind))
-        kinds = tuple(dict.fromkeys(one.kind for one in several))
-        parts = [several] if len(kinds) > 1 else [[one] for one in several]
-        made += [_shared(error_class, part) for part in parts]
+        parts = [several] if len({one.kind for one in several}) > 1 else [[one] for one in several]
+        made += [(text, part) for part in parts]
+    return made
+
+
+def merged(found: Iterable[Letters]) -> list[SharedCause]:
+    """Causes of single kinds that have their error in common, as one."""
+    made = [_shared(part) for _, part in by_common_text(found, lambda one: one.error)]
     return sorted(made, key=lambda one: (-one.number, -one.newest))
 
 
-def _shared(error_class: str | None, several: list[Cause]) -> SharedCause:
+def over_kinds(tx: Tx, found: Iterable[Letters], kind: str | None = None) -> list[SharedCause]:
+    """Those of several kinds, the largest first, their errors for anybody to read. ``kind``: with letters of it."""
+    made = [one for one in merged(found) if len(one.kinds) > 1 and kind in (None, *one.kinds)][:SHOWN]
+    return [one._replace(error=hidden(tx, one.kinds[0], one.id, one.error)) for one in made]
+
+
+def _shared(several: list[Letters]) -> SharedCause:
     newest = max(several, key=lambda one: one.newest)
     return SharedCause(
         sum(one.number for one in several),
         tuple(dict.fromkeys([newest.kind, *(one.kind for one in several)])),
-        error_class,
+        newest.error_class,
         newest.error,
         newest.id,
         min(one.oldest for one in several),
         newest.newest,
         several[0].fingerprint if len(several) == 1 else None,
+        tuple(one.fingerprint for one in several if one.fingerprint),
     )
 
 

@@ -1,17 +1,24 @@
 """One outage over many kinds is one cause; the commands of a crontab are one each."""
 
+import json
+import os
 from typing import Annotated, Any
 
 import pytest
 
 from scheduler import Context, PermanentError, Secret, task
+from scheduler.alerts import rules
+from scheduler.alerts.machine import Level, Observation
+from scheduler.cli.root import root
 from scheduler.model.causes import common_text
+from scheduler.store.read import alert_facts
 from scheduler.store.read.dead_causes import causes
 from scheduler.store.read.shared_causes import shared_causes
 from scheduler.store.read.status import status
 from scheduler.testing import engine_of
 from support.bench import Bench
 from support.consoles import ask, console_on
+from support.runner import Runner
 
 pytestmark = pytest.mark.case(102)
 
@@ -48,7 +55,51 @@ def test_one_outage_of_many_kinds_is_one_cause(bench: Bench) -> None:
     assert problem.text.startswith("48 of 48 attempts of 16 kinds (")
     with console_on(bench.database) as gate:
         shown = ask(gate, "GET", "/").text
+        dead, data = ask(gate, "GET", "/dead").text, ask(gate, "GET", "/dead.json").json
+        of_one = ask(gate, "GET", "/dead.json?kind=Call3").json
+        none = ask(gate, "GET", "/dead.json?kind=Step").json
     assert "16 kinds (" in shown
+    assert "<b>48</b> of 16 kinds (" in dead
+    assert [(one["number"], len(one["kinds"])) for one in data["shared"]] == [(48, 16)]
+    assert [one["number"] for one in of_one["shared"]] == [48]
+    assert none["shared"] == []
+    environment = {"SCHEDD_CONFIG": os.devnull, "SCHEDD_STORE__URL": bench.database.url, "NO_COLOR": "1"}
+    schedctl = Runner(env=environment)
+    assert schedctl.invoke(root, ["dlq", "list"]).stdout.startswith("48 of 16 kinds (")
+    listed = json.loads(schedctl.invoke(root, ["-o", "json", "dlq", "list", "--limit", "20"]).stdout)
+    rows = {row["kind"]: (row["count"], row["shared_count"], row["shared_kinds"]) for row in listed}
+    assert rows["Call3"] == (3, 48, 16)
+    assert rows["Step"] == (7, 7, 1)
+
+
+def test_one_outage_is_one_alert(bench: Bench) -> None:
+    """A kind that fires alone already neither ends nor begins anew for it."""
+    kinds = [kind(number) for number in range(4)]
+    for one in kinds:
+        bench.jobs.register(one)
+    bench.jobs.task(kinds[0], 1).schedule()
+    bench.drain()
+    (first,) = observed(bench)
+    assert (first.key.kind, first.level, first.number) == ("Call0", Level.FIRES, 1)
+    for one in kinds:
+        bench.jobs.task(one, 2).schedule()
+    bench.drain()
+    own, shared = observed(bench)[:-1], observed(bench)[-1]
+    assert [one.level for one in own] == [Level.BETWEEN] * 4
+    assert first.key in [one.key for one in own]
+    assert (shared.level, shared.number, shared.key.kind) == (Level.FIRES, 5, "")
+    assert shared.text.startswith("5 dead letters of 4 kinds (Call0, Call1, Call2, others): ConnectionError: ")
+    assert len(shared.detail["tasks"]) == 4
+    bench.jobs.task(kinds[3], 3).schedule()
+    bench.drain()
+    assert observed(bench)[-1].key == shared.key
+
+
+def observed(bench: Bench) -> list[Observation]:
+    with bench.jobs.database.read() as tx:
+        found = alert_facts.dead_letters(tx)
+        errors = alert_facts.errors_of(tx, [group.id for group in found.groups])
+        return rules.dead_letters(found.groups, errors)
 
 
 def failing_as(number: int) -> Any:
