@@ -13,7 +13,7 @@ from scheduler.cli.group import Group
 from scheduler.cli.masking import masks_of
 from scheduler.cli.options import Number, acts, common
 from scheduler.cli.output import print_object, print_rows, time
-from scheduler.cli.session import Session, note, prints
+from scheduler.cli.session import Session, note, note_stale, prints
 from scheduler.cli.streams import say
 
 if TYPE_CHECKING:
@@ -136,7 +136,6 @@ def _note_interrupted(session: Session, name: str) -> None:
 
 def _end(session: Session, done: BulkRecord) -> int:
     """Print how a run of a bulk ended. Returns the exit status."""
-    from scheduler.cli.change import note_stale
     from scheduler.model.bulk import BulkState
     from scheduler.store.admin.canaries import canary_of
     from scheduler.store.tasks.stale import ran_on_bulk

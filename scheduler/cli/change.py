@@ -16,11 +16,11 @@ from scheduler.cli.filters import (
 )
 from scheduler.cli.options import TASK_ID, acts, common
 from scheduler.cli.output import print_object, print_rows
-from scheduler.cli.session import Session, note, prints
+from scheduler.cli.session import Session, note, note_stale, prints
 from scheduler.cli.streams import say
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from scheduler.store.db.tx import Tx
     from scheduler.store.read.tasks import TaskRecord
@@ -177,20 +177,6 @@ def note_left(left: Mapping[int, Other]) -> None:
     """Note the tasks that were not revived because another task has their key."""
     for task_id, other in left.items():
         note(f"task {task_id} was not revived: task {other.id} has its key {other.key!r}")
-
-
-def note_stale(stale: Sequence[int], rerun: bool = False, *, option: bool = True) -> None:
-    """Note the tasks that ran on how tasks had ended that run again. ``option``: the command has --rerun."""
-    from scheduler.store.tasks.stale import told
-
-    if not stale:
-        return
-    if rerun:
-        note(f"{told(stale).replace(' ran ', ' had run ')}, and will run again")
-    elif option:
-        note(f"{told(stale)}: `--rerun` would run it again, as `schedctl rerun` does")
-    else:
-        note(f"{told(stale)}: `schedctl rerun {' '.join(map(str, stale[:20]))}` runs it again")
 
 
 def _retry(session: Session, ids: tuple[int, ...], no_downstream: bool, rerun: bool) -> None:

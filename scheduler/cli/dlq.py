@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from scheduler.cli.change import note_left, note_stale
+from scheduler.cli.change import note_left
 from scheduler.cli.group import Group
 from scheduler.cli.masking import masks_of, reveals
 from scheduler.cli.options import SPAN, TASK_ID, Number, acts, common
 from scheduler.cli.output import print_object, print_rows, time
-from scheduler.cli.session import Session, note, note_kind, prints
+from scheduler.cli.session import Session, note, note_kind, note_stale, prints
 from scheduler.cli.streams import say
 from scheduler.cli.views import SHOW_FIELDS, TASK_FIELDS, task_view
 

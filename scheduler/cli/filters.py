@@ -12,7 +12,7 @@ import click
 from scheduler.cli import exits
 from scheduler.cli.options import SPAN, Number, read_states
 from scheduler.cli.output import print_object, print_rows, print_table
-from scheduler.cli.session import Session, note, note_kind
+from scheduler.cli.session import Session, note, note_kind, note_stale
 from scheduler.cli.streams import say
 
 if TYPE_CHECKING:
@@ -236,7 +236,6 @@ def _print_plan(plan: Bulk, verb: str) -> None:
 
 def retry_chosen(session: Session, given: Mapping[str, Any], limit: int, *, downstream: bool, dry_run: bool) -> int:
     """Retry what the filters choose. Returns the exit status."""
-    from scheduler.cli.change import note_stale
     from scheduler.store.admin.bulk import retry_many
     from scheduler.store.read.tasks import get_tasks
     from scheduler.store.tasks.stale import ran_on

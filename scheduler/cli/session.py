@@ -229,3 +229,17 @@ def prints(
         return called  # type: ignore[return-value]
 
     return decorate
+
+
+def note_stale(stale: Sequence[int], rerun: bool = False, *, option: bool = True) -> None:
+    """Note the tasks that ran on how tasks had ended that run again. ``option``: the command has --rerun."""
+    from scheduler.store.tasks.stale import told
+
+    if not stale:
+        return
+    if rerun:
+        note(f"{told(stale).replace(' ran ', ' had run ')}, and will run again")
+    elif option:
+        note(f"{told(stale)}: `--rerun` would run it again, as `schedctl rerun` does")
+    else:
+        note(f"{told(stale)}: `schedctl rerun {' '.join(map(str, stale[:20]))}` runs it again")
