@@ -23,7 +23,7 @@ EVERY_DATABASE := $(if $(filter both,$(DATABASES)),--every-database)
 JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup emulator machine demo-messages demo-anywhere operating pictures observability demo test quick test-lowest man soak faults faults-ha transports executors executors-soak kube kube-soak ray vm cases mutants golden lint format bench bench-check clean
+.PHONY: help setup emulator machine demo-messages demo-anywhere operating pictures observability demo test quick test-lowest man soak faults faults-ha transports executors executors-soak kube kube-soak ray vm cases mutants golden lint format bench bench-check release clean
 
 help:
 	@echo "make demo [PHOTO=path]   the photo workflow on a real daemon, killed in the middle"
@@ -49,6 +49,7 @@ help:
 	@echo "make executors-soak      20,000 jobs of process and 500 of each real engine, all of them hostile, as a table"
 	@echo "make kube                the executor kubernetes on a real API server and its controllers, built once from Debian 12's source: 3 to 12 minutes, then 3 to 5"
 	@echo "make kube-soak           500 jobs on it, all of them hostile, while its servers and etcd are killed, as a table"
+	@echo "make release             an sdist and a wheel in dist/, built twice, checked and tested as installed; uploads nothing"
 	@echo "make bench               schedd, the bare driver and other schedulers side by side"
 	@echo "make bench-check         statements and commits for 1,000 tasks against recorded bounds (part of make test)"
 	@echo "make clean               remove what builds and tools left (not $(VENV))"
@@ -239,6 +240,10 @@ bench: setup
 
 bench-check: setup
 	$(PYTEST) -q tests/store/test_costs.py
+
+release: setup
+	$(PIP) --quiet --editable '.[release]'
+	$(PY) share/release.py
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
