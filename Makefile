@@ -243,7 +243,7 @@ bench-check: setup
 
 release: setup
 	$(PIP) --quiet --editable '.[release]'
-	$(PY) share/release.py
+	$(PY) share/release.py $(if $(TAG),--tag $(TAG))
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

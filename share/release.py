@@ -1,6 +1,6 @@
 """Makes a release and checks it: two builds of one digest, the tests on the installed wheel, a bill of materials.
 
-    python share/release.py [--out dist] [--version 3.12 ...]
+    python share/release.py [--out dist] [--version 3.12 ...] [--tag v0.1.0]
 
 Builds what the last commit holds, twice. The wheel is installed into a fresh virtual environment of each Python, and a
 part of the tests runs there, in a directory without the sources. Nothing is uploaded.
@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -122,7 +123,11 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="where the files go")
     parser.add_argument("--version", action="append", help="a version of Python to test the wheel with, repeatable")
+    parser.add_argument("--tag", help="the tag that it is made for, which must name the version")
     given = parser.parse_args(arguments)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    if given.tag is not None and given.tag != f"v{project['version']}":
+        raise SystemExit(f"the tag is {given.tag}, but the version in pyproject.toml is {project['version']}")
     if run("git", "status", "--porcelain", "--untracked-files=no", cwd=ROOT).strip():
         raise SystemExit("the checkout has changes: commit them first")
     epoch = max(LEAST_YEAR, int(run("git", "log", "-1", "--format=%ct", cwd=ROOT)))
