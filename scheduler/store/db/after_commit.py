@@ -32,7 +32,10 @@ class _Commit(NamedTuple):
     since: float
 
     def due(self, now: float) -> bool:
-        over = self.over()
+        try:
+            over = self.over()
+        except Exception:  # the driver's connection is closed, and so its transaction over
+            over = True
         return now - self.since > (_BLIND if over is None else _LONGEST) or bool(over)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import queue
+import sqlite3
 import threading
 import time
 import warnings
@@ -246,6 +247,13 @@ def test_a_driver_that_does_not_tell_is_given_a_moment(monkeypatch: pytest.Monke
     assert not open_still.due(now + after_commit._BLIND * 2)
     assert open_still.due(now + after_commit._LONGEST * 2)
     assert after_commit._Commit(lambda: True, lambda: None, now).due(now)
+
+
+@pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
+def test_a_connection_that_is_closed_has_no_transaction_open(database: Database) -> None:
+    raw = sqlite3.connect(database.path)
+    raw.close()
+    assert after_commit._Commit(lambda: not raw.in_transaction, lambda: None, 100.0).due(100.0)
 
 
 @pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
