@@ -375,7 +375,7 @@ class Scheduler(
 
     @property
     def around_run(self) -> Callable[[Any], AbstractContextManager[Any]] | None:
-        """What surrounds each run; a task module's ``setup(scheduler)`` may set it, before the scheduler starts."""
+        """The context manager around each run. A module's ``setup(scheduler)`` may set it, before the start."""
         return self._around_run
 
     @around_run.setter
