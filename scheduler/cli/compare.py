@@ -27,24 +27,16 @@ def compare_command(session: Session, /, task_id: int, other: int | None) -> int
     task of the same kind whose correlation and key differ only in numbers. The status is 3 if there is none.
     """
     from scheduler.client.analysis_views import comparison_view
-    from scheduler.model.compare import text_diff
-    from scheduler.operations.masks import TaskMasks, payload_changes
-    from scheduler.store.read.compare import compare
-    from scheduler.store.read.history import attempt_log
+    from scheduler.operations.analysis import beside
 
-    with session.existing().read() as tx:
-        found = compare(tx, task_id, other)
-        if found is None:
-            note(f"there is no earlier good run to compare task {task_id} with: name a task")
-            return exits.UNKNOWN
-        tasks = (found.other, found.task)
-        masks = TaskMasks(tx, {task.kind for task in tasks})
-        masked = [masks.of(task) for task in tasks]
-        logs = [mask.text(attempt_log(tx, task.id)) or "" for mask, task in zip(masked, tasks, strict=True)]
-    different = text_diff(*logs)
-    view: dict[str, Any] = comparison_view(found) | {
-        "payload": [change._asdict() for change in payload_changes(masked, [task.payload for task in tasks])],
-        "log": different.lines,
+    with session.desk.read() as tx:
+        found = beside(tx, task_id, other)
+    if found is None:
+        note(f"there is no earlier good run to compare task {task_id} with: name a task")
+        return exits.UNKNOWN
+    view: dict[str, Any] = comparison_view(found.found) | {
+        "payload": [change._asdict() for change in found.payload],
+        "log": found.log.lines,
     }
     if print_object(session, view):
         return exits.DONE
@@ -55,7 +47,7 @@ def compare_command(session: Session, /, task_id: int, other: int | None) -> int
         say(f"payload {change['path'] or '(whole)'}: {before} > {'-' if change['removed'] else cell(change['after'])}")
     for line in view["log"]:
         say(cell(line))
-    if different.truncated:
+    if found.log.truncated:
         note("only the last 2,000 lines of the logs are compared")
     return exits.DONE
 

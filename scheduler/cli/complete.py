@@ -14,7 +14,7 @@ from click.shell_completion import CompletionItem
 from scheduler.cli.session import Session
 
 if TYPE_CHECKING:
-    from scheduler.store.db.tx import Tx
+    from scheduler.operations.desk import Tx
 
 
 PATIENCE_S = 1.0
@@ -49,11 +49,9 @@ def _completer(
 
 def _read(ctx: click.Context, look: Callable[[Tx], Sequence[Any]]) -> Sequence[Any]:
     session = ctx.find_root().ensure_object(Session)
-    from scheduler.ports import SystemClock
-    from scheduler.store.db.database import Database
+    from scheduler.operations.desk import open_desk
 
-    store = session.config.store
-    database = Database(store.url, SystemClock(), auto_migrate=False)
+    database = open_desk(session.config.store.url).database
     try:
         if database.missing():
             return []
@@ -64,25 +62,25 @@ def _read(ctx: click.Context, look: Callable[[Tx], Sequence[Any]]) -> Sequence[A
 
 
 def _kinds(ctx: click.Context, _start: str) -> Iterable[tuple[str, str | None]]:
-    from scheduler.store.read.kinds import kind_names
+    from scheduler.operations.kinds import kind_names
 
     return [(name, None) for name in _read(ctx, kind_names)]
 
 
 def _queues(ctx: click.Context, _start: str) -> Iterable[tuple[str, str | None]]:
-    from scheduler.store.read.names import queue_names
+    from scheduler.operations.kinds import queue_names
 
     return [(name, None) for name in _read(ctx, lambda tx: queue_names(tx, MANY))]
 
 
 def _schedules(ctx: click.Context, _start: str) -> Iterable[tuple[str, str | None]]:
-    from scheduler.store.read.schedules import records
+    from scheduler.operations.schedules import records
 
     return [(name, text) for name, text in _read(ctx, lambda tx: [(r.name, r.kind) for r in records(tx)])]
 
 
 def _ids(ctx: click.Context, start: str) -> Iterable[tuple[str, str | None]]:
-    from scheduler.store.read.names import ids_from
+    from scheduler.operations.kinds import ids_from
 
     found = _read(ctx, lambda tx: ids_from(tx, start, MANY))
     return [(str(task_id), f"{kind} {state}") for task_id, kind, state in found]

@@ -27,7 +27,7 @@ def check(session: Session, /) -> None:
     from scheduler.config.describe import describe
     from scheduler.config.messages import warnings
     from scheduler.config.paths import settled
-    from scheduler.store.db.urls import parse_url
+    from scheduler.operations.desk import parse_url
 
     config = session.config
     parse_url(config.store.url)

@@ -55,7 +55,7 @@ def wait_command(ctx: click.Context, session: Session, /, ids: tuple[int, ...], 
 
 
 def _ends(session: Session, ids: Sequence[int]) -> dict[int, Any]:
-    from scheduler.store.read.tasks import ends
+    from scheduler.operations.details import ends
 
     with session.database.read() as tx:
         return dict(ends(tx, ids))
@@ -68,7 +68,7 @@ def _tell_of_fleet(session: Session) -> None:
 
 def _rows(session: Session, found: dict[int, Any]) -> list[dict[str, Any]]:
     from scheduler.errors import UnknownTaskError
-    from scheduler.store.read.tasks import get_task
+    from scheduler.operations.details import get_task
 
     rows: list[dict[str, Any]] = []
     with session.database.read() as tx:
@@ -96,7 +96,7 @@ def logs_command(session: Session, /, task_id: int, follow: bool, raw: bool, rev
 
     Secrets of the task's payload are hidden in it.
     """
-    from scheduler.store.read.tasks import get_task
+    from scheduler.operations.details import get_task
 
     database = session.existing()
     if reveal:
@@ -133,8 +133,7 @@ def _new_logs(
     session: Session, task_id: int, shown: dict[int, str], *, reveal: bool
 ) -> tuple[bool, list[dict[str, Any]]]:
     """Whether the task has ended, and the log text beyond ``shown``, by claim."""
-    from scheduler.store.read.history import attempt_logs, attempts
-    from scheduler.store.read.tasks import get_task
+    from scheduler.operations.details import attempt_logs, attempts, get_task
 
     with session.database.read() as tx:
         task = get_task(tx, task_id)

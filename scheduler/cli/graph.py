@@ -14,7 +14,7 @@ from scheduler.cli.watch import watchable
 
 if TYPE_CHECKING:
     from scheduler.model.critical_path import Estimate
-    from scheduler.store.read.graph import Graph, GraphNode
+    from scheduler.operations.analysis import Graph, GraphNode
 
 PATH_SHOWN = 12  # tasks of the longest way that are named
 FOLDED = 4  # tasks that are alike are drawn as one from this number on
@@ -39,8 +39,7 @@ _SHAPES = {"success": "#9be89b", "running": "#9bdfe8", "failed": "#f2a6a6", "dea
 def graph_command(session: Session, /, task_id: int, style: str, limit: int, every: bool) -> None:
     """The tasks that edges connect with a task, directly or not, when they may have ended, and what blocks most."""
     from scheduler.client.analysis_views import estimate_view
-    from scheduler.store.read.estimate import graph_estimate
-    from scheduler.store.read.graph import graph
+    from scheduler.operations.analysis import graph, graph_estimate
 
     if style in ("dot", "mermaid") and (session.output != "table" or session.columns is not None):
         raise click.UsageError(f"--format {style} goes with neither -o json nor --columns")

@@ -12,7 +12,7 @@ import msgspec
 from scheduler.errors import PayloadError
 
 if TYPE_CHECKING:
-    from scheduler.store.read.kinds import KindRecord
+    from scheduler.operations.kinds import KindRecord
 
 _SHOWN = 60
 

@@ -12,7 +12,7 @@ from scheduler.cli.session import Session, note, prints
 from scheduler.cli.watch import watchable
 
 if TYPE_CHECKING:
-    from scheduler.store.read.queues import QueueRecord
+    from scheduler.operations.kinds import QueueRecord
 
 FIELDS = (
     *("queue", "ready", "later", "held", "running", "retry", "suspended", "waiting", "at_least"),
@@ -38,7 +38,7 @@ def queues_command(session: Session, /) -> None:
     the least.
     """
     from scheduler.client.json_views import queue_view
-    from scheduler.store.read.queues import queues
+    from scheduler.operations.kinds import queues
 
     database = session.existing()
     with database.read() as tx:

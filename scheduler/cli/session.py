@@ -17,10 +17,8 @@ from scheduler.errors import StoreUnavailableError
 
 if TYPE_CHECKING:
     from scheduler.config.model import Config
-    from scheduler.operations.desk import Desk
-    from scheduler.store.db.database import Database
-    from scheduler.store.db.tx import Tx
-    from scheduler.store.read.workers import Fleet
+    from scheduler.operations.desk import Database, Desk, Tx
+    from scheduler.operations.workers import Fleet
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -106,7 +104,7 @@ class Session:
         """Name on stderr the session whose lock is in the way, where that ended the command before it was told."""
         if "database" not in self.__dict__ or self.told.is_set() or getattr(error, "heals", False) is False:
             return
-        from scheduler.store.db.deadline import in_time
+        from scheduler.operations.desk import in_time
 
         with contextlib.suppress(TimeoutError, StoreUnavailableError, RuntimeError):
             holder = in_time(self.database.locked_by, TELL_WITHIN)
@@ -143,7 +141,7 @@ class Session:
 
     def fleet(self, tx: Tx) -> Fleet:
         """The workers that take new work; notes on stderr if there are none."""
-        from scheduler.store.read.workers import read_fleet
+        from scheduler.operations.workers import read_fleet
 
         found = read_fleet(tx)
         note_no_worker(found.no_worker)
@@ -178,7 +176,7 @@ def note(text: str) -> None:
 
 def note_kind(tx: Tx, kind: str | None) -> None:
     """Note on stderr that no worker has registered a kind, if nothing was found of it."""
-    from scheduler.store.read.kinds import unknown_kind
+    from scheduler.operations.kinds import unknown_kind
 
     text = None if kind is None else unknown_kind(tx, kind)
     if text is not None:
@@ -187,7 +185,7 @@ def note_kind(tx: Tx, kind: str | None) -> None:
 
 def note_queue(tx: Tx, queue: str) -> None:
     """Note on stderr that no worker and no task knows a queue."""
-    from scheduler.store.read.names import unknown_queue
+    from scheduler.operations.kinds import unknown_queue
 
     text = unknown_queue(tx, queue)
     if text is not None:

@@ -46,7 +46,7 @@ def stats_command(
     """
     from scheduler.client.stats import make_stats
     from scheduler.model.texts import rfc3339
-    from scheduler.store.read.stats import stats
+    from scheduler.operations.kinds import stats
 
     database = session.existing()
     with database.read() as tx:

@@ -16,7 +16,7 @@ from scheduler.cli.watch import watchable
 from scheduler.client.json_views import status_view
 
 if TYPE_CHECKING:
-    from scheduler.store.read.status import Status
+    from scheduler.operations.status import Glance
 
 
 CAUSES = 3  # of dead letters that are named
@@ -47,25 +47,21 @@ CAUSES = 3  # of dead letters that are named
 @watchable
 def status_command(session: Session, /, check: bool) -> int:
     """The store at a glance: tasks by state and pool, the oldest ready task, workers, and problems."""
-    from scheduler.store.read.status import status
-    from scheduler.store.read.workers import no_worker_reason
+    from scheduler.operations.status import glance
 
-    database = session.existing()
-    with database.read() as tx:
-        now = tx.now
-        found = status(tx)
-    note_no_worker(no_worker_reason(found.workers), next((o.text for o in found.stuck if o.name == "writes"), None))
-    if not print_object(session, status_view(found, now)):
-        _print(found, now)
+    with session.desk.read() as tx:
+        seen = glance(tx)
+    found = seen.status
+    note_no_worker(seen.idle, seen.refused)
+    if not print_object(session, status_view(found, seen.at)):
+        _print(seen)
     return exits.FAILED if check and (found.stuck or found.idle) else exits.DONE
 
 
-def _print(found: Status, now: int) -> None:
+def _print(seen: Glance) -> None:
     from scheduler.model.texts import counted, listed, span_text
-    from scheduler.store.inbox_dead import dead_texts
-    from scheduler.store.inbox_held import held_texts
-    from scheduler.store.read.stuck_tasks import HELD_LONG
 
+    found, now = seen.status, seen.at
     if found.states:
         rows = [{"state": s, "tasks": f"{n}+" if s in found.capped else n} for s, n in found.states.items()]
         print_table(rows, ("state", "tasks"))
@@ -102,9 +98,7 @@ def _print(found: Status, now: int) -> None:
         say("set by hand:")
     for hand in found.by_hand:
         say(f"  {hand.describe()}{due.get(hand.undo, '')}; `{hand.undo}` ends that")
-    for text in held_texts([one for one in found.held if now - one.since <= HELD_LONG], now):
-        say(text)
-    for text in dead_texts(list(found.dead_messages), now):
+    for text in seen.messages:
         say(text)
     if found.by_hand or found.held or found.dead_messages:
         say()

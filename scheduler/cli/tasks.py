@@ -32,8 +32,7 @@ from scheduler.cli.views import (
 from scheduler.cli.watch import watchable
 
 if TYPE_CHECKING:
-    from scheduler.store.db.tx import Tx
-    from scheduler.store.read.tasks import TaskRecord
+    from scheduler.operations.details import TaskRecord
 
 LOG_LINES = 20
 PAGE = 1000  # tasks that `list -o jsonl` holds at a time
@@ -232,8 +231,7 @@ def show_command(session: Session, /, ids: tuple[int, ...], at: int | None, reve
 
 def _show_at(session: Session, ids: tuple[int, ...], at: int) -> None:
     from scheduler.client.analysis_views import past_task_view
-    from scheduler.store.read.lives import task_at
-    from scheduler.store.read.tasks import get_task
+    from scheduler.operations.details import get_task, task_at
 
     with session.existing().read() as tx:
         instant = tx.now + at if at <= 0 else at
@@ -248,19 +246,14 @@ def _show_at(session: Session, ids: tuple[int, ...], at: int) -> None:
 @watchable
 def why_command(session: Session, /, ids: tuple[int, ...]) -> None:
     """Why tasks do not run, or how they ended."""
-    from scheduler.store.read.explain import runs_text
-    from scheduler.store.read.tasks import get_task
-    from scheduler.store.read.why_chain import whole_why
+    from scheduler.operations.details import get_task, reason
 
-    database = session.existing()
     rows = []
-    with database.read() as tx:
-        now = tx.now
+    with session.desk.read() as tx:
         for task_id in ids:
             task = get_task(tx, task_id)
-            state, reason = task.at(now).state.value, whole_why(tx, task_id)
-            runs = runs_text(task.state, task.started_at, task.last_heartbeat_at, now)
-            row = {"id": task_id, "kind": task.kind, "state": state, "why": reason or runs}
+            state = task.at(tx.now).state.value
+            row = {"id": task_id, "kind": task.kind, "state": state, "why": reason(tx, task)}
             rows.append(masks_of(tx, [task.kind]).view(task, row))
     print_rows(session, rows, whole=True)
 
@@ -268,58 +261,38 @@ def why_command(session: Session, /, ids: tuple[int, ...]) -> None:
 def view_of(session: Session, task_id: int, *, reveal: bool = False) -> dict[str, Any]:
     """All that ``show`` prints of a task; without its secrets, unless ``reveal``. Raises UnknownTaskError."""
     from scheduler.cli.durable_views import checkpoint_view, wait_view
-    from scheduler.store.durable import checkpoints, waits
-    from scheduler.store.placements import placements_of
-    from scheduler.store.read.audit import of_task
-    from scheduler.store.read.explain import runs_text
-    from scheduler.store.read.graph import dependencies, dependents
-    from scheduler.store.read.history import attempt_log, attempts, stack_of, standing_of
-    from scheduler.store.read.tasks import get_task
-    from scheduler.store.read.why_chain import whole_why
-    from scheduler.store.read.workers import workers
+    from scheduler.client.json_views import children_view
+    from scheduler.operations.details import attempt_log, details, get_task, whole_why
+    from scheduler.operations.masks import note_reveal
 
-    database = session.existing()
+    desk = session.desk
     if reveal:
-        from scheduler.operations.masks import note_reveal
-
-        with database.read() as tx:
+        with desk.read() as tx:
             task = get_task(tx, task_id)
-        note_reveal(session.desk, [task])
-    with database.read() as tx:
-        now = tx.now
+        note_reveal(desk, [task])
+    with desk.read() as tx:
         task = get_task(tx, task_id)
-        labels = {w.id: w.label for w in workers(tx)} if task.worker is not None else {}
+        found = details(tx, task, children=CHILDREN)
         log = attempt_log(tx, task_id)
-        hangs = None if task.worker is None else stack_of(tx, task_id, task.claim)
-        stands = None if task.worker is None else standing_of(tx, task_id, task.claim)
-        if hangs is None and stands is not None:
-            hangs = stands.stack
+        stands = found.standing
         view = {
-            **task_view(task.at(now)),
-            "worker": labels.get(task.worker or 0),
+            **task_view(found.task),
+            "worker": None if found.worker is None else found.worker.label,
             "why": whole_why(tx, task_id),
-            "runs": runs_text(task.state, task.started_at, task.last_heartbeat_at, now) if task.worker else None,
+            "runs": found.runs if task.worker else None,
             "standing": None if stands is None else {"since": time(stands.since), "where": stands.where},
-            "depends_on": [edge_view(e, e.parent) for e in dependencies(tx, task_id)],
-            "dependents": [edge_view(e, e.child) for e in dependents(tx, task_id)],
-            "attempts": [attempt_view(a) for a in attempts(tx, task_id)],
-            "children": _children(tx, task_id),
-            "placements": [placement_view(p) for p in placements_of(tx, task_id)],
-            "recorded": [checkpoint_view(c) for c in checkpoints.records(tx, task_id)],
-            "waits": [] if task.state.terminal else [wait_view(w) for w in waits.records(tx, task_id)],
-            "audit": [audit_view(a) for a in of_task(tx, task_id)],
-            "stack": None if hangs is None else hangs.splitlines(),
+            "depends_on": [edge_view(e, e.parent) for e in found.depends_on],
+            "dependents": [edge_view(e, e.child) for e in found.dependents],
+            "attempts": [attempt_view(a) for a in found.attempts],
+            "children": children_view(found.children, found.child_count),
+            "placements": [placement_view(p) for p in found.placements],
+            "recorded": [checkpoint_view(c) for c in found.recorded],
+            "waits": [wait_view(w) for w in found.waits],
+            "audit": [audit_view(a) for a in found.audit],
+            "stack": None if found.stack is None else found.stack.splitlines(),
             "log": None if log is None else log.splitlines()[-LOG_LINES:],
         }
         return view if reveal else masks_of(tx, [task.kind]).view(task, view)
-
-
-def _children(tx: Tx, task_id: int) -> dict[str, Any]:
-    """Some of the tasks that this one spawned, and how many there are."""
-    from scheduler.store.graph import spawned as children
-
-    found, count = children.records(tx, task_id, CHILDREN)
-    return {"count": count, "tasks": [{"id": c.id, "kind": c.kind, "state": c.state.value} for c in found]}
 
 
 def _spawned(children: dict[str, Any]) -> str:

@@ -22,7 +22,7 @@ from scheduler.cli.streams import say
 from scheduler.errors import StoreUnavailableError
 
 if TYPE_CHECKING:
-    from scheduler.store.read.top import RunningTask, Top
+    from scheduler.operations.status import RunningTask, Top
 
 FIELDS = (*("at", "workers", "slots", "held", "due", "later", "at_least", "throughput", "failure_rate", "running"),)
 _COLUMNS = ("id", "kind", "for", "progress", "worker", "key")
@@ -65,7 +65,7 @@ def top_command(session: Session, /, once: bool, interval: int, limit: int | Non
 
 
 def _look(session: Session, most: int) -> tuple[Top, int]:
-    from scheduler.store.read.top import top
+    from scheduler.operations.status import top
 
     database = session.existing()
     with database.read() as tx:

@@ -17,7 +17,7 @@ from scheduler.client.json_views import trace_view as trace_view
 from scheduler.client.json_views import worker_view as worker_view
 
 if TYPE_CHECKING:
-    from scheduler.store.read.workers import WorkerRecord
+    from scheduler.operations.workers import WorkerRecord
 
 TASK_FIELDS = tuple(TASK_VIEW)
 SHOW_FIELDS = (

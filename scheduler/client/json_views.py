@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from scheduler.model.problem import Problem
     from scheduler.store.durable.checkpoints import CheckpointRecord
     from scheduler.store.durable.waits import WaitRecord
+    from scheduler.store.graph.spawned import ChildRecord
     from scheduler.store.placements import PlacementRecord
     from scheduler.store.read.audit import AuditRecord
     from scheduler.store.read.graph import EdgeRecord
@@ -102,6 +103,11 @@ def edge_view(edge: EdgeRecord, other: int) -> dict[str, Any]:
         "otherwise": edge.otherwise.value,
         "satisfied": edge.satisfied,
     }
+
+
+def children_view(shown: Iterable[ChildRecord], count: int) -> dict[str, Any]:
+    """Some of the tasks that a task spawned, and how many there are."""
+    return {"count": count, "tasks": [{"id": c.id, "kind": c.kind, "state": c.state.value} for c in shown]}
 
 
 def placement_view(placement: PlacementRecord) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from scheduler.model.outcome import AttemptEnd
 from scheduler.model.texts import span_text
 from scheduler.model.timeline import Phase, Place, Span, place_of, places
-from scheduler.store.read.lives import TaskTimeline
+from scheduler.operations.analysis import TaskTimeline
 
 MAX_LANES = 30  # attempts that are drawn, the last ones
 _HEIGHT, _LANE, _TOP = 14, 24, 6

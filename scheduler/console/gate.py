@@ -50,8 +50,7 @@ from scheduler.console.visit import PREFERENCES, BadInputError, Preferences, Sit
 from scheduler.errors import SchedulerError, StoreUnavailableError
 from scheduler.model.redact import redact
 from scheduler.model.times import to_datetime
-from scheduler.operations.desk import ReadTooLongError
-from scheduler.store.db.deadline import in_time
+from scheduler.operations.desk import ReadTooLongError, in_time
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

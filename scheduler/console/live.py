@@ -13,8 +13,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 from scheduler.errors import StoreUnavailableError
-from scheduler.operations.desk import Database
-from scheduler.store.db.bounded import change_token
+from scheduler.operations.desk import Database, change_token
 
 LOOK_EVERY = 1.0  # seconds between two looks whether anything has changed
 FRESH_SECONDS = 5.0  # for which a page holds where nothing has changed: ages and times go on

@@ -12,8 +12,7 @@ from scheduler.console.roles import Principal, Verb
 from scheduler.errors import SchedulerError
 from scheduler.model.redact import redact
 from scheduler.operations.desk import ReadTooLongError, Tx
-from scheduler.store import pauses
-from scheduler.store.pauses import Pause
+from scheduler.operations.pauses import Pause, of_everything
 
 if TYPE_CHECKING:
     from scheduler.app import Scheduler
@@ -114,7 +113,7 @@ class Visit:
             return None
         try:
             with self.read() as tx:
-                found = pauses.of_everything(tx)
+                found = of_everything(tx)
         except (SchedulerError, ReadTooLongError):
             return None
         return None if found is None else found._replace(reason=None if found.reason is None else redact(found.reason))

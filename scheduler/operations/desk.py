@@ -12,9 +12,12 @@ from scheduler.model.registry import Registry
 from scheduler.ports import SystemClock
 from scheduler.store.db.bounded import ReadTooLongError as ReadTooLongError
 from scheduler.store.db.bounded import bounded_read
+from scheduler.store.db.bounded import change_token as change_token
 from scheduler.store.db.database import Database as Database
+from scheduler.store.db.deadline import in_time as in_time
 from scheduler.store.db.notifier import make_notifier
 from scheduler.store.db.tx import Tx as Tx
+from scheduler.store.db.urls import parse_url as parse_url
 
 T = TypeVar("T")
 

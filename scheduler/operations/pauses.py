@@ -15,6 +15,8 @@ from scheduler.model.times import to_datetime
 from scheduler.operations.desk import Desk
 from scheduler.store import pauses as store
 from scheduler.store.db.tx import Tx
+from scheduler.store.pauses import Pause as Pause
+from scheduler.store.pauses import of_everything as of_everything
 from scheduler.store.read.kinds import unknown_kind
 from scheduler.store.read.names import unknown_queue
 

@@ -13,10 +13,12 @@ from scheduler.store.db.tx import Tx
 from scheduler.store.read import workers as read
 from scheduler.store.read.workers import NOT_LIVE
 from scheduler.store.read.workers import Drained as Drained
+from scheduler.store.read.workers import Fleet as Fleet
 from scheduler.store.read.workers import WorkerRecord as WorkerRecord
 from scheduler.store.read.workers import drained as drained
 from scheduler.store.read.workers import no_worker_reason as no_worker_reason
 from scheduler.store.read.workers import orphans_phrase as orphans_phrase
+from scheduler.store.read.workers import read_fleet as read_fleet
 
 _SLOTS = (THREAD, ASYNC, PROCESS)
 Held = Mapping[tuple[int, str, int], int]  # tasks by worker, pool of their priority, and type of slot

@@ -6,15 +6,12 @@ from typing import Any
 
 from scheduler.client.analysis_views import comparison_view
 from scheduler.console.masks import TaskMasks
-from scheduler.console.pages.task import log_text
+from scheduler.console.pages.task import plain_log
 from scheduler.console.render import Page
 from scheduler.console.routes import page
 from scheduler.console.visit import Visit
-from scheduler.model.compare import text_diff
-from scheduler.store.read.compare import compare
-from scheduler.store.read.history import attempt_log
-from scheduler.store.read.task_masks import payload_changes
-from scheduler.store.read.tasks import get_task
+from scheduler.operations.analysis import beside
+from scheduler.operations.details import get_task
 
 LINES = 400  # of the difference between two logs
 ROLES = 200
@@ -26,17 +23,13 @@ def comparison(visit: Visit) -> Page:
     task_id = visit.params["id"]
     other = visit.number("with", least=1)
     with visit.read() as tx:
-        found = compare(tx, task_id, other)
         task = get_task(tx, task_id)
-        pair = () if found is None else (found.other, found.task)
-        masks = TaskMasks(tx, [one.kind for one in pair])
-        own = [masks.of(one) for one in pair]
-        logs = [log_text(mask, attempt_log(tx, one.id) or "") for mask, one in zip(own, pair, strict=True)]
+        both = beside(tx, task_id, other, masks=TaskMasks, shown=plain_log)
     command = f"schedctl compare {task_id}" + (f" {other}" if other else "")
-    if found is None:
+    if both is None:
         context: dict[str, Any] = {"task": task, "found": None, "other": other}
         return Page("compare.html", {"task": task_id, "other": None}, context, command, live=False)
-    different, lines = payload_changes(own, [one.payload for one in pair]), text_diff(*logs)
+    found, different, lines = both
     data = comparison_view(found) | {"payload": [one._asdict() for one in different], "log": lines.lines}
     context = {
         "task": task,

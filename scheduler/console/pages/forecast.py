@@ -11,7 +11,7 @@ from scheduler.console.render import Page
 from scheduler.console.routes import Nav, page
 from scheduler.console.visit import BadInputError, Visit
 from scheduler.model.times import SECOND, to_datetime
-from scheduler.store.read.forecast import Forecast, ScheduleForecast, forecast, group_text
+from scheduler.operations.schedules import Forecast, ScheduleForecast, forecast, group_text
 
 HOURS = (6, 12, 24, 48, 168)
 WIDTH, ROW = 960, 24  # pixels of the drawing

@@ -23,9 +23,7 @@ from scheduler.model.graph_folding import (
 from scheduler.model.graph_tree import tree
 from scheduler.model.state import TaskState
 from scheduler.model.texts import rfc3339
-from scheduler.store.read.estimate import graph_estimate
-from scheduler.store.read.graph import Graph, graph, newest_graphs
-from scheduler.store.read.lives import graph_at
+from scheduler.operations.analysis import Graph, graph, graph_at, graph_estimate, newest_graphs
 
 MAX_GRAPH = 10_000
 ROWS = 200  # of the table, and lines of the tree, on one page

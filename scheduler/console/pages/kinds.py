@@ -14,22 +14,13 @@ from scheduler.console.routes import Nav, action, page
 from scheduler.console.visit import BadInputError, Visit
 from scheduler.errors import ConfigError
 from scheduler.model.defaults import POOLS
-from scheduler.model.live_settings import KIND
 from scheduler.model.rollup import BOUNDS, Histogram
 from scheduler.model.times import SECOND
-from scheduler.operations import limits
-from scheduler.operations.limits import Limit, LiveSetting, Place
-from scheduler.store import pauses
-from scheduler.store.db.tx import Tx
-from scheduler.store.pauses import Pause
-from scheduler.store.read import figures
-from scheduler.store.read.history import failed_attempts
-from scheduler.store.read.kinds import KindRecord, get_kind, kind_names
-from scheduler.store.read.search import Term, any_with
-from scheduler.store.read.stats import FAILURES, Numbers, StatsRecord, stats
-from scheduler.store.read.task_masks import masked_schema
-from scheduler.store.read.tasks import get_tasks
-from scheduler.store.read.work_now import WorkNow, work_now
+from scheduler.operations import kinds as operations
+from scheduler.operations.desk import Tx
+from scheduler.operations.kinds import FAILURES, KindRecord, Numbers, Pause, StatsRecord, WorkNow
+from scheduler.operations.limits import Limit
+from scheduler.operations.masks import masked_schema
 
 SHOWN = 300  # kinds on one page
 FAILED = 20  # recent failures of a kind
@@ -51,26 +42,18 @@ def kinds(visit: Visit) -> Page:
     """The kinds, those with most attempts first, and the queues that have a backlog or a pause."""
     span = _span(visit)
     with visit.read() as tx:
-        found = stats(tx, tx.now - span, tx.now)
-        names = kind_names(tx)
-        stopped = pauses.records(tx)
-        live = limits.records(tx)
-        ordered = [*found.kinds, *(name for name in names if name not in found.kinds)]
-        caps = {name: _limits(get_kind(tx, name), live.get(Place(KIND, name))) for name in ordered[:SHOWN]}
-        queues, now = figures.ready(tx), tx.now
-    paused = {(one.scope, one.name): one._replace(reason=masked_text(one.reason)) for one in stopped}
-    backlog: dict[str, tuple[int, int | None]] = {one.name: (0, None) for one in stopped if one.scope == "queue"}
-    for queue in queues:
-        number, since = backlog.get(queue.queue, (0, None))
-        oldest = min((at for at in (since, queue.since) if at is not None), default=None)
-        backlog[queue.queue] = (number + queue.number, oldest)
+        seen = operations.overview(tx, span, SHOWN)
+    found, ordered = seen.stats, seen.names
+    paused = {place: one._replace(reason=masked_text(one.reason)) for place, one in seen.pauses.items()}
     seconds = max(1.0, (found.until - found.since) / SECOND)
-    rows = [(name, found.kinds.get(name), caps[name], paused.get(("kind", name))) for name in ordered[:SHOWN]]
+    rows = [
+        (name, found.kinds.get(name), _shown(seen.limits[name]), paused.get(("kind", name))) for name in ordered[:SHOWN]
+    ]
     context: dict[str, Any] = {
         "rows": rows,
         "left": max(0, len(ordered) - SHOWN),
         "seconds": seconds,
-        "queues": [(name, *values, paused.get(("queue", name))) for name, values in sorted(backlog.items())],
+        "queues": [(name, *values, paused.get(("queue", name))) for name, values in sorted(seen.backlog.items())],
         **_choices(visit),
     }
     data = {
@@ -79,7 +62,7 @@ def kinds(visit: Visit) -> Page:
         "kinds": [_view(name, numbers, limits_, pause, seconds) for name, numbers, limits_, pause in rows],
         "queues": [
             {"queue": name, "due": due, "oldest_since": time(oldest), "paused": pause is not None}
-            | {"oldest_age": None if oldest is None else (now - oldest) / SECOND}
+            | {"oldest_age": None if oldest is None else (seen.at - oldest) / SECOND}
             for name, due, oldest, pause in context["queues"]
         ],
     }
@@ -88,15 +71,12 @@ def kinds(visit: Visit) -> Page:
 
 def _is_kind(visit: Visit) -> bool:
     with visit.read() as tx:
-        return get_kind(tx, visit.params["name"]) is not None
+        return operations.get_kind(tx, visit.params["name"]) is not None
 
 
 def _is_queue(visit: Visit) -> bool:
     with visit.read() as tx:
-        name = visit.params["name"]
-        return any((one.scope, one.name) == ("queue", name) for one in pauses.records(tx)) or any_with(
-            tx, Term("queue", (name,))
-        )
+        return operations.is_queue(tx, visit.params["name"])
 
 
 @page("/kinds/{name:path}", known=_is_kind)
@@ -104,22 +84,19 @@ def one_kind(visit: Visit) -> Page:
     """One kind: numbers, distribution, limits, recent failures, its schema."""
     name, span = visit.params["name"], _span(visit)
     with visit.read() as tx:
-        record = get_kind(tx, name)
-        found = stats(tx, tx.now - span, tx.now, kind=name)
-        stopped = next((one for one in pauses.records(tx) if (one.scope, one.name) == ("kind", name)), None)
-        live = limits.records(tx).get(Place(KIND, name))
+        seen = operations.one(tx, "kind", name, span)
         failures = _failures(tx, span, name)
-        now, at = work_now(tx, "kind", name), tx.now
+    found, record, now = seen.stats, seen.record, seen.now
     if record is not None:
         record = record._replace(schema=masked_schema(record.schema))
     if record is None and not found.kinds:
         raise BadInputError(f"no worker has published a kind {name!r:.100}", 404)
-    context, data = _one(visit, "kind", name, found, stopped)
-    context |= {"limits": _limits(record, live), "fields": _fields(record), "record": record, "failures": failures}
+    context, data = _one(visit, "kind", name, found, seen.pause)
+    context |= {"limits": _shown(seen.limits), "fields": _fields(record), "record": record, "failures": failures}
     context["now"] = now
     data |= {
         "ready": now.ready,
-        **_now_view(now, at),
+        **_now_view(now, seen.at),
         "schema": None if record is None else record.schema,
         "limits": {o.name: o.value for o in context["limits"]},
     }
@@ -132,25 +109,25 @@ def one_queue(visit: Visit) -> Page:
     """One queue: numbers, backlog, oldest ready task."""
     name, span = visit.params["name"], _span(visit)
     with visit.read() as tx:
-        found = stats(tx, tx.now - span, tx.now, queue=name)
-        ready = [one for one in figures.ready(tx) if one.queue == name]
-        stopped = next((one for one in pauses.records(tx) if (one.scope, one.name) == ("queue", name)), None)
-        now, at = work_now(tx, "queue", name), tx.now
-    context, data = _one(visit, "queue", name, found, stopped)
-    context |= {"ready": [(POOLS[one.priority], one.number, one.since) for one in ready], "limits": [], "failures": []}
+        seen = operations.one(tx, "queue", name, span)
+    found, now = seen.stats, seen.now
+    context, data = _one(visit, "queue", name, found, seen.pause)
+    context |= {
+        "ready": [(POOLS[one.priority], one.number, one.since) for one in seen.ready],
+        "limits": [],
+        "failures": [],
+    }
     context |= {"kinds": list(found.kinds.items()), "record": None, "fields": [], "now": now}
-    data |= _now_view(now, at)
+    data |= _now_view(now, seen.at)
     data["ready"] = [{"pool": pool, "due": due, "since": time(since)} for pool, due, since in context["ready"]]
     return Page("kind.html", data, context, f"schedctl stats --queue {name} --since {context['chosen']}")
 
 
 def _failures(tx: Tx, span: int, kind: str) -> list[tuple[Any, str | None]]:
-    found = failed_attempts(tx, tx.now - span, tx.now + 1, FAILED, kind)
-    tasks = {task.id: task for task in get_tasks(tx, list({one.task_id for one in found}))}
     masks = TaskMasks(tx, [kind])
     return [
-        (one, masks.of(tasks[one.task_id]).text(one.error) if one.task_id in tasks else masked_text(one.error))
-        for one in found
+        (one, masked_text(one.error) if task is None else masks.of(task).text(one.error))
+        for one, task in operations.failures(tx, kind, span, FAILED)
     ]
 
 
@@ -211,8 +188,8 @@ def _choices(visit: Visit) -> dict[str, Any]:
     return {"times": TIMES, "chosen": visit.asked("over", "24h")}
 
 
-def _limits(record: KindRecord | None, live: LiveSetting | None) -> list[Limit]:
-    return [one for one in limits.of_kind(record, live) if one.name in SHOWN_LIMITS]
+def _shown(limits: list[Limit]) -> list[Limit]:
+    return [one for one in limits if one.name in SHOWN_LIMITS]
 
 
 def _fields(record: KindRecord | None) -> list[tuple[str, str, bool, bool]]:

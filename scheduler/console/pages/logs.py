@@ -14,8 +14,7 @@ from scheduler.console.pages.task import log_text, mask_of
 from scheduler.console.routes import stream
 from scheduler.console.visit import BadInputError, Visit
 from scheduler.errors import SchedulerError
-from scheduler.store.read.history import attempt_logs, attempts
-from scheduler.store.read.tasks import get_task
+from scheduler.operations.details import attempt_logs, attempts, get_task
 
 LOOK_EVERY = 1.0  # seconds; what a running attempt writes is stored every second
 HEARTBEAT_EVERY = 15  # looks without anything new until a heartbeat, so that proxies keep the stream open

@@ -14,13 +14,19 @@ from scheduler.console.routes import Nav, action, page
 from scheduler.console.visit import BadInputError, Visit
 from scheduler.model.problem import Problem
 from scheduler.model.texts import counted, span_text
-from scheduler.store.read.by_hand import ByHand
-from scheduler.store.read.lives import status_at
-from scheduler.store.read.problems import BY_NAME
-from scheduler.store.read.series import Minute, minutes
-from scheduler.store.read.status import PausedWork, ReadyTask, Status, status
-from scheduler.store.read.stuck_tasks import WAITS_LONG
-from scheduler.store.read.workers import no_worker_reason
+from scheduler.operations.status import (
+    BY_NAME,
+    WAITS_LONG,
+    ByHand,
+    Glance,
+    Minute,
+    PausedWork,
+    ReadyTask,
+    Status,
+    glance,
+    minutes,
+    status_at,
+)
 
 CHART_MINUTES = 60
 CAUSES = 5  # of dead letters that are named
@@ -67,10 +73,9 @@ def now(visit: Visit) -> Page:
     if visit.asked("at"):
         return _past(visit)
     with visit.read() as tx:
-        found = status(tx, _COUNTED)
-        at = tx.now
+        seen = glance(tx, _COUNTED)
         series = minutes(tx, CHART_MINUTES)
-        wrong = troubles(found, at)
+    found, at, wrong = seen.status, seen.at, troubles(seen)
     context: dict[str, Any] = {
         "status": found,
         "by_hand": [(one, masked_text(one.describe()), *_hand(one, found)) for one in found.by_hand],
@@ -111,13 +116,12 @@ def _past(visit: Visit) -> Page:
     return Page("past.html", data, context, live=False)
 
 
-def troubles(found: Status, at: int) -> list[Shown]:
+def troubles(seen: Glance) -> list[Shown]:
     """What is wrong, the worst first."""
-    made = []
-    reason = no_worker_reason(found.workers)
+    found, at, reason, made = seen.status, seen.at, seen.idle, []
     if found.idle is not None and not any(one.text == reason for one in found.stuck):
         idle = _shown(found.idle)
-        if any(one.name == "writes" for one in found.stuck):  # they have lost their leases, and get them back
+        if seen.refused is not None:  # they have lost their leases, and get them back
             idle = idle._replace(remedy="Workers go on once the database takes writes.")
         made.append(idle)
     for one in found.stuck:

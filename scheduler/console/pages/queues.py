@@ -9,8 +9,8 @@ from scheduler.console.masks import masked_text
 from scheduler.console.render import Page
 from scheduler.console.routes import Nav, page
 from scheduler.console.visit import Visit
-from scheduler.store.read.queues import QueueRecord
-from scheduler.store.read.queues import queues as read_queues
+from scheduler.operations.kinds import QueueRecord
+from scheduler.operations.kinds import queues as read_queues
 
 SHOWN = 300  # queues on one page
 TOLD = 10  # that nobody serves, in sentences

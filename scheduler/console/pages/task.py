@@ -9,7 +9,16 @@ from typing import Any, NamedTuple
 
 from starlette.responses import RedirectResponse, Response
 
-from scheduler.client.json_views import attempt_view, audit_view, checkpoint_view, edge_view, task_view, time, wait_view
+from scheduler.client.json_views import (
+    attempt_view,
+    audit_view,
+    checkpoint_view,
+    children_view,
+    edge_view,
+    task_view,
+    time,
+    wait_view,
+)
 from scheduler.console.drawings import draw_timeline
 from scheduler.console.masks import TaskMask, TaskMasks, masked
 from scheduler.console.past import asked_instant
@@ -19,17 +28,23 @@ from scheduler.console.visit import Visit
 from scheduler.errors import UnknownTaskError
 from scheduler.model.state import TaskState
 from scheduler.model.trace import parse_traceparent
-from scheduler.store.db.tx import Tx
-from scheduler.store.durable import checkpoints, waits
-from scheduler.store.graph import spawned
-from scheduler.store.read import audit
-from scheduler.store.read.graph import EdgeRecord, dependencies, dependents
-from scheduler.store.read.history import AttemptRecord, attempt_logs, attempts, stack_of, standing_of
-from scheduler.store.read.lives import task_at, timeline
-from scheduler.store.read.search import Term, any_with, search
-from scheduler.store.read.tasks import TaskRecord, ends, get_task, removed_at
-from scheduler.store.read.why_chain import why_chain
-from scheduler.store.read.workers import workers
+from scheduler.operations.desk import Tx
+from scheduler.operations.details import (
+    AttemptRecord,
+    TaskDetails,
+    TaskRecord,
+    attempt_logs,
+    attempts,
+    dependents,
+    details,
+    ends,
+    get_task,
+    removed_at,
+    task_at,
+    timeline,
+    why_chain,
+)
+from scheduler.operations.search import Term, any_with, search
 
 ROWS = 50  # of each table
 FEW = 10  # tasks that are offered instead of one that is not there
@@ -47,9 +62,14 @@ class Attempt(NamedTuple):
     waited: int | None
 
 
+def plain_log(text: str) -> str:
+    """What an attempt wrote, without escapes."""
+    return _ESCAPES.sub("", text.replace("\r\n", "\n"))
+
+
 def log_text(mask: TaskMask, text: str) -> str:
     """What an attempt wrote, as it is shown: without escapes, secrets masked."""
-    return mask.text(_ESCAPES.sub("", text.replace("\r\n", "\n"))) or ""
+    return mask.text(plain_log(text)) or ""
 
 
 def mask_of(tx: Tx, found: TaskRecord, tried: Sequence[AttemptRecord] = ()) -> TaskMask:
@@ -97,23 +117,15 @@ def _gone(tx: Tx, task_id: int) -> Page:
 
 def _page(visit: Visit, tx: Tx, found: TaskRecord) -> Page:
     task_id, now = found.id, tx.now
-    shown = found.at(now)
-    records = attempts(tx, task_id)
-    mask = mask_of(tx, found, records)
-    tried = [_attempt(one, mask) for one in records]
-    children, child_count = spawned.records(tx, task_id, ROWS)
-    recorded = checkpoints.records(tx, task_id)
-    waiting = [] if found.state.terminal else waits.records(tx, task_id)
-    parents, below = dependencies(tx, task_id), dependents(tx, task_id)
-    parents.sort(key=lambda edge: (edge.satisfied, edge.parent))
+    seen = details(tx, found, children=ROWS, entries=ROWS)
+    shown = seen.task
+    mask = mask_of(tx, found, seen.attempts)
+    tried = [_attempt(one, mask) for one in seen.attempts]
+    seen.depends_on.sort(key=lambda edge: (edge.satisfied, edge.parent))
     log = attempt_logs(tx, task_id)
     past = timeline(tx, task_id)
-    held = None if found.worker is None else next((w for w in workers(tx) if w.id == found.worker), None)
     copies = search(tx, [Term("correlation", (found.correlation,))], limit=ROWS).tasks
-    stack = None if found.worker is None else stack_of(tx, task_id, found.claim)
-    stands = None if found.worker is None else standing_of(tx, task_id, found.claim)
     payload, result = mask.payload(shown.payload), mask.json(shown.result_text)
-    entries = audit.of_task(tx, task_id, ROWS)
     chain = why_chain(tx, found)
     context: dict[str, Any] = {
         "task": shown,
@@ -124,23 +136,23 @@ def _page(visit: Visit, tx: Tx, found: TaskRecord) -> Page:
         "chain": [one._replace(why=mask.text(one.why)) for one in chain],
         "attempts": list(reversed(tried))[:ROWS],
         "attempt_count": len(tried),
-        "parents": parents[:ROWS],
-        "parent_count": len(parents),
-        "dependents": below[:ROWS],
-        "dependent_count": len(below),
-        "children": children,
-        "child_count": child_count,
-        "checkpoints": [_masked_step(checkpoint_view(one), mask) for one in recorded[-ROWS:]],
-        "checkpoint_count": len(recorded),
-        "waits": waiting,
+        "parents": seen.depends_on[:ROWS],
+        "parent_count": len(seen.depends_on),
+        "dependents": seen.dependents[:ROWS],
+        "dependent_count": len(seen.dependents),
+        "children": seen.children,
+        "child_count": seen.child_count,
+        "checkpoints": [_masked_step(checkpoint_view(one), mask) for one in seen.recorded[-ROWS:]],
+        "checkpoint_count": len(seen.recorded),
+        "waits": seen.waits,
         "drawing": draw_timeline(past, now, found.id),
         "marks": past.marks,
         "spans": past.spans,
-        "worker": held,
+        "worker": seen.worker,
         "related": [one for one in copies if one.id != task_id],
-        "stack": mask.text(stack if stack is not None or stands is None else stands.stack),
-        "stands": stands,
-        "audit": entries,
+        "stack": mask.text(seen.stack),
+        "stands": seen.standing,
+        "audit": seen.audit,
         "masked": masked,
         "log": [(claim, tail(log_text(mask, text))) for claim, text in log[-1:]],
         "logs": [claim for claim, _ in log],
@@ -150,7 +162,7 @@ def _page(visit: Visit, tx: Tx, found: TaskRecord) -> Page:
         "at": now,
         "own_fields": _fields(payload),
     }
-    data = _data(mask, shown, chain, tried, parents, below, (children, child_count), recorded, waiting, entries, log)
+    data = _data(mask, seen, chain, tried, log)
     data["payload"], data["result"] = payload, result
     return Page("task.html", data, context, f"schedctl show {task_id}")
 
@@ -196,33 +208,24 @@ def actions_of(found: TaskRecord) -> frozenset[str]:
 
 def _data(
     mask: TaskMask,
-    found: TaskRecord,
+    seen: TaskDetails,
     chain: Sequence[Any],
     tried: Sequence[Attempt],
-    parents: Sequence[EdgeRecord],
-    below: Sequence[EdgeRecord],
-    children: tuple[Sequence[Any], int],
-    recorded: Sequence[Any],
-    waiting: Sequence[Any],
-    entries: Sequence[Any],
     log: Sequence[tuple[int, str]],
 ) -> dict[str, Any]:
-    view = task_view(found)
+    view = task_view(seen.task)
     view |= {"headers": mask.value(view["headers"]), "error": mask.text(view["error"])}
     return {
         **view,
         "why": mask.text(chain[0].why) if chain else None,
         "chain": [{"id": one.id, "kind": one.kind, "state": one.state, "why": mask.text(one.why)} for one in chain],
-        "depends_on": [edge_view(edge, edge.parent) for edge in parents],
-        "dependents": [edge_view(edge, edge.child) for edge in below],
+        "depends_on": [edge_view(edge, edge.parent) for edge in seen.depends_on],
+        "dependents": [edge_view(edge, edge.child) for edge in seen.dependents],
         "attempts": [_masked_attempt(attempt_view(one.record), mask, one.record.envelope.payload) for one in tried],
-        "children": {
-            "count": children[1],
-            "tasks": [{"id": c.id, "kind": c.kind, "state": c.state.value} for c in children[0]],
-        },
-        "recorded": [_masked_step(checkpoint_view(one), mask) for one in recorded],
-        "waits": [wait_view(one) for one in waiting],
-        "audit": [masked(audit_view(one)) for one in entries],
+        "children": children_view(seen.children, seen.child_count),
+        "recorded": [_masked_step(checkpoint_view(one), mask) for one in seen.recorded],
+        "waits": [wait_view(one) for one in seen.waits],
+        "audit": [masked(audit_view(one)) for one in seen.audit],
         "log": [line for _, text in log[-1:] for line in tail(log_text(mask, text)).splitlines()],
     }
 

@@ -1,0 +1,10 @@
+"""Search: the tasks that have what the words of a filter say."""
+
+from __future__ import annotations
+
+from scheduler.store.read.search import FIELDS as FIELDS
+from scheduler.store.read.search import WINDOW as WINDOW
+from scheduler.store.read.search import Term as Term
+from scheduler.store.read.search import any_with as any_with
+from scheduler.store.read.search import search as search
+from scheduler.store.read.search import search_ids as search_ids
