@@ -108,9 +108,7 @@ def list_command(
     command says where it stopped if there are older ones.
     """
     from scheduler.cli.payload import read_params
-    from scheduler.store.read.choose import TaskFilter
-    from scheduler.store.read.paging import Window
-    from scheduler.store.read.tasks import list_tasks
+    from scheduler.operations.search import TaskFilter, Window, list_tasks
 
     wanted = TaskFilter(payload=read_params(fields))
     database = session.existing()

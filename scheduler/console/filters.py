@@ -14,7 +14,7 @@ from scheduler.console.visit import BadInputError
 from scheduler.errors import ConfigError, SchedulerError
 from scheduler.model.task import Priority
 from scheduler.model.times import SECOND, instant_us
-from scheduler.store.read.search import FIELDS, Term
+from scheduler.operations.search import FIELDS, Term
 
 MAX_TERMS = 20
 MAX_VALUES = 50

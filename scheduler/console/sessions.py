@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 import anyio.to_thread
 from starlette.requests import Request
 
+from scheduler.operations import console_sessions
 from scheduler.operations.desk import Database
 from scheduler.ports import SECOND
-from scheduler.store import console_sessions
 
 COOKIE = "schedd_session"
 SESSION_SECONDS = 12 * 3600.0

@@ -18,7 +18,6 @@ from scheduler.operations.status import (
     BY_NAME,
     WAITS_LONG,
     ByHand,
-    Glance,
     Minute,
     PausedWork,
     ReadyTask,
@@ -27,6 +26,7 @@ from scheduler.operations.status import (
     minutes,
     status_at,
 )
+from scheduler.operations.workers import no_worker_reason
 
 CHART_MINUTES = 60
 CAUSES = 5  # of dead letters that are named
@@ -75,7 +75,7 @@ def now(visit: Visit) -> Page:
     with visit.read() as tx:
         seen = glance(tx, _COUNTED)
         series = minutes(tx, CHART_MINUTES)
-    found, at, wrong = seen.status, seen.at, troubles(seen)
+    found, at, wrong = seen.status, seen.at, troubles(seen.status, seen.at)
     context: dict[str, Any] = {
         "status": found,
         "by_hand": [(one, masked_text(one.describe()), *_hand(one, found)) for one in found.by_hand],
@@ -116,12 +116,13 @@ def _past(visit: Visit) -> Page:
     return Page("past.html", data, context, live=False)
 
 
-def troubles(seen: Glance) -> list[Shown]:
+def troubles(found: Status, at: int) -> list[Shown]:
     """What is wrong, the worst first."""
-    found, at, reason, made = seen.status, seen.at, seen.idle, []
+    made = []
+    reason = no_worker_reason(found.workers)
     if found.idle is not None and not any(one.text == reason for one in found.stuck):
         idle = _shown(found.idle)
-        if seen.refused is not None:  # they have lost their leases, and get them back
+        if any(one.name == "writes" for one in found.stuck):  # they have lost their leases, and get them back
             idle = idle._replace(remedy="Workers go on once the database takes writes.")
         made.append(idle)
     for one in found.stuck:

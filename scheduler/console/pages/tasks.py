@@ -13,11 +13,10 @@ from scheduler.console.roles import Verb
 from scheduler.console.routes import Nav, action, page
 from scheduler.console.visit import Visit
 from scheduler.model.state import TaskState
-from scheduler.store import views as saved
-from scheduler.store.read.explain import whys
-from scheduler.store.read.kinds import kind_names
-from scheduler.store.read.search import WINDOW, search
-from scheduler.store.read.tasks import TaskRecord
+from scheduler.operations import saved_views
+from scheduler.operations.details import TaskRecord, whys
+from scheduler.operations.kinds import kind_names
+from scheduler.operations.search import WINDOW, search
 
 PAGE_ROWS = 50
 MAX_ROWS = 500
@@ -47,7 +46,7 @@ def tasks(visit: Visit) -> Page:
         found = search(tx, wanted.terms, limit=limit, cursor=cursor, broken=broken.append)
         masks = TaskMasks(tx, {task.kind for task in found.tasks})
         reasons = whys(tx, [task.id for task in found.tasks if not task.state.terminal][:WHYS])
-        views = saved.views(tx, _PAGE, visit.who.name)
+        views = saved_views.views(tx, _PAGE, visit.who.name)
         kinds = kind_names(tx)
     rows = [_row(task, masks.of(task), reasons.get(task.id)) for task in found.tasks]
     took = time.perf_counter() - began
@@ -97,16 +96,16 @@ def save_view(visit: Visit) -> Done:
     text = visit.given("q")
     with visit.read() as tx:
         parse(text, tx.now, lambda path: secret_path(tx, path))
-    name, owner = visit.given("name"), saved.EVERYBODY if visit.ticked("shared") else visit.who.name
-    visit.jobs.database.change(lambda tx: saved.save(tx, _PAGE, name, text, owner))
+    name, shared = visit.given("name"), visit.ticked("shared")
+    saved_views.save(visit.jobs.desk, _PAGE, name, text, visit.who.name, shared=shared)
     return Done(f"The view “{name}” is saved.")
 
 
 @action("/tasks/views/forget", Verb.SAVE_VIEW)
 def forget_view(visit: Visit) -> Done:
     """Forget a view."""
-    name, owner = visit.given("name"), saved.EVERYBODY if visit.ticked("shared") else visit.who.name
-    gone = visit.jobs.database.change(lambda tx: saved.delete(tx, _PAGE, name, owner))
+    name, shared = visit.given("name"), visit.ticked("shared")
+    gone = saved_views.forget(visit.jobs.desk, _PAGE, name, visit.who.name, shared=shared)
     return Done(f"The view “{name}” is forgotten." if gone else "There is no such view.", ok=gone)
 
 

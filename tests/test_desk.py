@@ -1,0 +1,82 @@
+"""The desk: doors call operations, and each verb of a role belongs to an operation."""
+
+from __future__ import annotations
+
+import ast
+from importlib import import_module
+from pathlib import Path
+
+from test_floors import all_imports, module_name
+
+from scheduler.console.roles import Verb
+
+ROOT = Path(__file__).parents[1]
+# Doors that still call the store themselves. The list only shrinks.
+STILL = {
+    "scheduler.cli.bulk",
+    "scheduler.cli.change",
+    "scheduler.cli.changes",
+    "scheduler.cli.dlq",
+    "scheduler.cli.filters",
+    "scheduler.cli.making",
+    "scheduler.cli.set",
+    "scheduler.cli.steer",
+    "scheduler.cli.submit",
+    "scheduler.console.pages.bulks",
+    "scheduler.console.pages.dead",
+    "scheduler.console.pages.task_verbs",
+}
+# The operations of each verb that a role may have.
+OPERATIONS: dict[Verb, tuple[str, ...]] = {
+    Verb.REVEAL: ("masks.reveal", "masks.note_reveal"),
+    Verb.DRAIN: ("workers.drain", "workers.resume", "workers.restart"),
+    Verb.PAUSE: ("pauses.pause", "pauses.resume"),
+    Verb.SET: ("limits.change", "limits.reset"),
+    Verb.SCHEDULE_PAUSE: ("schedules.pause", "schedules.resume"),
+    Verb.SCHEDULE_TRIGGER: ("schedules.trigger", "schedules.backfill"),
+    Verb.SCHEDULE_DELETE: ("schedules.delete",),
+    Verb.EVENT_EMIT: ("events.emit",),
+    Verb.SILENCE: ("alerts.silence", "alerts.unsilence", "alerts.note_test"),
+    Verb.SAVE_VIEW: ("saved_views.save", "saved_views.forget"),
+}
+# Verbs that read only, and verbs whose operations are not at the desk yet. The second list only shrinks.
+READING = {Verb.PUBLIC, Verb.LOOK}
+ELSEWHERE = {Verb.RETRY, Verb.CANCEL, Verb.REPLAY, Verb.PATCH, Verb.PURGE, Verb.SUBMIT}
+
+
+def test_doors_import_nothing_of_the_store() -> None:
+    found = {
+        module_name(one.path)
+        for one in all_imports("scheduler/cli", "scheduler/console")
+        if not one.typing_only and any(module.startswith("scheduler.store") for module in one.modules())
+    }
+    assert found <= STILL, f"call an operation instead: {sorted(found - STILL)}"
+    assert found >= STILL, f"take these from STILL: {sorted(STILL - found)}"
+
+
+def test_each_verb_belongs_to_operations() -> None:
+    assert set(OPERATIONS) | READING | ELSEWHERE == set(Verb)
+    assert not set(OPERATIONS) & ELSEWHERE
+    for verb, names in OPERATIONS.items():
+        for name in names:
+            module, _, function = name.partition(".")
+            operation = getattr(import_module(f"scheduler.operations.{module}"), function)
+            assert operation.__module__ == f"scheduler.operations.{module}", f"{verb}: {name} is defined elsewhere"
+
+
+def test_an_operation_is_of_one_verb() -> None:
+    named = [name for names in OPERATIONS.values() for name in names]
+    assert len(named) == len(set(named))
+
+
+def test_what_changes_takes_a_desk() -> None:
+    """A function of a desk opens its own transaction; a read that pages compose takes the transaction."""
+    wrong = []
+    for names in OPERATIONS.values():
+        for name in names:
+            module, _, function = name.partition(".")
+            tree = ast.parse((ROOT / "scheduler" / "operations" / f"{module}.py").read_text(encoding="utf-8"))
+            made = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == function)
+            if [arg.arg for arg in made.args.args][:1] != ["desk"]:
+                wrong.append(name)
+    assert not wrong
