@@ -27,8 +27,8 @@ HOUSE: tuple[frozenset[str], ...] = (
     frozenset({"transports"}),
     frozenset({"alerts"}),
     frozenset({"app"}),
-    frozenset({"executors", "messages"}),
-    frozenset({"console"}),
+    frozenset({"asgi", "executors", "messages"}),
+    frozenset({"console", "fastapi"}),
     frozenset({"cli", "daemon", "testing"}),
     frozenset({"django", "pytest_plugin"}),
 )

@@ -63,7 +63,7 @@ def test_tasks_and_migrations_are_installed_inside_the_package() -> None:
 EXTRAS = (
     *("postgres", "images", "http", "actions", "metrics", "console", "door", "otel"),
     *("rabbitmq", "redis", "sqs", "nats"),
-    *("gateway", "kubernetes", "ray", "django"),
+    *("gateway", "kubernetes", "ray", "django", "fastapi"),
 )
 
 

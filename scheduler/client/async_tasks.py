@@ -12,6 +12,7 @@ from scheduler.client.steering import SteeringOperations
 from scheduler.client.tasks import TaskOperations
 from scheduler.client.threads import in_thread
 from scheduler.client.waiting import Wait
+from scheduler.client.watching import EVERY, Progress
 from scheduler.errors import UnknownTaskError
 from scheduler.model.spec import TaskId
 from scheduler.model.typed import R
@@ -57,6 +58,17 @@ class AsyncTaskOperations(SteeringOperations):
             if error.gone:
                 raise
         return await self.threads.call(self._outcome, task_id, task)
+
+    def progress_async(self, task_id: int, every: float | timedelta = EVERY) -> Progress:
+        """How far a task is: ``await`` gives (percent, message), as :meth:`progress` does; ``async for`` the task now,
+        at each change of its state and its progress, and at its end::
+
+            async for task in jobs.progress_async(task_id):
+                print(task.state, task.progress, task.progress_message)
+
+        ``every``: seconds between looks. Raises UnknownTaskError, StoreUnavailableError when it is used.
+        """
+        return Progress(self, task_id, every)
 
     async def wait_async(
         self, ids: int | Iterable[int], timeout: float | timedelta | None = None, first: bool = False

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import logging
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from contextlib import suppress
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import anyio
@@ -47,7 +50,7 @@ from scheduler.console.security import (
 )
 from scheduler.console.sessions import COOKIE
 from scheduler.console.visit import PREFERENCES, BadInputError, Preferences, Site, Visit
-from scheduler.errors import SchedulerError, StoreUnavailableError
+from scheduler.errors import ConfigError, SchedulerError, StoreUnavailableError
 from scheduler.model.redact import redact
 from scheduler.model.times import to_datetime
 from scheduler.operations.desk import ReadTooLongError, in_time
@@ -55,6 +58,9 @@ from scheduler.operations.desk import ReadTooLongError, in_time
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+_MARK = "_is_coroutine"  # that asyncio.iscoroutinefunction looks for before Python 3.12
+F = TypeVar("F", bound=Callable[..., Any])
 
 MAX_REQUESTS = 64  # at once that wait for a thread, of visitors who are known
 THREADS = 4  # requests that read or write the database at once
@@ -64,7 +70,21 @@ ERROR = "error.html"
 TOO_MANY = "Too many failed attempts: wait a minute."
 _NO_VERBS = Principal("", "", frozenset())
 
+UNDER_WSGI = (
+    "the console is an ASGI app, and was called as a WSGI app: Flask and Django's WSGI cannot mount it; run  schedctl "
+    "console  beside the program, or serve both by an ASGI server, the program through a2wsgi.WSGIMiddleware"
+)
+
 logger = logging.getLogger("scheduler.console")
+
+
+def asynchronous(function: F) -> F:
+    """Mark a plain function that returns an awaitable: servers ask whether an app's ``__call__`` is a coroutine's."""
+    if sys.version_info >= (3, 12):
+        inspect.markcoroutinefunction(function)
+    else:
+        vars(function)[_MARK] = getattr(asyncio.coroutines, _MARK)
+    return function
 
 
 def make_gate(jobs: Scheduler, auth: Auth, settings: Console | None = None, config: Config | None = None) -> Gate:
@@ -110,7 +130,13 @@ class Gate:
     def _limiter(self) -> anyio.CapacityLimiter:
         return anyio.CapacityLimiter(THREADS)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    @asynchronous
+    def __call__(self, scope: Scope, receive: Receive, send: Send | None = None) -> Awaitable[None]:
+        if send is None:
+            raise ConfigError(UNDER_WSGI)  # (environ, start_response)
+        return self._serve(scope, receive, send)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
             return

@@ -241,7 +241,9 @@ class _Inline:
         self._thread = 0  # that drains
 
     def __call__(self) -> None:
-        if self._thread == threading.get_ident() or isinstance(threading.current_thread(), threading.Timer):
+        from scheduler.store.db.after_commit import THREAD
+
+        if self._thread == threading.get_ident() or threading.current_thread().name == THREAD:
             return  # a hook's call; or the notification after the commit of a caller's own transaction
         running = current_attempt.get()
         if running is not None and running.is_by(self._jobs.database):

@@ -19,6 +19,7 @@ import sqlalchemy as sa
 from scheduler.store.db.django_connection import DjangoConnection
 from scheduler.store.db.notifier import CHANNEL
 
+THREAD = "schedd-commits"  # the name of the thread
 _EVERY = 0.0005  # seconds between two looks at commits that are under way
 _LONGEST = 1.0  # of a commit that is watched: then it notifies in any case, and polling covers the rest
 _BLIND = 0.02  # after which it notifies where the driver does not tell
@@ -52,7 +53,7 @@ class _Watch:
                 self._changed.notify()
                 return
             with contextlib.suppress(RuntimeError):  # no thread can be started: workers poll
-                threading.Thread(target=self._serve, name="schedd-commits", daemon=True).start()
+                threading.Thread(target=self._serve, name=THREAD, daemon=True).start()
                 self._runs = True
 
     def _serve(self) -> None:

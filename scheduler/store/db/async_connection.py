@@ -15,8 +15,10 @@ async def run_on(given: Any, work: Callable[[Any], T]) -> T:
 
     Each statement is awaited, so the event loop goes on meanwhile. Raises ConfigError for anything else.
     """
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 
+    if isinstance(given, async_scoped_session):
+        given = given()
     if not isinstance(given, AsyncConnection | AsyncSession):
         hint = "; schedule() and `with` take a Connection or Session" if hasattr(given, "connection") else ""
         raise ConfigError(

@@ -131,8 +131,10 @@ def callers_connection(given: Any) -> Iterator[sa.Connection]:
             yield theirs
         return
     if not isinstance(given, sa.Connection):
-        from sqlalchemy.orm import Session  # slow, and no other program than one that has a Session needs it
+        from sqlalchemy.orm import Session, scoped_session  # slow, and only a program that has a Session needs it
 
+        if isinstance(given, scoped_session):  # such as Flask-SQLAlchemy's db.session
+            given = given()
         if isinstance(given, Session):
             given.flush()
             given = given.connection()
