@@ -51,6 +51,9 @@ _WHERE = {
     "Snooze": "errors",
     "StoreUnavailableError": "errors",
     "Task": "model.task",
+    "Batch": "client.batch",
+    "TaskBuilder": "client.builder",
+    "TaskPage": "client.info",
     "TaskCancelledError": "errors",
     "TaskFailedError": "errors",
     "TaskId": "model.spec",
@@ -79,14 +82,17 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_WHERE])
+    return sorted([*_WHERE, *(name for name in globals() if name.startswith("__"))])
 
 
 if TYPE_CHECKING:
     from scheduler.app import Scheduler as Scheduler
+    from scheduler.client.batch import Batch as Batch
+    from scheduler.client.builder import TaskBuilder as TaskBuilder
     from scheduler.client.info import AttemptInfo as AttemptInfo
     from scheduler.client.info import ScheduleInfo as ScheduleInfo
     from scheduler.client.info import TaskInfo as TaskInfo
+    from scheduler.client.info import TaskPage as TaskPage
     from scheduler.client.queues import QueueInfo as QueueInfo
     from scheduler.client.stats import KindStats as KindStats
     from scheduler.client.stats import Spread as Spread

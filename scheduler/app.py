@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import os
 import random
@@ -549,6 +550,15 @@ class Scheduler(
     def __enter__(self) -> Self:
         self.start()
         return self
+
+    async def __aenter__(self) -> Self:
+        """``async with jobs:`` starts and closes as ``with jobs:`` does, without blocking the event loop."""
+        await self.threads.call(self.start)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        # To its end though the caller is cancelled; in a thread of the loop's, as close() ends those of the calls.
+        await asyncio.shield(asyncio.to_thread(self.close))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -102,7 +102,7 @@ class ProgressResponse(StreamingResponse):
         jobs: Scheduler,
         task_id: int,
         *,
-        every: float | timedelta = 0.5,
+        every: float | timedelta | str = 0.5,
         data: Callable[[TaskInfo], Any] = shown,
         headers: Mapping[str, str] | None = None,
     ) -> None:

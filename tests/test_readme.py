@@ -73,7 +73,8 @@ def test_blocks_are_the_files(name: str) -> None:
 def test_no_other_program_is_shown() -> None:
     shown_here = {name for is_output, name, _ in BLOCK.findall(README) if not is_output}
     assert set(FILES) <= shown_here
-    # the demos, durable.md's programs, operating.md's tasks, what each project of Django's has, what test_web_examples.py runs
+    # the demos, durable.md's programs, operating.md's tasks, what each project of Django's has, what
+    # test_web_examples.py runs
     project = {f"examples/django/{name}.py" for name in ("manage", "settings", "shop/__init__", "shop/models")}
     others = {"demo", "orders", "worlds", "anywhere.py", "durable", "night", "web"}
     there = {str(path) for one in EXAMPLES.rglob("*.py") if not others & set((path := one.relative_to(ROOT)).parts)}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from datetime import timedelta
-from typing import Any, overload
+from itertools import islice
+from typing import Any, TypedDict, Unpack, overload
 
 from scheduler.client.info import TaskInfo
 from scheduler.client.steering import SteeringOperations
@@ -15,8 +16,23 @@ from scheduler.client.waiting import Wait
 from scheduler.client.watching import EVERY, Progress
 from scheduler.errors import UnknownTaskError
 from scheduler.model.spec import TaskId
+from scheduler.model.state import StateName, TaskState
 from scheduler.model.typed import R
 from scheduler.store.read.tasks import TaskRecord
+
+PAGE = 100  # tasks that one call in a thread takes
+
+
+class IterArgs(TypedDict, total=False):
+    """What ``iter_tasks`` takes beside the states."""
+
+    kind: str | None
+    queue: str | None
+    key: str | None
+    correlation: str | None
+    subject: str | None
+    message_type: str | None
+    page: int
 
 
 class AsyncTaskOperations(SteeringOperations):
@@ -27,12 +43,12 @@ class AsyncTaskOperations(SteeringOperations):
 
     get_task_async = in_thread(TaskOperations.get_task)
     list_tasks_async = in_thread(TaskOperations.list_tasks)
-    cancel_async = in_thread(TaskOperations.cancel_task)
-    uncancel_async = in_thread(SteeringOperations.uncancel_task)
-    retry_async = in_thread(TaskOperations.retry_task)
+    cancel_async = cancel_task_async = in_thread(TaskOperations.cancel_task)
+    uncancel_async = uncancel_task_async = in_thread(SteeringOperations.uncancel_task)
+    retry_async = retry_task_async = in_thread(TaskOperations.retry_task)
     rerun_async = in_thread(SteeringOperations.rerun)
-    copy_async = in_thread(SteeringOperations.copy_task)
-    update_async = in_thread(SteeringOperations.update_task)
+    copy_async = copy_task_async = in_thread(SteeringOperations.copy_task)
+    update_async = update_task_async = in_thread(SteeringOperations.update_task)
     cancel_tasks_async = in_thread(SteeringOperations.cancel_tasks)
     retry_tasks_async = in_thread(SteeringOperations.retry_tasks)
     update_tasks_async = in_thread(SteeringOperations.update_tasks)
@@ -43,12 +59,33 @@ class AsyncTaskOperations(SteeringOperations):
     cleanup_tasks_async = in_thread(TaskOperations.cleanup_tasks)
     get_attempts_async = in_thread(TaskOperations.get_attempts)
     logs_async = in_thread(TaskOperations.logs)
+    get_task_status_async = in_thread(TaskOperations.get_task_status)
+    get_task_dependencies_async = in_thread(TaskOperations.get_task_dependencies)
+    get_dependents_async = in_thread(TaskOperations.get_dependents)
+    get_retry_count_async = in_thread(TaskOperations.get_retry_count)
+    get_last_error_async = in_thread(TaskOperations.get_last_error)
+    check_for_cycles_async = in_thread(TaskOperations.check_for_cycles)
+    cleanup_completed_tasks_async = in_thread(TaskOperations.cleanup_completed_tasks)
+    cleanup_events_async = in_thread(TaskOperations.cleanup_events)
+
+    async def iter_tasks_async(
+        self, status: StateName | Iterable[StateName | TaskState] | TaskState | None = None, **filters: Unpack[IterArgs]
+    ) -> AsyncIterator[TaskInfo]:
+        """:meth:`iter_tasks` without blocking the event loop: ``async for task in jobs.iter_tasks_async("Failed")``."""
+        tasks = self.iter_tasks(status, **filters)
+        page: list[TaskInfo] = []
+        while True:
+            page = await self.threads.call(lambda: list(islice(tasks, PAGE)))
+            for task in page:
+                yield task
+            if len(page) < PAGE:
+                return
 
     @overload
-    async def result_async(self, task_id: TaskId[R], timeout: float | timedelta | None = None) -> R: ...
+    async def result_async(self, task_id: TaskId[R], timeout: float | timedelta | str | None = None) -> R: ...
     @overload
-    async def result_async(self, task_id: int, timeout: float | timedelta | None = None) -> Any: ...
-    async def result_async(self, task_id: int, timeout: float | timedelta | None = None) -> Any:
+    async def result_async(self, task_id: int, timeout: float | timedelta | str | None = None) -> Any: ...
+    async def result_async(self, task_id: int, timeout: float | timedelta | str | None = None) -> Any:
         """:meth:`result` without blocking the event loop; any number of callers may wait at once."""
         wait = Wait(self.database, [task_id], timeout)
         task: TaskRecord | None = None
@@ -59,7 +96,7 @@ class AsyncTaskOperations(SteeringOperations):
                 raise
         return await self.threads.call(self._outcome, task_id, task)
 
-    def progress_async(self, task_id: int, every: float | timedelta = EVERY) -> Progress:
+    def progress_async(self, task_id: int, every: float | timedelta | str = EVERY) -> Progress:
         """How far a task is: ``await`` gives (percent, message), as :meth:`progress` does; ``async for`` the task now,
         at each change of its state and its progress, and at its end::
 
@@ -71,7 +108,7 @@ class AsyncTaskOperations(SteeringOperations):
         return Progress(self, task_id, every)
 
     async def wait_async(
-        self, ids: int | Iterable[int], timeout: float | timedelta | None = None, first: bool = False
+        self, ids: int | Iterable[int], timeout: float | timedelta | str | None = None, first: bool = False
     ) -> dict[int, TaskInfo]:
         """:meth:`wait` without blocking the event loop; any number of callers may wait at once."""
         found = await self._awaited(Wait(self.database, ids, timeout, first))

@@ -42,7 +42,7 @@ MAX_HEADERS = 16 * 1024
 _ITS_OWN_TIMES = "a recurring schedule has times of its own: at() and after() are for single tasks"
 _NO_CONFLICT = "a schedule of the same name is updated: key(conflict='reject') is for single tasks"
 
-Seconds = float | timedelta
+Seconds = float | timedelta | str
 Conflict = Literal["keep", "reject", "replace"]
 
 

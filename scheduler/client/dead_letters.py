@@ -35,7 +35,7 @@ from scheduler.store.tasks.stale import ran_on, rerun_on_new
 if TYPE_CHECKING:
     from scheduler.client.tasks import TaskOperations
 
-Seconds = float | timedelta
+Seconds = float | timedelta | str
 MAX_REPLAYED = 10_000  # of a bulk replay
 _BATCH_SIZE = 100  # replayed in one transaction
 log = logging.getLogger("scheduler.dead_letters")

@@ -30,5 +30,5 @@ class Filters(TypedDict, total=False):
     subject: str
     message_type: str
     payload: Mapping[str, Any]
-    older_than: float | timedelta
-    newer_than: float | timedelta
+    older_than: float | timedelta | str
+    newer_than: float | timedelta | str

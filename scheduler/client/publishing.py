@@ -50,7 +50,7 @@ class PublishOperations:
         payload_ref: str | None = None,
         headers: Mapping[str, Any] | None = None,
         schema_version: int = 1,
-        delay: float | timedelta = 0,
+        delay: float | timedelta | str = 0,
         connection: sa.Connection | Session | OfDjango | None = None,
     ) -> TaskId[Any]:
         """Store a message to ``[sinks.NAME]``; a daemon that has the sink publishes it, at least once.

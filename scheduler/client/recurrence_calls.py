@@ -57,7 +57,7 @@ class RecurrenceCalls(Generic[B]):
         """Every month that has this day, at this time. Raises InvalidScheduleError."""
         return self._recurring(recur.monthly_on(day, hour, minute, self._zone(tz)))
 
-    def every(self, interval: float | timedelta, mode: Literal["fixed_rate", "fixed_delay"] = "fixed_rate") -> B:
+    def every(self, interval: float | timedelta | str, mode: Literal["fixed_rate", "fixed_delay"] = "fixed_rate") -> B:
         """Fire at an interval: fixed rate counts from the first registration, fixed delay from the end of each run.
 
         Raises InvalidScheduleError.
@@ -83,7 +83,7 @@ class RecurrenceCalls(Generic[B]):
         self._run_on_startup = True
         return self
 
-    def jitter(self, most: float | timedelta) -> Self:
+    def jitter(self, most: float | timedelta | str) -> Self:
         """Let each run be due up to this long after its fire time: seconds or timedelta, 24 hours at most.
 
         How long is the same for the same schedule and fire time. Raises ConfigError.

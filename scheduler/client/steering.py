@@ -45,14 +45,14 @@ class Changes(TypedDict, total=False):
     """
 
     at: datetime
-    after: float | timedelta
+    after: float | timedelta | str
     priority: Priority | str
     queue: str
     payload: Any
     fields: Mapping[str, Any]
     headers: Mapping[str, Any]
     retry: RetryPolicy | None
-    timeout: float | timedelta | None
+    timeout: float | timedelta | str | None
 
 
 class BulkResult(msgspec.Struct, frozen=True):
@@ -375,5 +375,5 @@ def _retry(policy: RetryPolicy | None) -> tuple[str | None, int | None]:
     return policy.to_json(), policy.max_attempts
 
 
-def _timeout(given: float | timedelta | None) -> int | None:
+def _timeout(given: float | timedelta | str | None) -> int | None:
     return None if given is None else span_us(given, "timeout", positive=True)

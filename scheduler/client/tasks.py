@@ -244,10 +244,10 @@ class TaskOperations:
     # waiting
 
     @overload
-    def result(self, task_id: TaskId[R], timeout: float | timedelta | None = None) -> R: ...
+    def result(self, task_id: TaskId[R], timeout: float | timedelta | str | None = None) -> R: ...
     @overload
-    def result(self, task_id: int, timeout: float | timedelta | None = None) -> Any: ...
-    def result(self, task_id: int, timeout: float | timedelta | None = None) -> Any:
+    def result(self, task_id: int, timeout: float | timedelta | str | None = None) -> Any: ...
+    def result(self, task_id: int, timeout: float | timedelta | str | None = None) -> Any:
         """Wait for the task and return its result. None waits for ever, 0 not at all (seconds or timedelta).
 
         It is what the handler returned, as JSON gives it back: a tuple is a list, a datetime a text.
@@ -293,7 +293,7 @@ class TaskOperations:
             self.database.change(lambda tx: retention.expire(tx, task_id))
 
     def wait(
-        self, ids: int | Iterable[int], timeout: float | timedelta | None = None, first: bool = False
+        self, ids: int | Iterable[int], timeout: float | timedelta | str | None = None, first: bool = False
     ) -> dict[int, TaskInfo]:
         """Wait until all of these tasks have ended; returns them by id. ``first``: until one has, and those that have.
 
@@ -424,7 +424,7 @@ class TaskOperations:
     def cleanup_tasks(
         self,
         status: EndedName | Iterable[EndedName | TaskState] | TaskState,
-        older_than: float | timedelta,
+        older_than: float | timedelta | str,
         *,
         kind: str | None = None,
         queue: str | None = None,

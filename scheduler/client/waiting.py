@@ -27,7 +27,7 @@ class Wait:
     """
 
     def __init__(
-        self, database: Database, ids: int | Iterable[int], timeout: float | timedelta | None, first: bool = False
+        self, database: Database, ids: int | Iterable[int], timeout: float | timedelta | str | None, first: bool = False
     ) -> None:
         self.wanted = [check_id(task_id) for task_id in ([ids] if isinstance(ids, int) else ids)]
         self.seconds = seconds_of(timeout)
@@ -115,6 +115,6 @@ class Wait:
         return ""
 
 
-def seconds_of(timeout: float | timedelta | None) -> float | None:
+def seconds_of(timeout: float | timedelta | str | None) -> float | None:
     """A timeout in seconds; None stays None. Raises ConfigError."""
     return None if timeout is None else span_us(timeout, "timeout") / SECOND

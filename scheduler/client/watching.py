@@ -19,7 +19,7 @@ EVERY = 0.5  # seconds between looks
 class Progress:
     """``jobs.progress_async(id)``: awaited, (percent, message); iterated over, the task at each change, to its end."""
 
-    def __init__(self, jobs: TaskOperations, task_id: int, every: float | timedelta = EVERY) -> None:
+    def __init__(self, jobs: TaskOperations, task_id: int, every: float | timedelta | str = EVERY) -> None:
         self._jobs, self._task_id = jobs, task_id
         self._every = max(0.01, span_us(every, "every", positive=True) / SECOND)
         self._last: TaskInfo | None = None

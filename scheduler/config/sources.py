@@ -22,6 +22,7 @@ import msgspec
 from scheduler.errors import ConfigError
 from scheduler.model.nearest import nearest
 from scheduler.model.redact import redact
+from scheduler.model.times import UNITS, seconds_of_text
 
 PREFIX = "SCHEDD_"
 NOT_SETTINGS = frozenset({"SCHEDD_CONFIG", "SCHEDD_DEBUG"})
@@ -30,9 +31,6 @@ Duration = Annotated[float, DURATION]
 """Seconds; written as a number, or as text such as "90s", "24h", "1h30m" or "30d"."""
 
 LONGEST = 1000 * 366 * 86400.0  # a thousand years: beyond it is a mistake
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
-_DURATION = re.compile(r"(?:\s*\d+(?:\.\d+)?\s*(?:ms|min|[smhdw]))+\s*")
-_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|min|[smhdw])")
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _TRUE = frozenset({"true", "yes", "on", "1"})
 _FALSE = frozenset({"false", "no", "off", "0"})
@@ -57,7 +55,7 @@ def parse_duration(value: object) -> float:
 def format_duration(seconds: float) -> str:
     """The shortest text that :func:`parse_duration` reads back as ``seconds``: "90s", "24h", "30d"."""
     for unit in ("d", "h", "m"):
-        count = seconds / _UNITS[unit]
+        count = seconds / UNITS[unit]
         if count >= 2 and count == int(count):
             return f"{int(count)}{unit}"
     return f"{seconds:.6f}".rstrip("0").rstrip(".") + "s"
@@ -314,8 +312,8 @@ def _duration(value: object) -> float:
     expected = 'seconds, or text such as "90s", "24h" or "30d"'
     if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
         result = float(value)
-    elif isinstance(value, str) and _DURATION.fullmatch(value):
-        result = sum(float(count) * _UNITS[unit] for count, unit in _DURATION_PART.findall(value))
+    elif isinstance(value, str) and (seconds := seconds_of_text(value)) is not None:
+        result = seconds
     elif isinstance(value, int | float) and not isinstance(value, bool):
         result = float(value) if abs(value) <= LONGEST else math.inf
     else:

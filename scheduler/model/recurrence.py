@@ -258,7 +258,7 @@ def monthly_on(day: int, hour: int, minute: int, tz: str | ZoneInfo = "UTC") -> 
     return cron(fields, tz)
 
 
-def every(interval: float | timedelta, mode: Mode = "fixed_rate") -> Recurrence:
+def every(interval: float | timedelta | str, mode: Mode = "fixed_rate") -> Recurrence:
     """Fire every ``interval``, seconds or timedelta, from 1 s to 100 years.
 
     ``fixed_rate`` counts from the first registration, however long the runs take; ``fixed_delay`` from the

@@ -84,8 +84,8 @@ class RetryPolicy(_Checked, frozen=True, forbid_unknown_fields=True):
         # What callers may pass is wider than what is kept: the struct converts in __post_init__.
         def __init__(
             self,
-            min_wait: float | timedelta = 10.0,
-            max_wait: float | timedelta = 3600.0,
+            min_wait: float | timedelta | str = 10.0,
+            max_wait: float | timedelta | str = 3600.0,
             max_attempts: int | None = 5,
             factor: float = 2.0,
             jitter: float = 0.1,

@@ -99,18 +99,18 @@ class OptionArgs(TypedDict, total=False):
     queue: str
     priority: Priority | PriorityName
     retry: RetryPolicy | None
-    timeout: float | timedelta | None
+    timeout: float | timedelta | str | None
     isolation: Literal["thread", "process"]
     max_concurrency: int | None
     rate_limit: str | None
     concurrency_key: str | Callable[[Any], str] | None
     dead_letter: bool
-    result_ttl: float | timedelta | None
-    failed_ttl: float | timedelta | None
-    key_retention: float | timedelta | None
+    result_ttl: float | timedelta | str | None
+    failed_ttl: float | timedelta | str | None
+    key_retention: float | timedelta | str | None
     unique: Unique | None
     debounce: Debounce | None
-    stall_after: float | timedelta | None
+    stall_after: float | timedelta | str | None
     on_stall: Literal["report", "reclaim"]
     determinism: Literal["report", "strict"]
     schema_version: int

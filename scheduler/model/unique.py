@@ -32,7 +32,7 @@ class Unique:
         *,
         by: Iterable[str] | None = None,
         states: Iterable[str] | None = None,
-        period: float | timedelta | None = None,
+        period: float | timedelta | str | None = None,
     ) -> None:
         self.by = _fields(by, "Unique")
         self.states = _NAMES if states is None else _names(states, "states")
@@ -59,7 +59,9 @@ class Debounce:
     timedelta. While a run is under way, further calls become one more run. Raises ConfigError.
     """
 
-    def __init__(self, wait: float | timedelta, longest: float | timedelta, *, by: Iterable[str] | None = None) -> None:
+    def __init__(
+        self, wait: float | timedelta | str, longest: float | timedelta | str, *, by: Iterable[str] | None = None
+    ) -> None:
         self.by = _fields(by, "Debounce")
         self.wait_us = span_us(wait, "wait of Debounce", positive=True)
         self.longest_us = span_us(longest, "longest of Debounce", positive=True)

@@ -57,13 +57,49 @@ async def connected(url: str) -> AsyncIterator[AsyncConnection]:
         await engine.dispose()
 
 
-@pytest.mark.parametrize(
-    "name", ["get_task", "list_tasks", "cancel_task", "retry_task", "emit_event", "result", "wait"]
-)
+NOT_AWAITED = {  # what waits for no database, or is left to `async with`
+    *("acting", "batch", "bulks", "dead_letters", "ends", "for_testing", "from_config", "is_running", "iter_tasks"),
+    *("live_settings", "metrics", "on_dead_letter", "on_end", "reconfigure", "recurring", "register", "schedules"),
+    *("start", "starting", "stop", "stop_now", "close", "submitter", "task", "workers", "known_sinks"),
+    *("engine", "be_worker_of", "start_job", "progress"),
+}
+AWAITED = sorted({name for name in dir(Scheduler) if name[0] != "_" and not name.endswith("_async")} - NOT_AWAITED)
+
+
+@pytest.mark.parametrize("name", AWAITED)
 def test_each_takes_what_its_namesake_takes(name: str) -> None:
-    awaited = getattr(Scheduler, f"{name.removesuffix('_task') if name != 'get_task' else name}_async")
+    awaited = getattr(Scheduler, f"{name}_async")
     assert inspect.iscoroutinefunction(awaited)
     assert [*inspect.signature(awaited).parameters] == [*inspect.signature(getattr(Scheduler, name)).parameters]
+
+
+@pytest.mark.parametrize("name", ["cancel", "uncancel", "retry", "copy", "update"])
+def test_the_short_names_are_the_same(name: str) -> None:
+    assert getattr(Scheduler, f"{name}_async") is getattr(Scheduler, f"{name}_task_async")
+
+
+def test_all_tasks_in_a_loop(jobs: Scheduler) -> None:
+    async def main() -> list[int]:
+        async with jobs.batch() as batch:
+            for number in range(250):
+                batch.task(Double(number))
+        found = [task.id async for task in jobs.iter_tasks_async("Pending", kind="Double", page=60)]
+        assert found == sorted(batch.ids, reverse=True)
+        return [task.id async for task in jobs.iter_tasks_async("Failed")]
+
+    assert asyncio.run(main()) == []
+
+
+def test_a_scheduler_in_an_async_with(database: Database) -> None:
+    async def main() -> int:
+        async with Scheduler(database.url) as jobs:
+            jobs.register(Double)
+            assert jobs.is_running()
+            result: int = await jobs.result_async(await jobs.task(Double(4)).schedule_async(), timeout="30s")
+        assert not jobs.is_running()
+        return result
+
+    assert asyncio.run(main()) == 8
 
 
 def test_they_answer_as_their_namesakes(jobs: Scheduler) -> None:

@@ -55,7 +55,7 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("priority must be high, medium or low, not 'urgent'", {"priority": "urgent"}),
     ("retry must be a RetryPolicy, not 3", {"retry": 3}),
     ("timeout must be more than 0, not 0", {"timeout": 0}),
-    ("timeout must be seconds or a timedelta, not '5m'", {"timeout": "5m"}),
+    ("timeout must be seconds or a timedelta, not '5x'; a text has units", {"timeout": "5x"}),
     ("result_ttl must be more than 0", {"result_ttl": -1}),
     ("failed_ttl must be more than 0", {"failed_ttl": 0}),
     ("stall_after must be seconds or a timedelta", {"stall_after": True}),

@@ -106,7 +106,7 @@ class Durable:
         yield from self._request("record", name=label, seq=seq, value=text, started_at=started, note=scope.note)
         return Recorded(CheckpointType.STEP, text).result()  # decoded, as a later attempt gets it
 
-    def sleep_for(self, seconds: float | timedelta, name: str | None) -> Steps[None]:
+    def sleep_for(self, seconds: float | timedelta | str, name: str | None) -> Steps[None]:
         """Sleep until ``seconds`` after the first attempt began to sleep."""
         span = span_us(seconds, "sleep_for")
         return self._sleep(lambda: self.runtime.now() + span, name)
@@ -131,7 +131,7 @@ class Durable:
             self._event("sleep", sleep=name, until=to_datetime(end).isoformat())
             yield Suspend(end)
 
-    def await_event(self, event: str, timeout: float | timedelta | None) -> Steps[Any]:
+    def await_event(self, event: str, timeout: float | timedelta | str | None) -> Steps[Any]:
         """The event's payload, once it is emitted; TimeoutError after ``timeout``."""
         span = None if timeout is None else span_us(timeout, "await_event(timeout=)")
         yield from self._enter(awaits=True)
@@ -169,7 +169,7 @@ class Durable:
         ids = yield from self._spawned(label, seq, lambda: [self._spec(draft)], None, f"spawn {name or draft.kind}")
         return ids[0]
 
-    def await_task(self, task_id: int, timeout: float | timedelta | None) -> Steps[Any]:
+    def await_task(self, task_id: int, timeout: float | timedelta | str | None) -> Steps[Any]:
         """The result of another task, once it has ended; raises its failure."""
         span = None if timeout is None else span_us(timeout, "await_task(timeout=)")
         yield from self._enter(awaits=True)

@@ -44,7 +44,7 @@ class PublishArgs(TypedDict, total=False):
     payload_ref: str | None
     headers: Mapping[str, Any] | None
     schema_version: int
-    delay: float | timedelta
+    delay: float | timedelta | str
 
 
 class _ContextBase(Generic[App_co]):
@@ -280,7 +280,7 @@ class Context(_ContextBase[App_co]):
             return as_decorator(lambda *call: drive(self._durable, self._durable.step(*call)), name)
         return drive(self._durable, self._durable.step(name, function, args, kwargs))
 
-    def sleep_for(self, seconds: float | timedelta, name: str | None = None) -> None:
+    def sleep_for(self, seconds: float | timedelta | str, name: str | None = None) -> None:
         """Go on so much later. The slot is free meanwhile; the handler starts from its beginning."""
         drive(self._durable, self._durable.sleep_for(seconds, name))
 
@@ -288,7 +288,7 @@ class Context(_ContextBase[App_co]):
         """Go on then (an aware datetime), or at once if that is past."""
         drive(self._durable, self._durable.sleep_until(when, name))
 
-    def await_event(self, name: str, timeout: float | timedelta | None = None) -> Any:
+    def await_event(self, name: str, timeout: float | timedelta | str | None = None) -> Any:
         """The payload of the event, once it is emitted; the slot is free meanwhile.
 
         ``timeout``: seconds or timedelta from when it was first awaited; then builtin TimeoutError, in every later
@@ -372,10 +372,10 @@ class Context(_ContextBase[App_co]):
         return drive(self._durable, self._durable.spawn(task, args, kwargs, name))
 
     @overload
-    def await_task(self, task_id: TaskId[R], timeout: float | timedelta | None = None) -> R: ...
+    def await_task(self, task_id: TaskId[R], timeout: float | timedelta | str | None = None) -> R: ...
     @overload
-    def await_task(self, task_id: int, timeout: float | timedelta | None = None) -> Any: ...
-    def await_task(self, task_id: int, timeout: float | timedelta | None = None) -> Any:
+    def await_task(self, task_id: int, timeout: float | timedelta | str | None = None) -> Any: ...
+    def await_task(self, task_id: int, timeout: float | timedelta | str | None = None) -> Any:
         """The result of another task, child or not, once it has ended; the slot is free meanwhile.
 
         Raises TaskFailedError, TaskCancelledError, ResultExpiredError, UnknownTaskError, and builtin TimeoutError after
@@ -446,7 +446,7 @@ class AsyncContext(_ContextBase[App_co]):
             return as_decorator(lambda *call: drive_async(self._durable, self._durable.step(*call)), name)
         return drive_async(self._durable, self._durable.step(name, function, args, kwargs))
 
-    async def sleep_for(self, seconds: float | timedelta, name: str | None = None) -> None:
+    async def sleep_for(self, seconds: float | timedelta | str, name: str | None = None) -> None:
         """Go on so much later. The slot is free meanwhile; the handler starts from its beginning."""
         await drive_async(self._durable, self._durable.sleep_for(seconds, name))
 
@@ -454,7 +454,7 @@ class AsyncContext(_ContextBase[App_co]):
         """Go on then (an aware datetime), or at once if that is past."""
         await drive_async(self._durable, self._durable.sleep_until(when, name))
 
-    async def await_event(self, name: str, timeout: float | timedelta | None = None) -> Any:
+    async def await_event(self, name: str, timeout: float | timedelta | str | None = None) -> Any:
         """The payload of the event, once it is emitted. See :class:`Context`."""
         return await drive_async(self._durable, self._durable.await_event(name, timeout))
 
@@ -528,10 +528,10 @@ class AsyncContext(_ContextBase[App_co]):
         return await drive_async(self._durable, self._durable.spawn(task, args, kwargs, name))
 
     @overload
-    async def await_task(self, task_id: TaskId[R], timeout: float | timedelta | None = None) -> R: ...
+    async def await_task(self, task_id: TaskId[R], timeout: float | timedelta | str | None = None) -> R: ...
     @overload
-    async def await_task(self, task_id: int, timeout: float | timedelta | None = None) -> Any: ...
-    async def await_task(self, task_id: int, timeout: float | timedelta | None = None) -> Any:
+    async def await_task(self, task_id: int, timeout: float | timedelta | str | None = None) -> Any: ...
+    async def await_task(self, task_id: int, timeout: float | timedelta | str | None = None) -> Any:
         """The result of another task, once it has ended. See :class:`Context`."""
         return await drive_async(self._durable, self._durable.await_task(task_id, timeout))
 

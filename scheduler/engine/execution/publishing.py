@@ -66,7 +66,7 @@ def options(
     payload_ref: str | None = None,
     headers: Mapping[str, Any] | None = None,
     schema_version: int = 1,
-    delay: float | timedelta = 0,
+    delay: float | timedelta | str = 0,
 ) -> dict[str, Any]:
     """What ``ctx.publish()`` takes beside the sink and the payload, as ``jobs.publish()`` has it."""
     return dict(locals())
