@@ -58,7 +58,18 @@ async def connected(url: str) -> AsyncIterator[AsyncConnection]:
 
 
 NOT_AWAITED = {  # what waits for no database, or is left to `async with`
-    *("acting", "batch", "bulks", "dead_letters", "ends", "for_testing", "from_config", "is_running", "iter_tasks"),
+    *(
+        "acting",
+        "around_run",
+        "batch",
+        "bulks",
+        "dead_letters",
+        "ends",
+        "for_testing",
+        "from_config",
+        "is_running",
+        "iter_tasks",
+    ),
     *("live_settings", "metrics", "on_dead_letter", "on_end", "reconfigure", "recurring", "register", "schedules"),
     *("start", "starting", "stop", "stop_now", "close", "submitter", "task", "workers", "known_sinks"),
     *("engine", "be_worker_of", "start_job", "progress"),
