@@ -111,7 +111,7 @@ def ledger(jobs: Scheduler) -> Iterator[None]:
 def no_autovacuum(jobs: Scheduler) -> None:
     """Not of other tables either: its snapshot keeps claims from forgetting the index's dead rows, and they are counted
     each time."""
-    for (table,) in rows(jobs, "SELECT relname FROM pg_stat_user_tables"):
+    for (table,) in rows(jobs, "SELECT relname FROM pg_stat_user_tables WHERE schemaname = 'public'"):
         write(jobs, f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
 
 
