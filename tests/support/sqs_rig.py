@@ -5,9 +5,10 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from moto.server import ThreadedMotoServer
+if TYPE_CHECKING:
+    from moto.server import ThreadedMotoServer
 
 VISIBILITY = 2.0  # seconds: SQS counts whole ones, and one is not enough on a busy machine
 REGION = "us-east-1"
@@ -45,6 +46,8 @@ class SqsRig:
         return f"http://127.0.0.1:{self.port}"
 
     def start_server(self) -> None:
+        from moto.server import ThreadedMotoServer  # takes as long to import as all files of tests of a room
+
         SqsRig.server = ThreadedMotoServer(ip_address="127.0.0.1", port=self.port)
         SqsRig.server.start()
         SqsRig.port = SqsRig.server.get_host_and_port()[1]
