@@ -23,7 +23,7 @@ EVERY_DATABASE := $(if $(filter both,$(DATABASES)),--every-database)
 JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup emulator machine demo-messages demo-anywhere operating pictures observability demo test quick test-lowest man soak faults faults-ha transports executors executors-soak kube kube-soak ray vm cases mutants golden lint format bench bench-check release clean
+.PHONY: help setup emulator machine demo-messages demo-anywhere operating pictures observability demo test quick test-lowest man soak faults faults-ha transports executors executors-soak kube kube-soak ray vm cases mutants golden lint ruff mypy pyright format bench bench-check release clean
 
 help:
 	@echo "make demo [PHOTO=path]   the photo workflow on a real daemon, killed in the middle"
@@ -174,7 +174,8 @@ MISSING := $(filter-out $(SERVERS),redis rabbitmq)
 transports: setup
 	@for server in $(SERVERS); do command -v $$server-server >/dev/null || { \
 	  echo "$$server-server is missing. On Debian and Ubuntu: apt-get install $$server-server" >&2; exit 1; }; done
-	$(PYTEST) -n $(JOBS) --dist worksteal -m "transports and not soak" -k "$(if $(MISSING),not ($(subst $(space), or ,$(strip $(MISSING)))))" $(PYTEST_ARGS)
+	$(PYTEST) -n $(JOBS) --dist worksteal -m "transports and not soak" -k "$(if $(MISSING),not ($(subst $(space), or ,$(strip $(MISSING)))))" \
+	  tests/transports $(PYTEST_ARGS)
 
 # Those of the engines that there are: make executors ENGINES=ray
 ENGINES ?= slurm ray
@@ -185,7 +186,7 @@ ifneq ($(filter slurm,$(ENGINES)),)
 	  echo "$$program is missing. On Debian and Ubuntu: apt-get install slurm-wlm munge" >&2; exit 1; }; done
 endif
 	RAY_VENV=$(abspath $(RAY_VENV)) $(PYTEST) -n $(JOBS) --dist worksteal -m "executors and not soak" \
-	  -k "$(if $(ABSENT),not ($(subst $(space), or ,$(strip $(ABSENT)))))" tests/executors tests/test_demo_anywhere.py $(PYTEST_ARGS)
+	  -k "$(if $(ABSENT),not ($(subst $(space), or ,$(strip $(ABSENT)))))" $(EVERY_DATABASE) tests/executors tests/test_demo_anywhere.py $(PYTEST_ARGS)
 
 # A daemon does not need Ray itself, so neither does its environment.
 RAY_VENV ?= .venv-ray
@@ -224,10 +225,15 @@ OUT ?= golden.jsonl
 golden: setup
 	PYTHONPATH=tests $(PY) -m golden.record $(OUT)
 
+# Side by side, as mypy and pyright take one core each; what each says stays together.
 lint: setup
+	@$(MAKE) --no-print-directory --output-sync -j 3 -k ruff mypy pyright
+ruff:
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+mypy:
 	$(PY) -m mypy
+pyright:
 	$(PY) tests/support/pyright.py
 
 format: setup

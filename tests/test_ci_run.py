@@ -17,6 +17,7 @@ AGAIN = "failed once, passed when run again"
 # A make whose test target fails the tests that the next line of the plan has; an empty line: all pass.
 MAKE = """#!/usr/bin/env bash
 echo "$*" >>calls
+[ "$1" != lint ] || [ "$(cat plan)" != unclean ] || { echo "unclean code"; exit 2; }
 case $1 in test | transports) ;; *) exit 0 ;; esac
 [ "$1" = test ] || [ -s plan ] || exit 0
 plan=$(head -n 1 plan)
@@ -75,6 +76,12 @@ def test_a_run_that_passes_is_not_repeated(tmp_path: Path) -> None:
     assert "\npytest: === 9 passed in 1.00s ===\n" in output
     assert AGAIN not in output
     assert "Failovers (cases 67 and 68) are tested with two servers of " in output
+
+
+def test_code_that_lint_refuses_fails_the_run_before_its_tests(tmp_path: Path) -> None:
+    status, output, calls = run(tmp_path, "unclean")
+    assert (status, calls) == (2, [])
+    assert output.endswith("unclean code\n")
 
 
 def test_what_passes_when_run_again_is_named(tmp_path: Path) -> None:
