@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Mapping
 from datetime import timedelta
@@ -17,6 +18,8 @@ from scheduler.store import outbox
 from scheduler.store.db.after_commit import notify_after_commit
 from scheduler.store.db.tx import Tx
 from scheduler.store.tasks.enqueue import callers_connection
+
+log = logging.getLogger("scheduler.client")
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -86,14 +89,22 @@ class PublishOperations:
             keyed=key is not None,
         )
         known = self.known_sinks
+
+        def put(tx: Tx, *, ours: bool) -> tuple[TaskId, bool]:
+            (made,) = outbox.put(tx, [spec], [group], ours=ours, sinks=known)
+            return made, sink in known or outbox.is_published(tx, spec.kind)
+
         if connection is None:
-            made = caller.database.change(lambda tx: outbox.put(tx, [spec], [group], ours=True, sinks=known))
+            made, published = caller.database.change(lambda tx: put(tx, ours=True))
             caller.notify()
         else:
             with callers_connection(connection) as theirs:
                 caller.database.open_beside(theirs)
-                made = outbox.put(Tx(theirs, caller.database.now()), [spec], [group], ours=False, sinks=known)
+                made, published = put(Tx(theirs, caller.database.now()), ours=False)
                 notify_after_commit(theirs, caller.notify)
-        return made[0]
+        if not published:
+            text = "no worker has published a sink yet: the message waits for a daemon that has [sinks.%s]"
+            log.warning(text, sink, extra={"task": int(made)})
+        return made
 
     publish_async = in_thread(publish)

@@ -56,8 +56,13 @@ def put(
     return enqueue(tx, wanted, ours=ours)
 
 
+def is_published(tx: Tx, kind: str) -> bool:
+    """Whether a worker has published the sink of this kind."""
+    return tx.run("SELECT 1 FROM schedd_kinds WHERE name = :kind", kind=kind).first() is not None
+
+
 def _refuse_unknown(tx: Tx, kind: str, sinks: Collection[str]) -> None:
-    if tx.run("SELECT 1 FROM schedd_kinds WHERE name = :kind", kind=kind).first() is not None:
+    if is_published(tx, kind):
         return
     known = sorted({*sink_names(tx), *sinks})
     if known:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -295,6 +296,16 @@ def test_batches_keep_to_all_limits_with_headroom(sizes: list[int], limits: Limi
         more = sum(one.size + limits.overhead for one in [*left, right[0]])
         full = len(left) == min(most, limits.max_batch)
         assert full or (limits.max_batch_size is not None and more > int(limits.max_batch_size * 0.98))
+
+
+def test_a_sink_that_no_worker_has_published_yet_is_said(database: Database, caplog: pytest.LogCaptureFixture) -> None:
+    jobs = Scheduler.for_testing(url=database.url)
+    with caplog.at_level(logging.WARNING):
+        task_id = int(jobs.publish("nosuch", {}))
+        with jobs.database.open().begin() as connection:
+            theirs = int(jobs.publish("nosuch", {}, connection=connection))
+    told = [record for record in caplog.records if "[sinks.nosuch]" in record.getMessage()]
+    assert [record.task for record in told] == [task_id, theirs]  # type: ignore[attr-defined]
 
 
 def test_a_sink_that_nobody_has_is_refused_with_those_that_there_are(make: Make) -> None:
