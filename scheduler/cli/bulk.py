@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from scheduler.cli import exits
-from scheduler.cli.filters import filter_options, task_filter
+from scheduler.cli.filters import filter_options, filter_text, task_filter
 from scheduler.cli.group import Group
 from scheduler.cli.masking import masks_of
 from scheduler.cli.options import Number, acts, common
@@ -36,7 +36,8 @@ def bulk_command() -> None:
 
 @bulk_command.command(name="plan")
 @click.argument("verb", type=click.Choice(_VERBS))
-@filter_options("tasks", "Ended, or of cancel stored,")
+@filter_text
+@filter_options("Ended, or of cancel stored,")
 @click.option("--cascade", is_flag=True, help="cancel: also cancel the tasks that wait for their success.")
 @click.option("--force", is_flag=True, help="cancel: end running tasks without waiting for their handlers.")
 @click.option("--no-downstream", is_flag=True, help="retry, rerun: leave their dependants alone.")
@@ -48,6 +49,7 @@ def plan_(
     session: Session,
     /,
     verb: Any,
+    text: str,
     cascade: bool,
     force: bool,
     no_downstream: bool,
@@ -68,10 +70,10 @@ def plan_(
         raise click.UsageError(
             f"--limit is not for bulks: their scope is all that the filters choose, up to {MAX_TASKS}"
         )
-    if not any(value is not None and value != () for value in given.values()):
-        raise click.UsageError("say which tasks: by --kind, --key, --correlation or another filter")
+    if not text and not any(value is not None and value != () for value in given.values()):
+        raise click.UsageError("say which tasks: by a filter such as kind:Mail, --key or --correlation")
     options = BulkOptions(cascade, force, not no_downstream, read_params(params) or None)
-    wanted = task_filter(session, given, ended=verb != "cancel")
+    wanted = task_filter(session, text, given, ended=verb != "cancel")
     made = stored_bulks.create(session.existing(), verb, wanted, options, patched_payload)
     if made.plan["more"]:
         note(f"the filters choose more than {MAX_TASKS} tasks: the newest {made.total} are the scope")

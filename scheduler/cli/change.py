@@ -12,9 +12,11 @@ from scheduler.cli.filters import (
     cancel_chosen,
     chosen_by_filters,
     filter_options,
+    ids_or_filter,
     retry_chosen,
+    task_filter,
 )
-from scheduler.cli.options import TASK_ID, acts, common
+from scheduler.cli.options import acts, common
 from scheduler.cli.output import print_object, print_rows
 from scheduler.cli.session import Session, note, note_stale, prints
 from scheduler.cli.streams import say
@@ -31,8 +33,8 @@ _CANCEL_FIELDS = ("cancelled", "requested", "finished", "dependants", "later")
 
 
 @click.command(name="cancel")
-@click.argument("ids", metavar="[ID…]", type=TASK_ID, nargs=-1)
-@filter_options("tasks that have not ended")
+@ids_or_filter
+@filter_options()
 @click.option("--yes", is_flag=True, help="With filters: do not ask.")
 @click.option("--cascade", is_flag=True, help="Also cancel the tasks that wait for their success.")
 @click.option("--force", is_flag=True, help="End running tasks without waiting for their handlers.")
@@ -44,6 +46,7 @@ def cancel_command(
     session: Session,
     /,
     ids: tuple[int, ...],
+    text: str,
     cascade: bool,
     force: bool,
     dry_run: bool,
@@ -55,7 +58,8 @@ def cancel_command(
 
     With several IDs, either all are cancelled or none. Tasks that have ended already stay as they are.
 
-    Without IDs, the filters choose among the tasks that have not ended, 500 in a transaction. If the command breaks
+    A FILTER such as `kind:Mail -queue:etl stored:>2h` chooses among the tasks that have not ended, 500 in a
+    transaction. If the command breaks
     off, give it again and it continues. It first says which tasks would end, and asks; with --dry-run it only says
     so.
 
@@ -65,8 +69,9 @@ def cancel_command(
     A handler that hangs never stops by itself. With --force its worker ends the task as cancelled at once, and its
     dependants go on. The handler keeps its slot until it ends, or until `schedctl worker restart`.
     """
-    if chosen_by_filters(ids, given, limit):
-        return cancel_chosen(session, given, limit, cascade=cascade, force=force, dry_run=dry_run, yes=yes)
+    if chosen_by_filters(ids, text, given, limit):
+        wanted = task_filter(session, text, given)
+        return cancel_chosen(session, wanted, limit, cascade=cascade, force=force, dry_run=dry_run, yes=yes)
     _cancel(session, ids, cascade=cascade, force=force, dry_run=dry_run)
     return exits.DONE
 
@@ -132,12 +137,12 @@ class _NotReally(Exception):
 
 
 @click.command(name="retry")
-@click.argument("ids", metavar="[ID…]", type=TASK_ID, nargs=-1)
+@ids_or_filter
 @click.option("--no-downstream", is_flag=True, help="Leave the tasks alone that ended because of these.")
 @click.option(
     "--rerun", is_flag=True, help="With IDs: then also run dependants again that ran because these ended as they did."
 )
-@filter_options("tasks that failed or died by themselves, or ended as --status says", "Ended")
+@filter_options("Ended")
 @click.option("--dry-run", is_flag=True, help="With filters: only say which tasks would run again.")
 @acts
 @common
@@ -146,6 +151,7 @@ def retry_command(
     session: Session,
     /,
     ids: tuple[int, ...],
+    text: str,
     no_downstream: bool,
     rerun: bool,
     dry_run: bool,
@@ -158,15 +164,16 @@ def retry_command(
     for its retry or its time runs now. A task cannot run again under a key that another task holds or has completed
     since: then the status is 4.
 
-    Without IDs, the filters choose among tasks that failed or died by themselves, or that ended as --status says.
-    Tasks that ended first come first, 100 of them unless --limit allows more. A task whose key belongs to another
-    task now stays as it is; then the status is 4.
+    A FILTER such as `kind:Mail class:Timeout* ended:<1h` chooses among tasks that failed or died by themselves, or that
+    ended as it says. Tasks that ended first come first, 100 of them unless --limit allows more. A task whose key
+    belongs to another task now stays as it is; then the status is 4.
     """
-    if chosen_by_filters(ids, given, limit):
+    if chosen_by_filters(ids, text, given, limit):
         if rerun:
             raise click.UsageError("--rerun goes with IDs")
         limit = 100 if limit is None else limit
-        return retry_chosen(session, given, limit, downstream=not no_downstream, dry_run=dry_run)
+        wanted = task_filter(session, text, given, ended=True)
+        return retry_chosen(session, wanted, limit, downstream=not no_downstream, dry_run=dry_run)
     if dry_run:
         raise click.UsageError("--dry-run goes with filters")
     _retry(session, ids, no_downstream, rerun)

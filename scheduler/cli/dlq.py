@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from scheduler.cli.change import note_left
+from scheduler.cli.filters import filter_options, filter_text, note_kinds, task_filter
 from scheduler.cli.group import Group
 from scheduler.cli.masking import masks_of, reveals
-from scheduler.cli.options import SPAN, TASK_ID, Number, acts, common
+from scheduler.cli.options import TASK_ID, Number, acts, common
 from scheduler.cli.output import print_object, print_rows, time
-from scheduler.cli.session import Session, note, note_kind, note_stale, prints
+from scheduler.cli.session import Session, note, note_stale, prints
 from scheduler.cli.streams import say
 from scheduler.cli.views import SHOW_FIELDS, TASK_FIELDS, task_view
 
 if TYPE_CHECKING:
     from scheduler.store.db.tx import Tx
-    from scheduler.store.read.dead_letters import Filter
     from scheduler.store.tasks.keys import Other
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -35,21 +35,7 @@ _TOGETHER = 100  # replayed in one transaction
 _MAX_LETTERS = 10_000
 _MAX_GROUPS = 1000  # causes of one kind that are looked at for what several kinds have in common
 
-_kind = click.option("--kind", metavar="K", help="Only tasks of this kind.")
-_error_class = click.option("--error-class", metavar="E", help="Only tasks that ended with this class of error.")
-_fingerprint = click.option("--fingerprint", metavar="F", help="Only tasks with this cause, as `dlq list` shows it.")
-_older = click.option("--older-than", type=SPAN, metavar="7d", help="Only tasks that died longer ago than this.")
-_key = click.option("--key", metavar="K", help="Only tasks with this key.")
-_correlation = click.option("--correlation", metavar="C", help="Only tasks that belong together under this id.")
-_subject = click.option("--subject", metavar="S", help="Only tasks about this subject.")
-_type = click.option("--message-type", metavar="M", help="Only messages of this type.")
-_newer = click.option("--newer-than", type=SPAN, metavar="1h", help="Only tasks that died since.")
-
-
-def _filters(command: F) -> F:
-    for option in (_newer, _older, _type, _subject, _correlation, _key, _fingerprint, _error_class, _kind):
-        command = option(command)
-    return command
+_filters = filter_options("Died", without=("states", "limit"))
 
 
 @click.group(name="dlq", cls=Group)
@@ -57,33 +43,15 @@ def dlq_command() -> None:
     """Dead letters: tasks that failed for good."""
 
 
-def _filter(
-    now: int,
-    kind: str | None,
-    error_class: str | None,
-    fingerprint: str | None,
-    older_than: int | None,
-    newer_than: int | None,
-    key: str | None,
-    correlation: str | None,
-    subject: str | None,
-    message_type: str | None,
-) -> Filter:
-    from scheduler.store.read.dead_letters import Filter
-
-    before = None if older_than is None else now - older_than
-    after = None if newer_than is None else now - newer_than
-    return Filter(kind, error_class, fingerprint, before, after, key, correlation, subject, message_type)
-
-
 @dlq_command.command(name="list")
 @click.option("--each", is_flag=True, help="Every task on a line of its own, not grouped by cause.")
+@filter_text
 @_filters
 @click.option("--limit", type=Number(1, 100_000), default=50, show_default=True, help="At most this many.")
 @click.option("--all", "every", is_flag=True, help="Look at all dead letters, not at the newest 100,000 only.")
 @common
 @prints(lambda given: TASK_FIELDS if given["each"] else _GROUP_FIELDS)
-def list_(session: Session, /, each: bool, limit: int, every: bool, **given: Any) -> None:
+def list_(session: Session, /, text: str, each: bool, limit: int, every: bool, **given: Any) -> None:
     """Dead letters by cause, the most frequent first; with --each every task, the latest first.
 
     A group shows the id and error of its newest task. Causes that several kinds have in common stand before the table,
@@ -94,10 +62,9 @@ def list_(session: Session, /, each: bool, limit: int, every: bool, **given: Any
     from scheduler.store.read.figures import MAX_COUNTED
     from scheduler.store.read.shared_causes import by_common_text, over_kinds
 
-    database = session.existing()
+    wanted = task_filter(session, text, given, ended=True, bare=True)
     shared = []
-    with database.read() as tx:
-        wanted = _filter(database.now(), **given)
+    with session.database.read() as tx:
         among = None if every else dead_letters.newest(tx, wanted, MAX_COUNTED)
         wanted = among or wanted
         if each:
@@ -129,7 +96,7 @@ def list_(session: Session, /, each: bool, limit: int, every: bool, **given: Any
                 for g in groups
             ]
         if not rows:
-            note_kind(tx, wanted.kind)
+            note_kinds(tx, wanted)
     if session.output == "table":
         at_least = "" if each or (among is None and len(found) <= max(limit, _MAX_GROUPS)) else "at least "
         for one in shared:
@@ -219,12 +186,13 @@ def replay(
 
 
 @dlq_command.command(name="replay-all")
+@filter_text
 @_filters
 @click.option("--limit", type=Number(1, _MAX_LETTERS), default=100, show_default=True, help="At most this many.")
 @acts
 @common
 @prints(("replayed", "conflicts", "left"))
-def replay_all(session: Session, /, limit: int, **given: Any) -> int:
+def replay_all(session: Session, /, text: str, limit: int, **given: Any) -> int:
     """Run dead letters again, at most --limit of them; those that died first come first.
 
     A dead letter whose key another task holds, or has completed since, stays as it is; then the status is 4.
@@ -237,13 +205,12 @@ def replay_all(session: Session, /, limit: int, **given: Any) -> int:
     from scheduler.store.read import dead_letters
     from scheduler.store.tasks.stale import ran_on
 
-    database = session.existing()
-    with database.read():
-        wanted = _filter(database.now(), **given)
-    if wanted.before is None:
-        wanted = wanted._replace(before=database.now() + 1)  # what dies again meanwhile is for another call
+    asked = task_filter(session, text, given, ended=True)
+    database = session.database
+    with database.read() as tx:
+        wanted = dead_letters.for_replay(tx, asked)
     began = database.now()
-    with in_bulk(new_bulk(), wanted.chosen()):
+    with in_bulk(new_bulk(), asked.chosen()):
         done, conflicts = in_batches(
             limit,
             "replayed",
@@ -255,7 +222,7 @@ def replay_all(session: Session, /, limit: int, **given: Any) -> int:
         left = dead_letters.count(tx, wanted)
         note_stale(ran_on(tx, done, began), option=False)
         if not done and not conflicts:
-            note_kind(tx, wanted.kind)
+            note_kinds(tx, wanted)
     if not print_object(
         session, {"replayed": done, "conflicts": {str(i): h for i, h in conflicts.items()}, "left": left}
     ):
@@ -287,19 +254,13 @@ def in_batches(limit: int, what: str, batch: Callable[[int, tuple[int, int]], An
 
 
 @dlq_command.command()
-@click.option("--older-than", type=SPAN, metavar="7d", required=True, help="Only tasks that died longer ago than this.")
-@_kind
-@_error_class
-@_fingerprint
-@_key
-@_correlation
-@_subject
-@_type
+@filter_text
+@filter_options("Died", without=("states", "limit"))
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @acts
 @common
 @prints(("removed",))
-def purge(session: Session, /, yes: bool, **given: Any) -> int:
+def purge(session: Session, /, text: str, yes: bool, **given: Any) -> int:
     """Remove dead letters for good. The store remembers how they ended, and the audit stays.
 
     Tasks that wait for one of them to be retried end as failed.
@@ -311,9 +272,11 @@ def purge(session: Session, /, yes: bool, **given: Any) -> int:
     from scheduler.store.audit import new_bulk
     from scheduler.store.read import dead_letters
 
-    database = session.existing()
+    wanted = task_filter(session, text, given, ended=True)
+    if not wanted.ended_before:
+        raise click.UsageError("say how old they are: --older-than 7d, or ended:>7d")
+    database = session.database
     with database.read() as tx:
-        wanted = _filter(database.now(), newer_than=None, **given)
         found = dead_letters.count(tx, wanted)
     if found and not yes:
         if not sys.stdin.isatty():

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from scheduler.cli import exits
-from scheduler.cli.options import SPAN, Number, read_states
+from scheduler.cli.options import SPAN, TASK_ID, Number, read_states
 from scheduler.cli.output import print_object, print_rows, print_table
 from scheduler.cli.session import Session, note, note_kind, note_stale
 from scheduler.cli.streams import say
 
 if TYPE_CHECKING:
+    from scheduler.model.task_filter import TaskFilter
     from scheduler.store.admin.bulk import Bulk, Each
-    from scheduler.store.read.choose import TaskFilter
+    from scheduler.store.db.tx import Tx
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -26,79 +27,98 @@ CHANGED_FIELDS = ("changed", "refused", "kinds", "more", "dry_run", "bulk")
 _MAX_LIMIT = 100_000_000
 
 
-def filter_options(what: str, ages: str = "Stored") -> Callable[[F], F]:
-    """Adds the filters, which choose among ``what``; they arrive as :func:`task_filter` reads them.
+def _ids_or_filter(ctx: click.Context, param: click.Parameter, words: tuple[str, ...]) -> tuple[int, ...]:
+    """A callback: words as ids if all are numbers; else as a filter, which arrives as ``text``."""
+    numbers = all(word.isascii() and word.isdigit() for word in words)
+    ctx.params["text"] = "" if numbers else " ".join(words)
+    return tuple(TASK_ID.convert(word, param, ctx) for word in words) if numbers else ()
 
-    ``ages``: since when tasks are how old.
+
+def _joined(_ctx: click.Context, _param: click.Parameter, words: tuple[str, ...]) -> str:
+    return " ".join(words)
+
+
+ids_or_filter = click.argument("ids", metavar="[ID… | FILTER]", nargs=-1, callback=_ids_or_filter)
+filter_text = click.argument("text", metavar="[FILTER]", nargs=-1, callback=_joined)
+
+
+def filter_options(ages: str | None = "Stored", *, without: tuple[str, ...] = ()) -> Callable[[F], F]:
+    """Adds the options that say the same as words of a filter; they arrive as :func:`task_filter` reads them.
+
+    ``ages``: since when tasks are how old; ``without``: options that the command has itself or does not want.
     """
-    options = (
-        click.option("--kind", metavar="K[,K…]", help=f"Instead of IDs: {what}, of these kinds."),
-        click.option("--queue", metavar="Q", help="Tasks of this queue."),
-        click.option(
+    options = {
+        "kind": click.option("--kind", metavar="K[,K…]", help="Tasks of these kinds."),
+        "queue": click.option("--queue", metavar="Q[,Q…]", help="Tasks of these queues."),
+        "states": click.option(
             "--status", "states", multiple=True, callback=read_states, metavar="S", help="Tasks in these states."
         ),
-        click.option("--key", metavar="K", help="Tasks with this key."),
-        click.option("--correlation", metavar="C", help="Tasks that belong together under this id."),
-        click.option("--subject", metavar="S", help="Tasks about this subject."),
-        click.option(
+        "key": click.option("--key", metavar="K", help="Tasks with this key."),
+        "correlation": click.option("--correlation", metavar="C", help="Tasks that belong together under this id."),
+        "subject": click.option("--subject", metavar="S", help="Tasks about this subject."),
+        "type": click.option(
             "--message-type", metavar="M", help="Messages of this type, which is the kind where none was given."
         ),
-        click.option(
+        "fields": click.option(
             "--field", "fields", multiple=True, metavar="NAME=TEXT | NAME:=JSON", help="Tasks with this in the payload."
         ),
-        click.option("--error-class", metavar="E", help="Tasks whose last failure was of this class."),
-        click.option(
+        "class": click.option("--error-class", metavar="E", help="Tasks whose last failure was of this class."),
+        "fingerprint": click.option(
             "--fingerprint", metavar="F", help="Tasks whose last failure had this cause, as `dlq list` names it."
         ),
-        click.option("--older-than", type=SPAN, metavar="2h", help=f"{ages} longer ago than this."),
-        click.option("--newer-than", type=SPAN, metavar="2h", help=f"{ages} since."),
-        click.option("--limit", type=Number(1, _MAX_LIMIT), metavar="N", help="At most this many tasks."),
-    )
+        "older": click.option("--older-than", type=SPAN, metavar="2h", help=f"{ages} longer ago than this."),
+        "newer": click.option("--newer-than", type=SPAN, metavar="2h", help=f"{ages} since."),
+        "limit": click.option("--limit", type=Number(1, _MAX_LIMIT), metavar="N", help="At most this many tasks."),
+    }
 
     def decorate(command: F) -> F:
-        for option in reversed(options):
-            command = option(command)
+        for name, option in reversed(options.items()):
+            command = command if name in without else option(command)
         return command
 
     return decorate
 
 
-def chosen_by_filters(ids: tuple[int, ...], given: Mapping[str, Any], limit: int | None) -> bool:
+def chosen_by_filters(ids: tuple[int, ...], text: str, given: Mapping[str, Any], limit: int | None) -> bool:
     """Whether filters choose, and not IDs. Raises UsageError if both do, or neither."""
-    chosen = any(value is not None and value != () for value in given.values())
+    chosen = bool(text) or any(value is not None and value != () for value in given.values())
     if bool(ids) == chosen:
-        raise click.UsageError("say either IDs, or one or more filters, such as --kind, --key or --correlation")
+        raise click.UsageError("say either IDs, or a filter such as kind:Mail, --key or --correlation")
     if ids and limit is not None:
         raise click.UsageError("--limit goes with filters")
     return chosen
 
 
-def task_filter(session: Session, given: Mapping[str, Any], *, ended: bool = False) -> TaskFilter:
-    """The filter of the options. ``ended``: ages count from the tasks' ends. Raises UsageError."""
-    from scheduler.cli.payload import read_params
-    from scheduler.store.read.choose import TaskFilter
+def task_filter(
+    session: Session, text: str, given: Mapping[str, Any], *, ended: bool = False, bare: bool = False
+) -> TaskFilter:
+    """The filter of a text and of options. ``ended``: ages count from the tasks' ends. ``bare``: a word without a field
+    is looked for in errors. Raises UsageError."""
+    from datetime import timedelta
 
-    database = session.existing()
-    database.look()  # opening reads the server's clock
-    now = database.now()
-    kinds = () if given["kind"] is None else tuple(name for name in given["kind"].split(",") if name)
-    return TaskFilter(
-        kinds=kinds,
-        queue=given["queue"],
-        states=tuple(given["states"] or ()),
-        key=given["key"],
-        correlation=given["correlation"],
-        subject=given["subject"],
-        message_type=given["message_type"],
-        payload=read_params(given["fields"]),
-        error_class=given["error_class"],
-        fingerprint=given["fingerprint"],
-    ).aged(now, given["older_than"], given["newer_than"], ended=ended)
+    from scheduler.cli.payload import read_params
+    from scheduler.operations.filter import FilterError, read
+
+    same = ("key", "correlation", "subject", "message_type", "error_class", "fingerprint")
+    keywords: dict[str, Any] = {name: given.get(name) for name in same}
+    for name in ("kind", "queue"):
+        if given.get(name) is not None:
+            keywords[name] = [one for one in given[name].split(",") if one]
+    keywords["status"] = given.get("states")
+    for name in ("older_than", "newer_than"):
+        if given.get(name) is not None:
+            keywords[name] = timedelta(microseconds=given[name])
+    fields = given.get("fields") or ()
+    read_params(fields)
+    try:
+        return read(session.desk, text, keywords, fields=fields, ended=ended, bare=bare)
+    except FilterError as error:
+        raise click.UsageError(str(error)) from None
 
 
 def cancel_chosen(
     session: Session,
-    given: Mapping[str, Any],
+    wanted: TaskFilter,
     limit: int | None,
     *,
     cascade: bool,
@@ -109,8 +129,6 @@ def cancel_chosen(
     """Cancel what the filters choose, after saying what that is. Returns the exit status."""
     from scheduler.model.texts import counted
     from scheduler.store.admin.bulk import cancel_many
-
-    wanted = task_filter(session, given)
 
     def cancel(wanted: TaskFilter, *, dry_run: bool, each: Each) -> Bulk:
         return cancel_many(
@@ -139,7 +157,7 @@ def cancel_chosen(
 
 def change_chosen(
     session: Session,
-    given: Mapping[str, Any],
+    wanted: TaskFilter,
     limit: int | None,
     change: Callable[[Any], Any],
     *,
@@ -149,8 +167,6 @@ def change_chosen(
     """Change what the filters choose, after saying what that is. Returns the exit status."""
     from scheduler.model.texts import counted
     from scheduler.store.admin.bulk import patch_many
-
-    wanted = task_filter(session, given)
 
     def patch(wanted: TaskFilter, *, dry_run: bool, each: Each) -> Bulk:
         return patch_many(session.database, wanted, change, limit=limit, dry_run=dry_run, each=each)
@@ -176,16 +192,13 @@ def _planned(
 
     Tasks that are stored after the command began are left alone.
     """
-    import msgspec
-
     from scheduler.model.texts import counted
 
     if dry_run or not yes:
         plan = work(wanted, dry_run=True, each=lambda _: None)
         if not plan.size:
             with session.database.read() as tx:
-                for kind in wanted.kinds:
-                    note_kind(tx, kind)
+                note_kinds(tx, wanted)
         if session.output == "table" or not dry_run:
             _print_plan(plan, verb)
         if dry_run or not plan.size:
@@ -195,7 +208,7 @@ def _planned(
         if not click.confirm(f"{verb.capitalize()} {counted(plan.size, 'task')}?", err=True):
             note("nothing was changed")
             return None
-        wanted = msgspec.structs.replace(wanted, up_to=plan.up_to)
+        wanted = wanted._replace(up_to=plan.up_to)
     with _breaking_off(session, verb) as each:
         return work(wanted, dry_run=False, each=each)
 
@@ -234,14 +247,13 @@ def _print_plan(plan: Bulk, verb: str) -> None:
     say(f"would {verb} {counted(plan.size, 'task')}; {counted(plan.dependants, 'other task')} may end or run again")
 
 
-def retry_chosen(session: Session, given: Mapping[str, Any], limit: int, *, downstream: bool, dry_run: bool) -> int:
+def retry_chosen(session: Session, wanted: TaskFilter, limit: int, *, downstream: bool, dry_run: bool) -> int:
     """Retry what the filters choose. Returns the exit status."""
     from scheduler.store.admin.bulk import retry_many
     from scheduler.store.read.tasks import get_tasks
     from scheduler.store.tasks.stale import ran_on
 
     database = session.existing()
-    wanted = task_filter(session, given, ended=True)
     began = database.now()
     with _breaking_off(session, "retry") as each:
         done = retry_many(database, wanted, downstream=downstream, limit=limit, dry_run=dry_run, each=each)
@@ -251,8 +263,7 @@ def retry_chosen(session: Session, given: Mapping[str, Any], limit: int, *, down
         rows = [{"id": t.id, "kind": t.kind, "state": t.state.value} for t in get_tasks(tx, done.changed)]
         stale = [] if dry_run else ran_on(tx, done.changed, began)
         if not done.changed and not done.conflicts:
-            for kind in wanted.kinds:
-                note_kind(tx, kind)
+            note_kinds(tx, wanted)
     print_rows(session, rows)
     note_stale(stale, option=False)
     if dry_run:
@@ -265,3 +276,9 @@ def retry_chosen(session: Session, given: Mapping[str, Any], limit: int, *, down
 def _note_more(done: Bulk) -> None:
     if done.more:
         note("--limit was reached; there may be more")
+
+
+def note_kinds(tx: Tx, wanted: TaskFilter) -> None:
+    """Note the kinds and queues of a filter that nobody knows, as nothing was found of them."""
+    for kind in wanted.names("kind") or ():
+        note_kind(tx, kind)

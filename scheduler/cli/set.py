@@ -8,10 +8,17 @@ import click
 
 from scheduler.cli import exits
 from scheduler.cli.changes import ChangesGiven, change_options
-from scheduler.cli.filters import CHANGED_FIELDS, change_chosen, chosen_by_filters, filter_options
+from scheduler.cli.filters import (
+    CHANGED_FIELDS,
+    change_chosen,
+    chosen_by_filters,
+    filter_options,
+    ids_or_filter,
+    task_filter,
+)
 from scheduler.cli.group import Group
 from scheduler.cli.masking import masks_of
-from scheduler.cli.options import TASK_ID, Number, acts, common, common_but_timeout
+from scheduler.cli.options import Number, acts, common, common_but_timeout
 from scheduler.cli.output import print_object, print_rows
 from scheduler.cli.session import Session, note, prints
 from scheduler.cli.streams import say
@@ -31,29 +38,30 @@ def set_command() -> None:
 
 
 @set_command.command(name="task")
-@click.argument("ids", metavar="[ID…]", type=TASK_ID, nargs=-1)
+@ids_or_filter
 @change_options("--to-queue")
-@filter_options("tasks that wait, are scheduled, or wait for their retry")
+@filter_options()
 @click.option("--dry-run", is_flag=True, help="With filters: only say which tasks would be changed.")
 @click.option("--yes", is_flag=True, help="With filters: do not ask.")
 @acts
 @common_but_timeout
 @prints(lambda given: TASK_FIELDS if given["ids"] else CHANGED_FIELDS)
 def set_task(
-    session: Session, /, ids: tuple[int, ...], dry_run: bool, yes: bool, limit: int | None, **given: Any
+    session: Session, /, ids: tuple[int, ...], text: str, dry_run: bool, yes: bool, limit: int | None, **given: Any
 ) -> int:
     """Change tasks that wait, are scheduled, or wait for their retry.
 
     With several IDs, either all are changed or none. A payload is checked against the kind's schema. Tasks that are
     under way or have ended are not changed: then the status is 4.
 
-    Without IDs, the filters choose the tasks, 500 in a transaction. If the command breaks off, give it again and it
-    continues. It first says which tasks would be changed, and asks; with --dry-run it only says so.
+    A FILTER such as `kind:Mail subject:ada` chooses the tasks, 500 in a transaction. If the command breaks off, give it
+    again and it continues. It first says which tasks would be changed, and asks; with --dry-run it only says so.
     """
     changes = ChangesGiven(**{name: given.pop(name) for name in ChangesGiven.__dataclass_fields__})
     changes.check()
-    if chosen_by_filters(ids, given, limit):
-        return change_chosen(session, given, limit, changes.patch, dry_run=dry_run, yes=yes)
+    if chosen_by_filters(ids, text, given, limit):
+        wanted = task_filter(session, text, given)
+        return change_chosen(session, wanted, limit, changes.patch, dry_run=dry_run, yes=yes)
     if dry_run:
         raise click.UsageError("--dry-run goes with filters")
     _set_tasks(session, list(dict.fromkeys(ids)), changes)

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from scheduler.cli.filters import filter_options, filter_text, note_kinds, task_filter
 from scheduler.cli.masking import masks_of, reveals
-from scheduler.cli.options import AGO, TASK_ID, Number, common, read_states
+from scheduler.cli.options import AGO, TASK_ID, Number, common
 from scheduler.cli.output import cell, print_fields, print_object, print_rows, print_table, terminal_width
-from scheduler.cli.session import Session, note, note_kind, note_queue, prints
+from scheduler.cli.session import Session, note, note_queue, prints
 from scheduler.cli.streams import say
 from scheduler.cli.views import (
     ATTEMPT_COLUMNS,
@@ -61,23 +62,8 @@ _USUAL = {"dead_letter": True, "rerun": False, "replay_count": 0, "schema_versio
 
 
 @click.command(name="list")
-@click.option(
-    "--status",
-    "states",
-    multiple=True,
-    callback=read_states,
-    metavar="S",
-    help="Tasks in these states; short names will do.",
-)
-@click.option("--kind", metavar="K[,K…]", help="Tasks of these kinds.")
-@click.option("--queue", metavar="Q[,Q…]", help="Tasks of these queues.")
-@click.option("--key", metavar="K", help="Tasks with this key.")
-@click.option("--correlation", metavar="C", help="Tasks that belong together under this id.")
-@click.option("--subject", metavar="S", help="Tasks about this subject.")
-@click.option("--message-type", metavar="M", help="Messages of this type, which is the kind where none was given.")
-@click.option(
-    "--field", "fields", multiple=True, metavar="NAME=TEXT | NAME:=JSON", help="Tasks with this in the payload."
-)
+@filter_text
+@filter_options(without=("limit",))
 @click.option("--worker", type=Number(1, 2**63 - 1), metavar="ID", help="Tasks that this worker holds.")
 @click.option(
     "--since", type=AGO, metavar="T", help="Made since this time (with its zone), or this long ago, such as 2h."
@@ -93,11 +79,12 @@ _USUAL = {"dead_letter": True, "rerun": False, "replay_count": 0, "schema_versio
 def list_command(
     session: Session,
     /,
-    states: list[Any] | None,
+    text: str,
     since: int | None,
     until: int | None,
-    fields: tuple[str, ...],
+    worker: int | None,
     limit: int,
+    cursor: int | None,
     every: bool,
     reveal: bool,
     **filters: Any,
@@ -107,57 +94,40 @@ def list_command(
     Filters that no index serves, such as a kind or a queue without a state, look at the newest tasks only. The
     command says where it stopped if there are older ones.
     """
-    from scheduler.cli.payload import read_params
-    from scheduler.operations.search import TaskFilter, Window, list_tasks
+    from scheduler.model.task_filter import BEFORE, SINCE, Term, only
+    from scheduler.operations.search import Window, search
 
-    wanted = TaskFilter(payload=read_params(fields))
-    database = session.existing()
-    since, until = (at + database.clock.now() if at is not None and at <= 0 else at for at in (since, until))
-    for name in ("kind", "queue"):
-        if filters[name] is not None:
-            filters[name].encode()  # raises for what is no text, also where no statement needs the name
-            filters[name] = [one for one in filters[name].split(",") if one]
-    left, cursor, window = limit, filters.pop("cursor"), Window(WINDOW)
+    wanted = task_filter(session, text, filters, bare=True)
+    database = session.database
+    for at, how in ((since, SINCE), (until, BEFORE)):
+        if at is not None:
+            wanted = wanted.also(Term("stored", (at + database.clock.now() if at <= 0 else at,), how=how))
+    if worker is not None:
+        wanted = wanted.also(only("worker", worker))
+    left, window = limit, Window(WINDOW)
     collected: list[TaskRecord] = []
-    asked = [name for name in _SHOWN_IF_ASKED if filters[name] is not None]
+    asked = [name for name in _SHOWN_IF_ASKED if wanted.of(name)]
     usual = LIST_COLUMNS if terminal_width() is None else SCREEN_COLUMNS
     columns = (*usual[:-1], *asked, usual[-1])
     in_pages = session.output == "jsonl"  # lines can be printed page by page, so that no more is held than one
     stopped = False
     while left and not stopped:
-        page = PAGE if fields else min(left, PAGE) if in_pages else left
+        page = min(left, PAGE) if in_pages else left
         with database.read() as tx:
-            found = list_tasks(
-                tx,
-                states=states,
-                since=since,
-                until=until,
-                limit=page,
-                cursor=cursor,
-                window=window,
-                broken=note,
-                **filters,
-            )
+            found = search(tx, wanted, limit=page, cursor=cursor, window=window, broken=note)
         cursor = found.cursor
-        fitting = [task for task in found.tasks if wanted.fits(task.payload)]
-        if len(fitting) > left:
-            fitting = fitting[:left]
-            cursor = fitting[-1].id
-        left -= len(fitting)
-        collected += fitting
+        left -= len(found.tasks)
+        collected += found.tasks
         if in_pages:
-            print_rows(session, _list_rows(session, fitting, database.now(), reveal=reveal), columns)
+            print_rows(session, _list_rows(session, found.tasks, database.now(), reveal=reveal), columns)
             collected.clear()
         if found.bound and every:
             window = Window(WINDOW)
         stopped = cursor is None or (found.bound and not every)
-    if left == limit and filters["kind"]:
+    if left == limit:
         with database.read() as tx:
-            for kind in filters["kind"]:
-                note_kind(tx, kind)
-    if left == limit and filters["queue"]:
-        with database.read() as tx:
-            for queue in filters["queue"]:
+            note_kinds(tx, wanted)
+            for queue in wanted.names("queue") or ():
                 note_queue(tx, queue)
     if not in_pages:
         print_rows(session, _list_rows(session, collected, database.now(), reveal=reveal), columns)

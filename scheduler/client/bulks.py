@@ -13,19 +13,20 @@ from typing import Any, Unpack
 import msgspec
 
 from scheduler.client.dead_letters import warn_stale
-from scheduler.client.filters import Filters
 from scheduler.client.payloads import patched_payload
 from scheduler.errors import ConfigError, InvalidTransitionError, SchedulerError, StoreUnavailableError
 from scheduler.model.bulk import BulkOptions, BulkState, ItemResult, Verb, check_rate
 from scheduler.model.state import TaskState
 from scheduler.model.times import to_datetime
+from scheduler.operations.desk import Desk
+from scheduler.operations.filter import Chosen, Filters
+from scheduler.operations.filter import chosen as read_chosen
 from scheduler.store import bulks
 from scheduler.store.admin import stored_bulks
 from scheduler.store.admin.bulk_plan import BulkPlan, plan
 from scheduler.store.admin.canaries import canary_of
 from scheduler.store.bulks import BulkItem, BulkRecord
 from scheduler.store.db.database import Database
-from scheduler.store.read.choose import TaskFilter
 from scheduler.store.tasks.stale import ran_on_bulk
 
 log = logging.getLogger("scheduler")
@@ -100,12 +101,13 @@ def bulk_values(record: BulkRecord, now: int) -> dict[str, Any]:
 class Bulks:
     """``jobs.bulks``: changes of many tasks, whose scope is a list of ids that was made once."""
 
-    def __init__(self, database: Database, chosen: Callable[..., TaskFilter], notify: Callable[[], object]) -> None:
-        self._database, self._chosen, self._notify = database, chosen, notify
+    def __init__(self, desk: Desk) -> None:
+        self._desk, self._database, self._notify = desk, desk.database, desk.wake
 
     def plan(
         self,
         verb: Verb,
+        chosen: Chosen | None = None,
         *,
         cascade: bool = False,
         force: bool = False,
@@ -113,12 +115,13 @@ class Bulks:
         **filters: Unpack[Filters],
     ) -> BulkPlan:
         """Read what a bulk would do, and change nothing. See :meth:`create`. Raises ConfigError."""
-        wanted = self._chosen(filters, ended=verb != "cancel")
+        wanted = read_chosen(self._desk, chosen, filters, ended=verb != "cancel")
         return plan(self._database, verb, wanted, BulkOptions(cascade, force, downstream))
 
     def create(
         self,
         verb: Verb,
+        chosen: Chosen | None = None,
         *,
         cascade: bool = False,
         force: bool = False,
@@ -126,14 +129,14 @@ class Bulks:
         fields: Mapping[str, Any] | None = None,
         **filters: Unpack[Filters],
     ) -> BulkInfo:
-        """Freeze what these :class:`Filters` choose now, 1,000,000 tasks at most. Changes none before :meth:`run`.
+        """Freeze what a filter, a text or :class:`Filters`, chooses now, 1,000,000 tasks at most. Changes none.
 
         ``verb``: cancel, retry, rerun, replay (of dead letters) or purge. Without ``status`` they choose what the verb
         is for: retry chooses what failed or died. ``cascade``, ``force``: as :meth:`~Scheduler.cancel_tasks` has them.
         ``fields``: of replay, fields that each payload gets before it runs; they must fit the schema that workers have
         published. Raises ConfigError, PayloadError, UnregisteredKindError.
         """
-        wanted = self._chosen(filters, ended=verb != "cancel")
+        wanted = read_chosen(self._desk, chosen, filters, ended=verb != "cancel")
         options = BulkOptions(cascade, force, downstream, None if fields is None else dict(fields))
         return self._info(stored_bulks.create(self._database, verb, wanted, options, patched_payload))
 

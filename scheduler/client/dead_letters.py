@@ -18,15 +18,16 @@ from scheduler.model.actor import acting_as, in_bulk
 from scheduler.model.names import check_text
 from scheduler.model.registry import MAX_KEY
 from scheduler.model.spec import TaskId
-from scheduler.model.texts import storable
-from scheduler.model.times import span_us, to_datetime
+from scheduler.model.task_filter import TaskFilter
+from scheduler.model.times import to_datetime
+from scheduler.operations.filter import read as read_filter
 from scheduler.store.admin import purge
 from scheduler.store.admin.replay import Reopened, replay, replay_some
 from scheduler.store.audit import new_bulk
 from scheduler.store.db.tx import Tx
 from scheduler.store.read import audit as store_audit
 from scheduler.store.read import dead_letters as store
-from scheduler.store.read.dead_letters import BATCH, Filter
+from scheduler.store.read.dead_letters import BATCH
 from scheduler.store.read.tasks import get_task
 from scheduler.store.tasks.keys import Other
 from scheduler.store.tasks.patch import NewPayload, StoredPayload
@@ -83,6 +84,7 @@ class DeadLetters:
 
     def list(
         self,
+        filter: str = "",
         *,
         kind: str | None = None,
         error_class: str | None = None,
@@ -97,7 +99,12 @@ class DeadLetters:
     ) -> Sequence[TaskInfo]:
         """Dead letters, those that died last first. Raises ConfigError."""
         wanted = self._filter(
-            *(kind, error_class, fingerprint, older_than, newer_than),
+            filter,
+            kind=kind,
+            error_class=error_class,
+            fingerprint=fingerprint,
+            older_than=older_than,
+            newer_than=newer_than,
             key=key,
             correlation=correlation,
             subject=subject,
@@ -108,6 +115,7 @@ class DeadLetters:
 
     def groups(
         self,
+        filter: str = "",
         *,
         kind: str | None = None,
         error_class: str | None = None,
@@ -124,7 +132,12 @@ class DeadLetters:
 
         ``group.text`` reads like ``412 × ConnectionRefused in EmailTask.run``."""
         wanted = self._filter(
-            *(kind, error_class, fingerprint, older_than, newer_than),
+            filter,
+            kind=kind,
+            error_class=error_class,
+            fingerprint=fingerprint,
+            older_than=older_than,
+            newer_than=newer_than,
             key=key,
             correlation=correlation,
             subject=subject,
@@ -186,6 +199,7 @@ class DeadLetters:
         correlation: str | None = None,
         subject: str | None = None,
         message_type: str | None = None,
+        filter: str = "",
     ) -> Sequence[TaskId]:
         """Replay up to ``limit`` (at most 10,000) of them, those that died first before others; returns their ids.
 
@@ -194,7 +208,8 @@ class DeadLetters:
         """
         if _at_least_one(limit) > MAX_REPLAYED:
             raise ConfigError(f"limit is at most {MAX_REPLAYED}, not {limit!r}")
-        check_filters(
+        asked = self._filter(
+            filter,
             kind=kind,
             error_class=error_class,
             fingerprint=fingerprint,
@@ -205,14 +220,12 @@ class DeadLetters:
         )
         at, more = (0, 0), True
         done: list[TaskId] = []
-        database = self._owner.database
-        database.look()  # opening reads the server's clock
-        before = database.now() + 1
-        wanted = Filter(kind, error_class, fingerprint, before, None, key, correlation, subject, message_type)
+        with self._owner.database.read() as tx:
+            wanted, began = store.for_replay(tx, asked), tx.now + 1
         bulk = new_bulk()
         while more and len(done) < limit:
             count, since = min(_BATCH_SIZE, limit - len(done)), at
-            with acting_as(by), in_bulk(bulk, wanted.chosen()):
+            with acting_as(by), in_bulk(bulk, asked.chosen()):
                 one = self._owner.database.change(
                     lambda tx, n=count, s=since: replay_some(tx, wanted, limit=n, after=s)  # type: ignore[misc]
                 )
@@ -222,8 +235,8 @@ class DeadLetters:
             at, more = one.last, one.more
             if one.ids:
                 self._owner._notify()
-        with database.read() as tx:
-            warn_stale(ran_on(tx, done, before))
+        with self._owner.database.read() as tx:
+            warn_stale(ran_on(tx, done, began))
         return done
 
     def purge(
@@ -237,6 +250,7 @@ class DeadLetters:
         correlation: str | None = None,
         subject: str | None = None,
         message_type: str | None = None,
+        filter: str = "",
     ) -> int:
         """Remove those that died longer ago than ``older_than``, in batches; returns how many.
 
@@ -246,7 +260,11 @@ class DeadLetters:
         if older_than is None:
             raise ConfigError("purge wants an age: older_than, in seconds or as a timedelta")
         wanted = self._filter(
-            *(kind, error_class, fingerprint, older_than, None),
+            filter,
+            kind=kind,
+            error_class=error_class,
+            fingerprint=fingerprint,
+            older_than=older_than,
             key=key,
             correlation=correlation,
             subject=subject,
@@ -277,26 +295,8 @@ class DeadLetters:
                 found = store_audit.of_dead_letters(tx, _at_least_one(limit))
         return [audit_entry(record) for record in found]
 
-    def _filter(
-        self,
-        kind: str | None,
-        error_class: str | None,
-        fingerprint: str | None,
-        older_than: Seconds | None,
-        newer_than: Seconds | None,
-        **envelope: str | None,
-    ) -> Filter:
-        check_filters(kind=kind, error_class=error_class, fingerprint=fingerprint, **envelope)
-        self._owner.database.look()  # opening reads the server's clock
-        now = self._owner.database.now()
-        return Filter(
-            kind,
-            error_class,
-            fingerprint,
-            before=None if older_than is None else now - span_us(older_than, "older_than"),
-            after=None if newer_than is None else now - span_us(newer_than, "newer_than"),
-            **envelope,
-        )
+    def _filter(self, text: str, **given: Any) -> TaskFilter:
+        return read_filter(self._owner.desk, text, given, ended=True)
 
     def _payload(self, task_id: int, given: Any) -> NewPayload:
         """The payload as it is stored, checked by the registered kind."""
@@ -327,13 +327,6 @@ def warn_stale(stale: Sequence[int]) -> None:
     """Log the tasks that ran on how a task had ended that runs again."""
     for task_id in stale:
         log.warning("it ran on the old end of a task that runs again: rerun it", extra={"task": task_id})
-
-
-def check_filters(**texts: str | None) -> None:
-    """What tasks are chosen by. Raises ConfigError for what cannot be stored as one: databases differ on what it is."""
-    for name, text in texts.items():
-        if text is not None and (not isinstance(text, str) or text != storable(text)):
-            raise ConfigError(f"{name} must be a text, not {text!r:.80}")
 
 
 def _at_least_one(limit: int) -> int:

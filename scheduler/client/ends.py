@@ -11,10 +11,10 @@ from contextvars import copy_context
 from typing import Any, TypeAlias, overload
 
 from scheduler.backoff import Backoff, LogOnce
-from scheduler.client.dead_letters import check_filters
 from scheduler.client.info import TaskInfo, task_info
 from scheduler.client.threads import CallThreads
 from scheduler.errors import ConfigError, StoreUnavailableError
+from scheduler.operations.filter import check_filters
 from scheduler.store.db.database import Database
 from scheduler.store.db.ends_listener import EndsListener, listen_to_ends
 from scheduler.store.read.ended import EndsReader, Wanted

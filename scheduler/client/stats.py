@@ -6,13 +6,13 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from scheduler.client.dead_letters import check_filters
 from scheduler.client.info import instant
 from scheduler.client.threads import in_thread
 from scheduler.errors import ConfigError
 from scheduler.model.outcome import AttemptEnd
 from scheduler.model.rollup import Histogram
 from scheduler.model.times import instant_us, span_us, to_datetime
+from scheduler.operations.filter import check_filters
 from scheduler.ports import SECOND
 from scheduler.store.db.database import Database
 from scheduler.store.read import stats as store

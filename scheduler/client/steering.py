@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, TypedDict, Unpack
 
@@ -13,12 +13,11 @@ from msgspec import UNSET, UnsetType
 from scheduler.client.builder import encode_headers
 from scheduler.client.bulks import Bulks
 from scheduler.client.checks import check_id
-from scheduler.client.dead_letters import check_filters, warn_left
-from scheduler.client.filters import Filters as Filters
+from scheduler.client.dead_letters import warn_left
 from scheduler.client.live_settings import LiveSettings
 from scheduler.client.payloads import of_published, of_registered
 from scheduler.client.published import read_kind
-from scheduler.client.tasks import TaskOperations, parse_states, warn_conflicts
+from scheduler.client.tasks import TaskOperations, warn_conflicts
 from scheduler.client.workers import Workers
 from scheduler.errors import ConfigError, PayloadError
 from scheduler.model.names import check_name, check_text
@@ -27,10 +26,12 @@ from scheduler.model.retry import RetryPolicy
 from scheduler.model.spec import TaskId
 from scheduler.model.task import Priority
 from scheduler.model.times import instant_us, span_us
+from scheduler.operations.filter import Chosen
+from scheduler.operations.filter import Filters as Filters
+from scheduler.operations.filter import chosen as read_chosen
 from scheduler.store.admin.bulk import Bulk, cancel_many, patch_many, retry_many
 from scheduler.store.admin.copy import copy
 from scheduler.store.admin.uncancel import uncancel
-from scheduler.store.read.choose import TaskFilter
 from scheduler.store.tasks.patch import Make, NewPayload, Patch, StoredPayload, patch_one
 from scheduler.store.tasks.rerun import rerun
 
@@ -96,7 +97,7 @@ class SteeringOperations(TaskOperations):
     @property
     def bulks(self) -> Bulks:
         """Changes of many tasks with a frozen scope: planned, run, stopped, gone on with, undone."""
-        return Bulks(self.database, self._chosen, self._notify)
+        return Bulks(self.desk)
 
     def uncancel_task(self, task_id: int) -> None:
         """Take back a cancel of a task that had not begun: it waits again, or is scheduled for its old time.
@@ -156,6 +157,7 @@ class SteeringOperations(TaskOperations):
 
     def cancel_tasks(
         self,
+        chosen: Chosen | None = None,
         *,
         cascade: bool = False,
         force: bool = False,
@@ -165,8 +167,9 @@ class SteeringOperations(TaskOperations):
         each: Each | None = None,
         **filters: Unpack[Filters],
     ) -> BulkResult:
-        """:meth:`cancel_task` for what these :class:`Filters` choose of what has not ended, the newest first.
+        """:meth:`cancel_task` for what a filter chooses of what has not ended, the newest first.
 
+        ``jobs.cancel_tasks("kind:Mail -queue:etl stored:>2h")``, or the same as keywords, :class:`Filters`.
         500 tasks in a transaction: should it break off, the same call goes on with the rest. ``dry_run``: only says
         what would end. ``force``: running ones end without waiting for their handlers. ``bulk``: its name in the audit,
         by default a new one. ``each``: called after each transaction with what has been done; what returns False stops
@@ -174,7 +177,7 @@ class SteeringOperations(TaskOperations):
         """
         done = cancel_many(
             self.database,
-            self._chosen(filters),
+            read_chosen(self.desk, chosen, filters),
             cascade=cascade,
             force=force,
             limit=_limit(limit),
@@ -186,6 +189,7 @@ class SteeringOperations(TaskOperations):
 
     def retry_tasks(
         self,
+        chosen: Chosen | None = None,
         *,
         downstream: bool = True,
         dry_run: bool = False,
@@ -194,7 +198,7 @@ class SteeringOperations(TaskOperations):
         each: Each | None = None,
         **filters: Unpack[Filters],
     ) -> BulkResult:
-        """:meth:`retry_task` for what these :class:`Filters` choose, those that ended first before others.
+        """:meth:`retry_task` for what a filter, a text or :class:`Filters`, chooses: those that ended first come first.
 
         It chooses tasks that failed or died by themselves, unless ``status`` says which: failed, dead, cancelled or
         skipped. 100 tasks in a transaction: should it break off, the same call goes on with the rest, and retries what
@@ -203,7 +207,7 @@ class SteeringOperations(TaskOperations):
         """
         done = retry_many(
             self.database,
-            self._chosen(filters, ended=True),
+            read_chosen(self.desk, chosen, filters, ended=True),
             downstream=downstream,
             limit=_limit(limit),
             dry_run=dry_run,
@@ -215,7 +219,7 @@ class SteeringOperations(TaskOperations):
 
     def update_tasks(
         self,
-        chosen: Filters,
+        chosen: Chosen,
         *,
         dry_run: bool = False,
         limit: int | None = None,
@@ -223,16 +227,17 @@ class SteeringOperations(TaskOperations):
         each: Each | None = None,
         **changes: Unpack[Changes],
     ) -> BulkResult:
-        """:meth:`update_task` for what these :class:`Filters` choose of what can be changed, the newest first.
+        """:meth:`update_task` for what a filter chooses of what can be changed, the newest first.
 
-        ``jobs.update_tasks({"kind": "Mail", "subject": "ada"}, queue="slow")``. 500 tasks in a transaction: should it
-        break off, the same call goes on. ``bulk`` and ``each``: as for :meth:`cancel_tasks`. Raises ConfigError,
-        PayloadError, InvalidScheduleError, UnregisteredKindError; what was committed before stays.
+        ``jobs.update_tasks("kind:Mail subject:ada", queue="slow")``; ``chosen`` may be :class:`Filters`, too. 500 tasks
+        in a transaction: should it break off, the same call goes on. ``bulk`` and ``each``: as for
+        :meth:`cancel_tasks`. Raises ConfigError, PayloadError, InvalidScheduleError, UnregisteredKindError; what was
+        committed before stays.
         """
         change = self._patch(changes)
         done = patch_many(
             self.database,
-            self._chosen(chosen),
+            read_chosen(self.desk, chosen, {}),
             lambda _: change,
             limit=_limit(limit),
             dry_run=dry_run,
@@ -247,42 +252,6 @@ class SteeringOperations(TaskOperations):
             return None if each is None else each(_result(done, False))
 
         return after
-
-    def _chosen(self, given: Filters, *, ended: bool = False) -> TaskFilter:
-        """Check filters. ``ended``: ages count from the tasks' ends. Raises ConfigError."""
-        unknown = set(given) - Filters.__optional_keys__
-        if unknown or not given:
-            detail = f"there is no filter {', '.join(sorted(unknown))}" if unknown else "say which tasks"
-            raise ConfigError(f"{detail}: by {', '.join(sorted(Filters.__optional_keys__))}")
-        kind, fields = given.get("kind", ()), given.get("payload", {})
-        kinds = (kind,) if isinstance(kind, str) else tuple(kind)
-        for name in kinds:
-            check_filters(kind=name)
-        texts: dict[str, Any] = {
-            name: given.get(name)
-            for name in ("queue", "key", "correlation", "subject", "message_type", "error_class", "fingerprint")
-        }
-        check_filters(**texts)
-        if not isinstance(fields, Mapping) or not all(isinstance(name, str) for name in fields):
-            raise ConfigError(f"payload must map fields to values, not {fields!r:.80}")
-        self.database.look()  # opening reads the server's clock
-        now = self.database.now()
-        wanted = TaskFilter(
-            ids=_ids(given.get("ids")),
-            up_to=None if "up_to" not in given else _watermark(given["up_to"]),
-            kinds=kinds,
-            states=tuple(parse_states(given["status"])) if "status" in given else (),
-            payload=dict(fields),
-            **texts,
-        ).aged(
-            now,
-            span_us(given["older_than"], "older_than") if "older_than" in given else None,
-            span_us(given["newer_than"], "newer_than") if "newer_than" in given else None,
-            ended=ended,
-        )
-        if wanted.empty:
-            raise ConfigError(f"say which tasks: by {', '.join(sorted(Filters.__optional_keys__))}")
-        return wanted
 
     def _patch(self, given: Changes, *, required: bool = True) -> Patch:
         """Check changes. Raises ConfigError, PayloadError, InvalidScheduleError."""
@@ -335,24 +304,6 @@ def _result(done: Bulk, dry_run: bool) -> BulkResult:
         done.name,
         done.up_to,
     )
-
-
-def _ids(given: Iterable[int] | None) -> tuple[int, ...]:
-    """Ids of a filter. Raises ConfigError, UnknownTaskError; none is an error, since it would choose all."""
-    if given is None:
-        return ()
-    if isinstance(given, (str, bytes, int)) or not isinstance(given, Iterable):
-        raise ConfigError(f"ids is a list of task ids, not {given!r:.80}")
-    found = tuple(check_id(task_id) for task_id in given)
-    if not found:
-        raise ConfigError("ids names no task")
-    return found
-
-
-def _watermark(given: int) -> int:
-    if not isinstance(given, int) or isinstance(given, bool) or not 0 <= given < 2**63 - 1:
-        raise ConfigError(f"up_to is a task id, or 0, not {given!r:.80}")
-    return given
 
 
 def _bulk_name(given: str | None) -> str | None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, overload
 
 from scheduler.client.checks import check_id
-from scheduler.client.dead_letters import DeadLetters, check_filters, warn_left, warn_stale
+from scheduler.client.dead_letters import DeadLetters, warn_left, warn_stale
 from scheduler.client.info import AttemptInfo, TaskInfo, TaskPage, attempt_info, task_info
 from scheduler.client.schedules import Schedules
 from scheduler.client.threads import CallThreads
@@ -37,11 +37,14 @@ from scheduler.model.state import (
     TaskState,
     When,
     WhenName,
+    parse_states,
 )
 from scheduler.model.times import LONGEST, span_us
 from scheduler.model.typed import R
 from scheduler.operations import events, upkeep
 from scheduler.operations.desk import Desk
+from scheduler.operations.filter import check_filters, is_filter
+from scheduler.operations.filter import read as read_filter
 from scheduler.ports import SECOND
 from scheduler.store.admin import retention
 from scheduler.store.admin.bulk import Bulk, retry_many
@@ -50,7 +53,7 @@ from scheduler.store.db.database import Database
 from scheduler.store.db.tx import Tx
 from scheduler.store.graph.cycles import find_path
 from scheduler.store.read import tasks as read_tasks
-from scheduler.store.read.choose import TaskFilter
+from scheduler.store.read.search import search
 from scheduler.store.read.tasks import EdgeRecord, TaskRecord
 from scheduler.store.tasks import control
 from scheduler.store.tasks.control import CancelResult
@@ -73,9 +76,9 @@ class TaskOperations:
     """Needs ``database``, ``registry``, ``threads``, ``_notify`` and ``_forget_schedule`` of the Scheduler."""
 
     database: Database
+    desk: Desk
     registry: Registry
     threads: CallThreads
-    desk: Desk
 
     def _notify(self) -> None:
         raise NotImplementedError
@@ -109,7 +112,7 @@ class TaskOperations:
 
     def list_tasks(
         self,
-        status: StateName | Iterable[StateName | TaskState] | TaskState | None = None,
+        status: StateName | str | Iterable[StateName | TaskState] | TaskState | None = None,
         *,
         kind: str | None = None,
         queue: str | None = None,
@@ -123,33 +126,31 @@ class TaskOperations:
         """Tasks, newest first, at most ``limit``: a list that says whether there are ``more``, and has the ``cursor``
         of the next ones. :meth:`iter_tasks` goes through all of them.
 
-        ``status``: states or short names; ``message_type``: as it was given, else the kind; ``cursor``: only ids below
+        ``status``: states or short names, or a filter: ``jobs.list_tasks("state:dead kind:Mail stored:<2h")``;
+        ``message_type``: as it was given, else the kind; ``cursor``: only ids below
         it. Raises ConfigError.
         """
-        check_filters(
-            kind=kind, queue=queue, key=key, correlation=correlation, subject=subject, message_type=message_type
-        )
+        text, states = ("", status) if not isinstance(status, str) or not is_filter(status) else (status, None)
+        given = {
+            "status": states,
+            "kind": kind,
+            "queue": queue,
+            "key": key,
+            "correlation": correlation,
+            "subject": subject,
+            "message_type": message_type,
+        }
+        wanted = read_filter(self.desk, text, given, bare=True)
         for name, number in (("limit", limit), ("cursor", 0 if cursor is None else cursor)):
             if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 2**63 - 1:
                 raise ConfigError(f"{name} must be a whole number from 0, not {number!r:.80}")
         with self.database.read() as tx:
-            found = read_tasks.list_tasks(
-                tx,
-                states=None if status is None else parse_states(status),
-                kind=kind,
-                queue=queue,
-                key=key,
-                correlation=correlation,
-                subject=subject,
-                message_type=message_type,
-                limit=limit,
-                cursor=cursor,
-            )
+            found = search(tx, wanted, limit=limit, cursor=cursor, whole=True)
         return TaskPage(map(self._info, found.tasks), found.cursor)
 
     def iter_tasks(
         self,
-        status: StateName | Iterable[StateName | TaskState] | TaskState | None = None,
+        status: StateName | str | Iterable[StateName | TaskState] | TaskState | None = None,
         *,
         kind: str | None = None,
         queue: str | None = None,
@@ -363,13 +364,12 @@ class TaskOperations:
         a warning is logged. A task that fails again meanwhile is not retried twice. Returns the ids. Raises
         ConfigError.
         """
-        check_filters(kind=kind, key=key, correlation=correlation, subject=subject)
         if kind is None and key is None and correlation is None and subject is None:
             raise ConfigError("retry_failed wants to know which: kind, key, correlation or subject")
         if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MOST_AT_ONCE:
             raise ConfigError(f"limit must be a whole number from 1 to {MOST_AT_ONCE}, not {limit!r}")
-        wanted = TaskFilter(kinds=() if kind is None else (kind,), key=key, correlation=correlation, subject=subject)
-        self.database.look()  # opening reads the server's clock
+        given = {"kind": kind, "key": key, "correlation": correlation, "subject": subject}
+        wanted = read_filter(self.desk, "", given)
         began = self.database.now()
         done = retry_many(self.database, wanted, downstream=downstream, limit=limit, each=lambda _: self._notify())
         warn_conflicts(done)
@@ -480,20 +480,3 @@ def _hours(given: float) -> int:
     if not isinstance(given, (int, float)) or isinstance(given, bool) or not 0 <= given <= LONGEST / SECOND / 3600:
         raise ConfigError(f"older_than_hours must be a number of hours from 0, not {given!r:.80}")
     return round(given * 3600 * SECOND)
-
-
-def parse_states(given: str | Iterable[str]) -> Sequence[TaskState]:
-    """State names and short names as states. Raises ConfigError, which lists the valid ones."""
-    names = [given] if isinstance(given, str) else list(given)
-    found: list[TaskState] = []
-    for name in names:
-        # "failed" is the one state, "Failed" the short name of four
-        matching = [s for s in TaskState if name == s.value]
-        matching = matching or [s for s in TaskState if str(name).lower() == s.simple.lower()]
-        if not matching:
-            raise ConfigError(
-                f"there is no state {name!r}; there are {', '.join(TaskState)} and "
-                f"{', '.join(dict.fromkeys(s.simple for s in TaskState))}"
-            )
-        found += matching
-    return found

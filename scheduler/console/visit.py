@@ -11,7 +11,10 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from scheduler.console.roles import Principal, Verb
 from scheduler.errors import SchedulerError
 from scheduler.model.redact import redact
+from scheduler.model.task_filter import TaskFilter
 from scheduler.operations.desk import ReadTooLongError, Tx
+from scheduler.operations.filter import FilterError, parse
+from scheduler.operations.masks import secret_path
 from scheduler.operations.pauses import Pause, of_everything
 
 if TYPE_CHECKING:
@@ -97,6 +100,13 @@ class Visit:
     def read(self) -> AbstractContextManager[Tx]:
         """A transaction that only reads, none of whose statements takes longer than two seconds."""
         return self.jobs.desk.bounded_read(STATEMENT_SECONDS)
+
+    def filter(self, tx: Tx, text: str) -> TaskFilter:
+        """Read a filter of tasks, which asks for nothing that pages hide. Raises BadInputError."""
+        try:
+            return parse(text, tx.now, lambda path: secret_path(tx, path))
+        except FilterError as error:
+            raise BadInputError(str(error), 403 if error.masked else 422) from None
 
     def may(self, verb: Verb | str) -> bool:
         """Whether the visitor may do it."""

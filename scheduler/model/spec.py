@@ -7,6 +7,7 @@ from typing import Any, Generic, NamedTuple
 
 import msgspec
 
+from scheduler.errors import ConfigError, UnknownTaskError
 from scheduler.model.state import Otherwise, When
 from scheduler.model.typed import R_co
 
@@ -110,3 +111,12 @@ def plain(value: object) -> int:
     if isinstance(value, int):
         return int(value)
     raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
+
+
+def check_id(task_id: int) -> int:
+    """Check a task's id. Raises UnknownTaskError for a number out of range, ConfigError for another type."""
+    if not isinstance(task_id, int) or isinstance(task_id, bool):
+        raise ConfigError(f"a task's id is the number that schedule() returned, not {task_id!r:.80}")
+    if not 0 < task_id < 2**63:
+        raise UnknownTaskError(task_id)
+    return task_id

@@ -6,9 +6,12 @@ non-edge.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from enum import IntEnum, StrEnum
 from functools import lru_cache
 from typing import Literal
+
+from scheduler.errors import ConfigError
 
 
 class TaskState(StrEnum):
@@ -170,3 +173,20 @@ def satisfied_mask(when: When, otherwise: Otherwise) -> int:
         if edge_verdict(end, when, otherwise) is EdgeVerdict.SATISFIED:
             mask |= bit
     return mask
+
+
+def parse_states(given: str | Iterable[str]) -> Sequence[TaskState]:
+    """State names and short names as states. Raises ConfigError, which lists the valid ones."""
+    names = [given] if isinstance(given, str) else list(given)
+    found: list[TaskState] = []
+    for name in names:
+        # "failed" is the one state, "Failed" the short name of four
+        matching = [s for s in TaskState if name == s.value]
+        matching = matching or [s for s in TaskState if str(name).lower() == s.simple.lower()]
+        if not matching:
+            raise ConfigError(
+                f"there is no state {name!r}; there are {', '.join(TaskState)} and "
+                f"{', '.join(dict.fromkeys(s.simple for s in TaskState))}"
+            )
+        found += matching
+    return found

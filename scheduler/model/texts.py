@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from scheduler.model.times import SECOND, to_datetime
 from scheduler.ports import FOREVER
@@ -56,3 +56,14 @@ def listed(texts: Sequence[str], most: int = 5) -> str:
 def counted(count: int, noun: str) -> str:
     """``1 task``, ``2 tasks``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def ranges(ids: Iterable[int]) -> str:
+    """Ids as a short text: ``1-500, 502``."""
+    found: list[list[int]] = []
+    for task_id in sorted(ids):
+        if found and task_id == found[-1][1] + 1:
+            found[-1][1] = task_id
+        else:
+            found.append([task_id, task_id])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in found)

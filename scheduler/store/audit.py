@@ -76,17 +76,6 @@ def new_bulk() -> str:
     return secrets.token_hex(6)
 
 
-def ranges(ids: Iterable[int]) -> str:
-    """Ids as a short text: ``1-500, 502``."""
-    found: list[list[int]] = []
-    for task_id in sorted(ids):
-        if found and task_id == found[-1][1] + 1:
-            found[-1][1] = task_id
-        else:
-            found.append([task_id, task_id])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
-
-
 def clean(tx: Tx, before: int, batch: int) -> int:
     """Remove up to ``batch`` rows from before this instant. Returns how many."""
     gone = tx.run(

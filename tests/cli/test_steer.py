@@ -185,3 +185,19 @@ def test_set_task_by_filter(ctl: Ctl, live: Bench) -> None:
     assert [live.jobs.get_task(i).queue for i in ids] == ["q", "default", "default"]
     assert ctl("set", "task", "--kind", "Step", "--yes").exit_code == 2
     assert ctl("set", "task", ids[0], "--kind", "Step", "--priority", "low").exit_code == 2
+
+
+def test_words_of_a_filter_in_one_argument_or_several(ctl: Ctl, live: Bench) -> None:
+    live.drain()
+    a, b, c = (int(live.step(name).subject("ada").schedule()) for name in "abc")
+    assert ctl.json("cancel", "subject:ada -name=b id:1", "--yes")["cancelled"] == ([a] if a == 1 else [])
+    done = ctl.json("cancel", "kind:St*", "subject:ada", "--field", "name=c", "--yes")
+    assert done["cancelled"] == [c]
+    ctl("set", "task", f"id:{b}", "--to-queue", "q", "--yes")
+    assert [row["id"] for row in ctl.json("list", "queue:q", "stored:<1h")] == [b]
+    assert c in [row["id"] for row in ctl.json("list", "--", "-queue:q", "state:cancelled")]
+    assert [row["id"] for row in ctl.json("retry", "state:cancelled", "name=c")] == [c]
+    assert "say either IDs, or a filter" in ctl.fails(2, "cancel")
+    assert "neither an id nor a word such as kind:Mail" in ctl.fails(2, "cancel", "mail", "--yes")
+    assert "there is no field nosuch" in ctl.fails(2, "retry", "nosuch:1")
+    assert "say how old they are" in ctl.fails(2, "dlq", "purge", "kind:Step", "--yes")

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from scheduler import Scheduler, task
-from scheduler.console.filters import parse, quoted, words_of
 from scheduler.console.gate import Gate
-from scheduler.console.visit import BadInputError
+from scheduler.console.pages.tasks import list_command
+from scheduler.operations.filter import FilterError, parse, quoted, words_of
 from scheduler.testing import FakeClock, drain
 from support.consoles import ask, console_on, link, post, served
 from support.databases import Database, one_database
@@ -295,7 +295,7 @@ def test_a_purge_of_many_wants_the_number_typed(database: Database, jobs: Schedu
     ],
 )
 def test_a_mistake_in_a_filter(text: str, message: str) -> None:
-    with pytest.raises(BadInputError, match=message):
+    with pytest.raises(FilterError, match=message):
         parse(text, NOW, lambda path: path == "password")
 
 
@@ -313,9 +313,7 @@ def test_words_are_quoted_and_read_back() -> None:
 
 def test_the_command_that_lists_the_same() -> None:
     def command(text: str) -> str | None:
-        return parse(text, NOW, lambda path: False).command()
+        return list_command(parse(text, NOW))
 
-    assert command("state:dead kind:Mail,Etl since:2h") == "schedctl list --status dead --kind Mail,Etl --since 2h"
-    assert command("payload.to:ada") == "schedctl list --field to=ada"
-    assert command("-kind:Mail") is None
-    assert command("kind:M*") is None
+    assert command("state:dead kind:Mail,Etl since:2h") == "schedctl list 'state:dead kind:Mail,Etl since:2h'"
+    assert command("-kind:M*") == "schedctl list -- '-kind:M*'"

@@ -11,10 +11,10 @@ import pytest
 
 from scheduler import ConfigError, Context, DeadLetter, RetryPolicy, Task, UnknownTaskError
 from scheduler.errors import StoreUnavailableError
+from scheduler.model.task_filter import BEFORE, TaskFilter, Term
 from scheduler.ports import SystemClock
 from scheduler.store import reaper
 from scheduler.store.admin import purge, retention
-from scheduler.store.read.dead_letters import Filter
 from scheduler.testing import drain
 from support.bench import Bench, Soft, Step
 from support.fleet import Fleet, ends, let_pass, rows, step
@@ -179,7 +179,7 @@ def test_purge_in_batches(bench: Bench) -> None:
     made = bench.die(*(f"m{i}" for i in range(25)))
     bench.clock.advance(1)
     database = bench.jobs.database
-    wanted = Filter(before=database.now())
+    wanted = TaskFilter((Term("ended", (database.now(),), how=BEFORE),))
     removed = []
     while True:
         with database.write() as tx:

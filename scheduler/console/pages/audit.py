@@ -6,12 +6,12 @@ import shlex
 from typing import Any
 
 from scheduler.client.json_views import audit_view
-from scheduler.console.filters import instant
 from scheduler.console.masks import masked, masked_text
 from scheduler.console.render import Page
 from scheduler.console.routes import Nav, page
 from scheduler.console.visit import Visit
 from scheduler.operations.audit import AuditFilter, AuditRecord, entries
+from scheduler.operations.filter import instant
 
 ROWS = 100
 _TEXTS = ("by", "action", "subject", "via", "bulk")

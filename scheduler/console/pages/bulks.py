@@ -7,10 +7,8 @@ from typing import Any, get_args
 
 import msgspec
 
-from scheduler.client.filters import Filters
-from scheduler.console.filters import Filter, parse
 from scheduler.console.kind_fields import fields_of
-from scheduler.console.masks import masked, masked_text, secret_path
+from scheduler.console.masks import masked, masked_text
 from scheduler.console.render import Done, Page
 from scheduler.console.roles import Verb
 from scheduler.console.routes import Nav, action, page
@@ -18,16 +16,14 @@ from scheduler.console.visit import BadInputError, Visit
 from scheduler.errors import UnknownBulkError
 from scheduler.model.bulk import MAX_TASKS, WITH_CANARY, BulkState, ItemResult
 from scheduler.model.bulk import Verb as BulkVerb
-from scheduler.model.state import TaskState
+from scheduler.model.task_filter import TaskFilter, only
 from scheduler.store import bulks as stored
 from scheduler.store.admin.canaries import canary_of
 from scheduler.store.read.kinds import get_kind
-from scheduler.store.read.search import Term, search_ids
 from scheduler.store.tasks.stale import ran_on_bulk, told
 
 ITEMS = 100
 _UNDOABLE = (BulkState.DONE, BulkState.STOPPED, BulkState.INTERRUPTED)
-_FOUND = 5_000  # ids that one read looks for
 TYPED_FROM = 100  # of more tasks the number has to be typed before what cannot be taken back
 _VERBS = {
     "retry": Verb.RETRY,
@@ -37,13 +33,7 @@ _VERBS = {
     "purge": Verb.PURGE,
     "uncancel": Verb.CANCEL,
 }
-_FOR = {
-    "retry": (TaskState.FAILED, TaskState.DEAD),
-    "cancel": tuple(state for state in TaskState if not state.terminal),
-    "rerun": tuple(state for state in TaskState if state.terminal),
-    "replay": (TaskState.DEAD,),
-    "purge": (TaskState.DEAD,),
-}
+_PLANNED = frozenset(_VERBS) - {"uncancel"}
 
 
 @page("/bulks", nav=Nav("Bulks", "b", 15))
@@ -103,14 +93,13 @@ def _is_typed(verb: str, cascade: bool) -> bool:
 
 def _plan(visit: Visit, *, verb: BulkVerb) -> Done:
     """Freeze which tasks: those that were ticked, or all that match the filter. Changes none of them."""
-    chosen = _chosen(visit, verb)
     made = visit.jobs.bulks.create(
         verb,
+        _chosen(visit),
         cascade=visit.ticked("cascade"),
         force=visit.ticked("force"),
         downstream=not visit.ticked("alone"),
         fields=_fields(visit) if verb == "replay" else None,
-        **chosen,
     )
     return Done("This is the plan; nothing is changed yet.", f"/bulks/{made.name}", data=_view(made))
 
@@ -137,54 +126,17 @@ def _fields(visit: Visit) -> dict[str, Any] | None:
         ) from None
 
 
-def _chosen(visit: Visit, verb: str) -> Filters:
-    if not visit.ticked("matching"):
-        ids = visit.form.get("id", [])
-        if not ids or not all(one.isascii() and one.isdigit() and len(one) < 19 for one in ids):
-            raise BadInputError("tick the tasks, or choose all that match the filter")
-        return {"ids": [int(one) for one in ids]}
-    with visit.read() as tx:
-        wanted = parse(visit.given("q"), tx.now, lambda path: secret_path(tx, path))
-        simple = _as_filters(wanted)
-    return simple if simple is not None else {"ids": _found(visit, wanted, verb)}
-
-
-def _found(visit: Visit, wanted: Filter, verb: str) -> list[int]:
-    """The ids of all that fit, 1,000,000 at most, the newest first: for filters that only pages have."""
-    terms = list(wanted.terms)
-    if not any(term.field == "state" for term in terms):
-        terms.append(Term("state", tuple(state.value for state in _FOR[verb])))
-    ids: list[int] = []
-    cursor: int | None = None
-    while True:
+def _chosen(visit: Visit) -> TaskFilter:
+    if visit.ticked("matching"):
         with visit.read() as tx:
-            found = search_ids(tx, terms, limit=_FOUND, cursor=cursor)
-        ids += found.ids
-        cursor = found.cursor
-        if cursor is None or len(ids) >= MAX_TASKS:
-            break
-    if not ids:
-        raise BadInputError("no task fits")
-    return ids[:MAX_TASKS]
-
-
-def _as_filters(wanted: Filter) -> Filters | None:
-    """The filter as programs have it, so that the audit says it; None where they have no such filter."""
-    made: Filters = {}
-    names = {"queue": "queue", "key": "key", "correlation": "correlation", "subject": "subject"}
-    names |= {"type": "message_type", "class": "error_class", "fingerprint": "fingerprint"}
-    for term in wanted.terms:
-        if term.exclude or any("*" in value for value in term.values):
-            return None
-        if term.field == "state":
-            made["status"] = list(term.values)
-        elif term.field == "kind":
-            made["kind"] = list(term.values)
-        elif term.field in names and len(term.values) == 1:
-            made[names[term.field]] = term.values[0]  # type: ignore[literal-required]
-        else:
-            return None
-    return made or None
+            wanted = visit.filter(tx, visit.given("q"))
+        if not wanted.terms:
+            raise BadInputError("say which tasks: the filter is empty")
+        return wanted
+    ids = visit.form.get("id", [])
+    if not ids or not all(one.isascii() and one.isdigit() and len(one) < 19 for one in ids):
+        raise BadInputError("tick the tasks, or choose all that match the filter")
+    return TaskFilter((only("id", *map(int, ids)),))
 
 
 def _start(visit: Visit, *, verb: str) -> Done:
@@ -238,7 +190,7 @@ def can_undo(found: Any) -> bool:
 
 
 for _verb in get_args(BulkVerb):
-    if _verb in _FOR:
+    if _verb in _PLANNED:
         action(f"/bulks/plan/{_verb}", _VERBS[_verb])(partial(_plan, verb=_verb))
     action(f"/bulks/{{name}}/{_verb}/start", _VERBS[_verb])(partial(_start, verb=_verb))
     action(f"/bulks/{{name}}/{_verb}/stop", _VERBS[_verb])(partial(_stop, verb=_verb))

@@ -6,19 +6,20 @@ import shlex
 from typing import Any
 
 from scheduler.client.json_views import task_view, time
-from scheduler.console.filters import compose
 from scheduler.console.kind_fields import fields_of
 from scheduler.console.masks import TaskMasks, masked_text
 from scheduler.console.render import Page
 from scheduler.console.roles import Verb
 from scheduler.console.routes import Nav, page
 from scheduler.console.visit import BadInputError, Visit
+from scheduler.model.task_filter import Term
+from scheduler.operations.filter import compose
 from scheduler.ports import SECOND
 from scheduler.store.db.tx import Tx
 from scheduler.store.read import audit
 from scheduler.store.read.dead_causes import WINDOW, Cause, causes
 from scheduler.store.read.kinds import get_kind
-from scheduler.store.read.search import Term, search
+from scheduler.store.read.search import search
 from scheduler.store.read.shared_causes import over_kinds
 from scheduler.store.read.tasks import get_tasks
 

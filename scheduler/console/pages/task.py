@@ -27,6 +27,7 @@ from scheduler.console.routes import page
 from scheduler.console.visit import Visit
 from scheduler.errors import UnknownTaskError
 from scheduler.model.state import TaskState
+from scheduler.model.task_filter import Term
 from scheduler.model.trace import parse_traceparent
 from scheduler.operations.desk import Tx
 from scheduler.operations.details import (
@@ -44,7 +45,8 @@ from scheduler.operations.details import (
     timeline,
     why_chain,
 )
-from scheduler.operations.search import Term, any_with, search
+from scheduler.operations.filter import quoted
+from scheduler.operations.search import any_with, search
 
 ROWS = 50  # of each table
 FEW = 10  # tasks that are offered instead of one that is not there
@@ -318,7 +320,6 @@ def by_subject(visit: Visit) -> Response:
 
 
 def _filtered(visit: Visit, field: str) -> Response:
-    from scheduler.console.filters import quoted
     from scheduler.console.render import query_text
 
     word = quoted(f"{field}:{visit.params['text']}")

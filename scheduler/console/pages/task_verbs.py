@@ -8,7 +8,6 @@ import msgspec
 
 from scheduler.client.steering import Changes
 from scheduler.config.sources import parse_duration
-from scheduler.console.filters import instant
 from scheduler.console.masks import MASK
 from scheduler.console.render import Done, Page
 from scheduler.console.roles import Verb
@@ -18,6 +17,7 @@ from scheduler.errors import ConfigError, InvalidTransitionError
 from scheduler.model.state import TaskState
 from scheduler.model.texts import counted
 from scheduler.model.times import to_datetime
+from scheduler.operations.filter import instant
 from scheduler.store.admin.copy import runs_beside
 from scheduler.store.read.tasks import get_task
 from scheduler.store.tasks.stale import ran_on, told

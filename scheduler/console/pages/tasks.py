@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from typing import Any
 
 from scheduler.client.json_views import task_view
-from scheduler.console.filters import compose, parse, quoted, words_of
-from scheduler.console.masks import TaskMask, TaskMasks, secret_path
+from scheduler.console.masks import TaskMask, TaskMasks
 from scheduler.console.render import Done, Page
 from scheduler.console.roles import Verb
 from scheduler.console.routes import Nav, action, page
 from scheduler.console.visit import Visit
 from scheduler.model.state import TaskState
+from scheduler.model.task_filter import TaskFilter
 from scheduler.operations import saved_views
 from scheduler.operations.details import TaskRecord, whys
+from scheduler.operations.filter import compose, quoted, words_of
 from scheduler.operations.kinds import kind_names
 from scheduler.operations.search import WINDOW, search
 
@@ -42,8 +44,8 @@ def tasks(visit: Visit) -> Page:
     began = time.perf_counter()
     with visit.read() as tx:
         at = tx.now
-        wanted = parse(text, at, lambda path: secret_path(tx, path))
-        found = search(tx, wanted.terms, limit=limit, cursor=cursor, broken=broken.append)
+        wanted = visit.filter(tx, text)
+        found = search(tx, wanted, limit=limit, cursor=cursor, broken=broken.append)
         masks = TaskMasks(tx, {task.kind for task in found.tasks})
         reasons = whys(tx, [task.id for task in found.tasks if not task.state.terminal][:WHYS])
         views = saved_views.views(tx, _PAGE, visit.who.name)
@@ -71,7 +73,13 @@ def tasks(visit: Visit) -> Page:
         "bulk_verbs": _BULK_VERBS,
         "acts": any(visit.may(needs) for _, needs, _ in _BULK_VERBS),
     }
-    return Page("tasks.html", data, context, wanted.command())
+    return Page("tasks.html", data, context, list_command(wanted))
+
+
+def list_command(wanted: TaskFilter) -> str:
+    """The ``schedctl list`` that shows the same."""
+    text = [*(["--"] if wanted.text.startswith("-") else []), *([wanted.text] if wanted.text else [])]
+    return shlex.join(["schedctl", "list", *text])
 
 
 def _row(task: TaskRecord, mask: TaskMask, reason: str | None) -> tuple[TaskRecord, TaskMask, str]:
@@ -95,7 +103,7 @@ def save_view(visit: Visit) -> Done:
     """Keep the filter under a name, for oneself or for everybody."""
     text = visit.given("q")
     with visit.read() as tx:
-        parse(text, tx.now, lambda path: secret_path(tx, path))
+        visit.filter(tx, text)
     name, shared = visit.given("name"), visit.ticked("shared")
     saved_views.save(visit.jobs.desk, _PAGE, name, text, visit.who.name, shared=shared)
     return Done(f"The view “{name}” is saved.")

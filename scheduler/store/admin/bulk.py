@@ -12,22 +12,22 @@ import msgspec
 
 from scheduler.errors import ConfigError
 from scheduler.model.actor import in_bulk
-from scheduler.model.state import LIVE, TERMINAL, TaskState
+from scheduler.model.state import LIVE, TaskState
+from scheduler.model.task_filter import BEFORE, TaskFilter, Term, in_states
 from scheduler.store import audit
-from scheduler.store.admin.redrive import choose, redrive
+from scheduler.store.admin.redrive import UNSUCCESSFUL, choose, redrive
 from scheduler.store.db.database import Database
 from scheduler.store.db.tx import Tx
 from scheduler.store.graph import spawned
 from scheduler.store.graph.cancel_cascade import below
 from scheduler.store.graph.descendants import ended_below, tasks_below
-from scheduler.store.read.choose import Row, TaskFilter, chosen_tasks, highest_id, still
+from scheduler.store.read.choose import Row, chosen_tasks, highest_id, still
 from scheduler.store.tasks.control import cancel
 from scheduler.store.tasks.patch import Patch, patch
 
 BATCH = 500  # tasks changed in one transaction
 _RETRIED = 100  # each is several statements
 _PAGE = 2000  # tasks read at a time
-UNSUCCESSFUL = TERMINAL - {TaskState.SUCCESS}
 _CHANGEABLE = (TaskState.WAITING, TaskState.SCHEDULED, TaskState.RETRY)
 
 
@@ -123,8 +123,8 @@ def retry_many(
     wanted, done = _begin(database, wanted, name)
     shown = wanted.chosen()
     also = set[int]()
-    if wanted.ended_before is None:
-        wanted = msgspec.structs.replace(wanted, ended_before=database.now() + 1)
+    if not wanted.ended_before:
+        wanted = wanted.also(Term("ended", (database.now() + 1,), how=BEFORE))
     after, more = (0, 0), True
     while more and (limit is None or len(done.changed) < limit):
         count = _RETRIED if limit is None else min(_RETRIED, limit - len(done.changed))
@@ -193,16 +193,16 @@ def _begin(database: Database, wanted: TaskFilter, name: str | None) -> tuple[Ta
     """The filter without tasks that are stored from now on, and a bulk of this name."""
     if wanted.up_to is None:
         with database.read() as tx:
-            wanted = msgspec.structs.replace(wanted, up_to=highest_id(tx))
+            wanted = wanted._replace(up_to=highest_id(tx))
     return wanted, Bulk(name=audit.new_bulk() if name is None else name, up_to=wanted.up_to or 0)
 
 
 def _among(wanted: TaskFilter, states: Collection[TaskState]) -> TaskFilter:
     """The filter with all of these states, if it names none. Raises ConfigError if it names another one."""
-    for state in wanted.states:
+    for state in wanted.named_states:
         if state not in states:
             raise ConfigError(f"{state} tasks cannot be chosen here; there are {', '.join(sorted(states))}")
-    return msgspec.structs.replace(wanted, states=wanted.states or tuple(sorted(states)))
+    return wanted if wanted.named_states else wanted.also(in_states(states))
 
 
 def _batches(database: Database, wanted: TaskFilter, limit: int | None, done: Bulk) -> Iterator[list[Row]]:

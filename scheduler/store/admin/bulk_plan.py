@@ -11,12 +11,13 @@ from scheduler.errors import ConfigError
 from scheduler.model import state as st
 from scheduler.model.bulk import MAX_TASKS, VERBS, BulkOptions, Verb
 from scheduler.model.state import LIVE, TERMINAL, TaskState
+from scheduler.model.task_filter import TaskFilter, in_states
 from scheduler.store.db.database import Database
 from scheduler.store.db.tx import Tx
 from scheduler.store.graph import spawned
 from scheduler.store.graph.cancel_cascade import below
 from scheduler.store.graph.descendants import all_below, ended_below, tasks_below
-from scheduler.store.read.choose import TaskFilter, chosen_tasks, highest_id
+from scheduler.store.read.choose import chosen_tasks, highest_id
 from scheduler.store.tasks import keys
 
 _PAGE = 2_000
@@ -73,25 +74,21 @@ def plan(
     if verb not in VERBS:
         raise ConfigError(f"there is no bulk {verb!r:.80}; there are {', '.join(VERBS)}")
     _, usual = CHANGES[verb]
-    if not wanted.states and not wanted.ids:
-        wanted = TaskFilter(**{**_given(wanted), "states": tuple(sorted(usual))})
+    if not wanted.named_states and wanted.ids is None:
+        wanted = wanted.also(in_states(usual))
     ids: list[int] = []
     below_id: int | None = None
     more, up_to = True, wanted.up_to
     while more and len(ids) <= MAX_TASKS:
         with database.read() as tx:
             up_to = highest_id(tx) if up_to is None else up_to
-            page, below_id = chosen_tasks(tx, TaskFilter(**{**_given(wanted), "up_to": up_to}), below_id, _PAGE)
+            page, below_id = chosen_tasks(tx, wanted._replace(up_to=up_to), below_id, _PAGE)
         ids += [row.id for row in page]
         more = below_id is not None
     more, ids = more or len(ids) > MAX_TASKS, ids[:MAX_TASKS]
     if verb != "cancel":
         ids.reverse()  # parents are mostly older than what waits for them, and their children come back with them
     return _planned(database, verb, ids, options, more, up_to or 0)
-
-
-def _given(wanted: TaskFilter) -> dict[str, Any]:
-    return {name: getattr(wanted, name) for name in wanted.__struct_fields__}
 
 
 def _planned(database: Database, verb: str, ids: list[int], options: BulkOptions, more: bool, up_to: int) -> BulkPlan:

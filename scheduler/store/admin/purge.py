@@ -6,19 +6,20 @@ from collections.abc import Mapping
 
 from scheduler.model import state as st
 from scheduler.model.state import TaskState
+from scheduler.model.task_filter import TaskFilter
 from scheduler.store import audit
 from scheduler.store.admin.retention import remove
 from scheduler.store.db.tx import Tx
 from scheduler.store.graph.release import parents_removed
-from scheduler.store.read.dead_letters import BATCH, Filter
+from scheduler.store.read.dead_letters import BATCH, letters
 
 
-def purge(tx: Tx, wanted: Filter, *, batch: int = BATCH) -> int:
+def purge(tx: Tx, wanted: TaskFilter, *, batch: int = BATCH) -> int:
     """Remove one batch, the oldest first; their outcomes and the audit stay. Returns how many.
 
     What waits for one of them to be retried ends as failed. Fewer than ``batch``: there are no more.
     """
-    where, bound = wanted.where()
+    where, bound = letters(tx, wanted)
     rows = tx.run(
         f"SELECT t.id, t.error FROM schedd_tasks t WHERE {where} ORDER BY t.state, t.finished_at LIMIT :batch "
         f"{tx.dialect.skip_locked}",

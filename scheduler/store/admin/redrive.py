@@ -7,11 +7,15 @@ from typing import NamedTuple
 from scheduler.errors import DuplicateKeyError
 from scheduler.model import state as st
 from scheduler.model.state import TERMINAL, TaskState
+from scheduler.model.task_filter import TaskFilter
 from scheduler.store import audit
 from scheduler.store.db.tx import Tx
-from scheduler.store.read.choose import Row, TaskFilter, still
+from scheduler.store.read.choose import Row, still
+from scheduler.store.read.where import where
 from scheduler.store.tasks.control import reopen
 
+UNSUCCESSFUL = TERMINAL - {TaskState.SUCCESS}
+_FAILED = frozenset({TaskState.FAILED, TaskState.DEAD})
 _BY_THEMSELVES = "t.ended_by IS NULL"  # a task that a parent's end ended comes back with that parent
 
 
@@ -40,7 +44,7 @@ def redrive(
     done: list[Row] = []
     conflicts: dict[int, int] = {}
     for row in found.rows:
-        if wanted.states and done and not still(tx, [row.id], TERMINAL):
+        if wanted.states is not None and done and not still(tx, [row.id], TERMINAL):
             continue  # it came back with another one
         try:
             left = reopen(tx, row.id, downstream=downstream)
@@ -63,19 +67,22 @@ class Found(NamedTuple):
 
 def choose(tx: Tx, wanted: TaskFilter, limit: int, after: tuple[int, int] = (0, 0), lock: str = "") -> Found:
     """The next ``limit`` tasks that :func:`redrive` would retry, or fewer: conditions on the payload come last."""
-    where, bound = wanted.where(None if wanted.states else _BY_THEMSELVES)
-    if wanted.ids:
-        where = f"{where} AND {tx.dialect.among('t.id')}"
-        bound["ids"] = tx.dialect.bind_ids(sorted(set(wanted.ids)))
+    found, states = where(wanted), wanted.states
+    bound, base = found.bound, [_BY_THEMSELVES] if states is None else []
+    codes = sorted(state.code for state in (_FAILED if states is None else states & UNSUCCESSFUL))
+    if not codes:
+        return Found([], after, False)
+    if (ids := wanted.ids) is not None:
+        base.append(tx.dialect.among("t.id"))
+        bound["ids"] = tx.dialect.bind_ids(sorted(ids))
     text = "NULL"
-    if wanted.payload:
+    if wanted.of("payload"):
         text = "(SELECT v.value FROM schedd_task_values v WHERE v.task_id = t.id AND v.name = 'payload')"
         text = f"coalesce(t.payload, {text})"
-    codes = sorted({state.code for state in wanted.states} or {st.FAILED, st.DEAD})
     # Each state from where its index has the end of the last page: of all together each page would sort the rest.
     pages = " UNION ALL ".join(
         f"SELECT p{code}.id FROM (SELECT t.id, t.finished_at FROM schedd_tasks t WHERE t.state >= {st.FAILED} "
-        f"AND t.state = {code} AND {where} AND t.finished_at >= :at AND (t.finished_at > :at OR t.id > :id) "
+        f"AND t.state = {code} AND {found.sql(*base)} AND t.finished_at >= :at AND (t.finished_at > :at OR t.id > :id) "
         f"ORDER BY t.finished_at, t.id LIMIT :limit) p{code}"
         for code in codes
     )

@@ -14,10 +14,11 @@ from scheduler.model.lanes import base_lane, rank_of, ranked_lane
 from scheduler.model.registry import MAX_KEY
 from scheduler.model.spec import EdgeSpec, TaskId, TaskSpec
 from scheduler.model.state import Otherwise, TaskState, When
+from scheduler.model.task_filter import TaskFilter
 from scheduler.ports import FAILPOINTS
 from scheduler.store import audit
 from scheduler.store.db.tx import Tx
-from scheduler.store.read.dead_letters import Filter, not_dead
+from scheduler.store.read.dead_letters import letters, not_dead
 from scheduler.store.tasks import envelopes, keys
 from scheduler.store.tasks.control import reopen
 from scheduler.store.tasks.enqueue import enqueue
@@ -74,13 +75,13 @@ def replay(
     return again
 
 
-def replay_some(tx: Tx, wanted: Filter, *, limit: int, after: tuple[int, int] = (0, 0)) -> Replayed:
+def replay_some(tx: Tx, wanted: TaskFilter, *, limit: int, after: tuple[int, int] = (0, 0)) -> Replayed:
     """Replay up to ``limit`` dead letters, the oldest first, beginning behind ``after`` (died at, id).
 
     One whose key another task holds, or has completed since, stays as it is. Skips rows that another
     transaction is replaying.
     """
-    where, bound = wanted.where()
+    where, bound = letters(tx, wanted)
     rows = tx.run(
         f"SELECT t.id, t.finished_at FROM schedd_tasks t WHERE {where} AND t.finished_at >= :at "
         "AND (t.finished_at > :at OR t.id > :id) "

@@ -12,6 +12,7 @@ from scheduler.model.actor import in_bulk
 from scheduler.model.defaults import RETENTION
 from scheduler.model.outcome import Lives
 from scheduler.model.state import TaskState
+from scheduler.model.texts import ranges
 from scheduler.ports import SECOND
 from scheduler.store import audit, bulks
 from scheduler.store.db.dialect import bind_rows
@@ -233,7 +234,7 @@ def clean(database: Database, chosen: Chosen) -> int:
 
 def _record(tx: Tx, ids: Collection[int]) -> None:
     if ids:
-        audit.record(tx, "cleanup", subject="tasks", removed=len(ids), ids=audit.ranges(ids))
+        audit.record(tx, "cleanup", subject="tasks", removed=len(ids), ids=ranges(ids))
 
 
 def spans(retention: Mapping[str, float]) -> dict[str, int]:

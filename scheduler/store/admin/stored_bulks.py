@@ -23,6 +23,7 @@ from scheduler.model.actor import acting
 from scheduler.model.bulk import BATCH, BulkOptions, BulkState, ItemResult, Verb
 from scheduler.model.secrets import has_secret_name
 from scheduler.model.state import HELD, TaskState
+from scheduler.model.task_filter import TaskFilter
 from scheduler.store import bulks
 from scheduler.store.admin.bulk_plan import CHANGES, BulkPlan, dependants_of, of_key, plan, rows_of
 from scheduler.store.admin.canaries import canary_of
@@ -33,7 +34,6 @@ from scheduler.store.bulks import BulkRecord
 from scheduler.store.db.database import Database
 from scheduler.store.db.tx import Tx
 from scheduler.store.masks import masks
-from scheduler.store.read.choose import TaskFilter
 from scheduler.store.tasks import control
 from scheduler.store.tasks.patch import NewPayload, StoredPayload, stored_payloads
 from scheduler.store.tasks.rerun import rerun

@@ -9,8 +9,9 @@ from scheduler.model import state as st
 from scheduler.model.compare import pattern
 from scheduler.model.graph_folding import role_classes
 from scheduler.model.state import TaskState
+from scheduler.model.task_filter import TaskFilter, in_states, only
 from scheduler.store.db.tx import Tx
-from scheduler.store.read.choose import TaskFilter, chosen_tasks
+from scheduler.store.read.choose import chosen_tasks
 from scheduler.store.read.graph import Graph, graph
 from scheduler.store.read.tasks import TaskRecord, get_task
 
@@ -61,7 +62,7 @@ def last_good(tx: Tx, task_id: int) -> int | None:
     task = get_task(tx, task_id)
     if task.schedule is not None and task.slot is not None:
         return _of_schedule(tx, task)
-    wanted = TaskFilter(kinds=(task.kind,), states=(TaskState.SUCCESS,), up_to=task.id - 1)
+    wanted = TaskFilter((only("kind", task.kind), in_states([TaskState.SUCCESS])), up_to=task.id - 1)
     found, _ = chosen_tasks(tx, wanted, None, _TASKS)
     ids = [row.id for row in found]
     rows = tx.run(

@@ -9,58 +9,18 @@ import msgspec
 from scheduler.errors import InvalidTransitionError
 from scheduler.model import state as st
 from scheduler.model.state import TaskState
-from scheduler.model.texts import rfc3339
+from scheduler.model.task_filter import BEFORE, SINCE, TaskFilter, Term, in_states, only
 from scheduler.store.broken_rows import options_of
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import ended_as
-from scheduler.store.read.paging import as_id
+from scheduler.store.read.choose import chosen_tasks
+from scheduler.store.read.paging import BIGGEST
 from scheduler.store.read.tasks import TaskRecord, get_task, get_tasks
+from scheduler.store.read.where import where
 
 BATCH = 500
 _DEAD = ended_as(st.DEAD, "t")
-
-
-class Filter(NamedTuple):
-    """Which dead letters. ``before`` and ``after``: died before, or since, this instant (microseconds).
-
-    ``correlation`` also means the task that has this id and no correlation of its own; ``message_type`` is the kind
-    where none was given.
-    """
-
-    kind: str | None = None
-    error_class: str | None = None
-    fingerprint: str | None = None
-    before: int | None = None
-    after: int | None = None
-    key: str | None = None
-    correlation: str | None = None
-    subject: str | None = None
-    message_type: str | None = None
-
-    def where(self) -> tuple[str, dict[str, Any]]:
-        """The condition on ``t``, and what it binds."""
-        parts = {
-            "kind": "t.kind = :kind",
-            "error_class": "t.error_class = :error_class",
-            "fingerprint": "t.fingerprint = :fingerprint",
-            "key": "t.key = :key",
-            "correlation": "(t.correlation = :correlation OR (t.correlation IS NULL AND t.id = :own))",
-            "subject": "t.subject = :subject",
-            "message_type": "(t.message_type = :message_type OR (t.message_type IS NULL AND t.kind = :message_type))",
-        }
-        bound: dict[str, Any] = {name: value for name, value in self._asdict().items() if value is not None}
-        since = "0" if self.after is None else ":after"
-        dead = ended_as(st.DEAD, "t", since=since, before=None if self.before is None else ":before")
-        where = " AND ".join([dead, *(parts[name] for name in bound if name in parts)])
-        if self.correlation is not None:
-            bound["own"] = as_id(self.correlation)
-        return where, bound
-
-    def chosen(self) -> dict[str, Any]:
-        """What was asked for, as the audit records it."""
-        given = {name: value for name, value in self._asdict().items() if value is not None}
-        return {name: rfc3339(value) if name in ("before", "after") else value for name, value in given.items()}
 
 
 class Group(NamedTuple):
@@ -87,9 +47,45 @@ class Metrics(msgspec.Struct, frozen=True):
     kinds: dict[str, int]
 
 
-def find(tx: Tx, wanted: Filter, limit: int) -> list[TaskRecord]:
+def letters(tx: Tx, wanted: TaskFilter) -> tuple[str, dict[str, Any]]:
+    """The condition on ``t`` that it is a dead letter of this filter, and what that binds."""
+    wanted = without_payload(tx, wanted)
+    conditions, bound = where(wanted)
+    if wanted.states is not None and TaskState.DEAD not in wanted.states:
+        conditions.append("t.id IS NULL")
+    if wanted.ids is not None:
+        conditions.append(tx.dialect.among("t.id"))
+        bound["ids"] = tx.dialect.bind_ids(sorted(wanted.ids))
+    ages = {"since": max, "before": min}
+    for how, tightest in ages.items():
+        if found := [int(term.values[0]) for term in wanted.of("ended") if term.how == how and not term.exclude]:
+            bound[f"ended_{how}"] = tightest(found)
+    since = ":ended_since" if "ended_since" in bound else "0"
+    dead = ended_as(st.DEAD, "t", since=since, before=":ended_before" if "ended_before" in bound else None)
+    return " AND ".join([dead, *conditions]), bound
+
+
+def without_payload(tx: Tx, wanted: TaskFilter) -> TaskFilter:
+    """The filter that names the dead letters whose payloads fit, if payloads are asked for; else the same."""
+    if not wanted.of("payload"):
+        return wanted
+    dead, ids, below = wanted.also(in_states([TaskState.DEAD])), list[int](), BIGGEST
+    while below:
+        page, more = chosen_tasks(tx, dead, below, BATCH)
+        ids += [row.id for row in page]
+        below = more or 0
+    return TaskFilter((*(term for term in wanted.terms if term.field != "payload"), only("id", *ids)), wanted.up_to)
+
+
+def for_replay(tx: Tx, wanted: TaskFilter) -> TaskFilter:
+    """The filter of a replay of many, without dead letters that die from now on, such as those that die again."""
+    wanted = without_payload(tx, wanted)
+    return wanted if wanted.ended_before else wanted.also(Term("ended", (tx.now + 1,), how=BEFORE))
+
+
+def find(tx: Tx, wanted: TaskFilter, limit: int) -> list[TaskRecord]:
     """Dead letters, those that died last first."""
-    where, bound = wanted.where()
+    where, bound = letters(tx, wanted)
     rows = tx.run(
         f"SELECT t.id FROM schedd_tasks t WHERE {where} ORDER BY t.state DESC, t.finished_at DESC, t.id DESC "
         "LIMIT :limit",
@@ -98,19 +94,19 @@ def find(tx: Tx, wanted: Filter, limit: int) -> list[TaskRecord]:
     return get_tasks(tx, [row[0] for row in rows])
 
 
-def newest(tx: Tx, wanted: Filter, number: int) -> Filter | None:
+def newest(tx: Tx, wanted: TaskFilter, number: int) -> TaskFilter | None:
     """The filter among the ``number`` dead letters that died last in the time it asks for, and those of the same
     instant. None: there are no more, or the filter is by a field that only few tasks share."""
-    if (wanted.key, wanted.correlation, wanted.subject) != (None, None, None):
+    if any(term.plain for field in ("key", "correlation", "subject") for term in wanted.of(field)):
         return None
-    where, bound = Filter(before=wanted.before, after=wanted.after).where()
+    where, bound = letters(tx, TaskFilter(tuple(wanted.of("ended"))))
     # No column but those of the index: it is not worth reading the table for.
     first = tx.run(
         f"SELECT t.finished_at FROM schedd_tasks t WHERE {where} ORDER BY t.state DESC, t.finished_at DESC "
         f"LIMIT 2 OFFSET {number - 1}",
         **bound,
     ).fetchall()
-    return wanted._replace(after=first[0][0]) if len(first) > 1 else None
+    return wanted.also(Term("ended", (first[0][0],), how=SINCE)) if len(first) > 1 else None
 
 
 def get(tx: Tx, task_id: int) -> TaskRecord:
@@ -126,9 +122,9 @@ def not_dead(task_id: int, state: TaskState) -> InvalidTransitionError:
     return InvalidTransitionError(f"task {task_id} is {state}; it is no dead letter")
 
 
-def groups(tx: Tx, wanted: Filter, limit: int) -> list[Group]:
+def groups(tx: Tx, wanted: TaskFilter, limit: int) -> list[Group]:
     """Dead letters by kind and fingerprint of the error, the largest group first."""
-    where, bound = wanted.where()
+    where, bound = letters(tx, wanted)
     rows = tx.run(
         "SELECT t.kind, t.error_class, t.fingerprint, count(*) AS n, max(t.id) AS id, "
         f"min(t.finished_at) AS oldest, max(t.finished_at) AS newest FROM schedd_tasks t WHERE {where} "
@@ -182,8 +178,8 @@ def oldest(tx: Tx) -> int | None:
     return None if found is None else int(found)
 
 
-def count(tx: Tx, wanted: Filter) -> int:
+def count(tx: Tx, wanted: TaskFilter) -> int:
     """How many there are."""
-    where, bound = wanted.where()
+    where, bound = letters(tx, wanted)
     found = tx.run(f"SELECT count(*) FROM schedd_tasks t WHERE {where}", **bound)
     return int(found.scalar_one())

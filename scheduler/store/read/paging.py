@@ -4,7 +4,7 @@ a window allows."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from scheduler.model import state as st
@@ -43,26 +43,13 @@ class Led(NamedTuple):
     values: Sequence[str]
 
 
-def of_correlation(bind: Callable[[object], str], *values: str) -> str:
-    """The condition that ``t`` has one of these correlations, its own id included."""
-    parts = [
-        f"coalesce(t.correlation, '') = {bind(value)} OR (t.id = {bind(as_id(value))} AND t.correlation IS NULL)"
-        for value in values
-    ]
-    return f"({' OR '.join(parts)})"
-
-
-def led_by(**columns: str | None) -> Led | None:
-    """The first of these columns that has a value."""
-    return next((Led(name, [value]) for name, value in columns.items() if value is not None), None)
-
-
 class Asked(NamedTuple):
     """What is asked of tasks ``t``.
 
     ``conditions`` with their parameters ``bound``, none of which is named limit, cursor or like a lane; ``codes``: of
     the states, None: any. ``led``: a further condition, whose index leads to the tasks. ``kinds`` and
-    ``queues``, if they are among the conditions, for the index of ready tasks. ``least``: no id below it.
+    ``queues``, if they are among the conditions, for the index of ready tasks. ``least``: no id below it; ``top``: none
+    from it on.
     """
 
     conditions: Sequence[str]
@@ -72,6 +59,7 @@ class Asked(NamedTuple):
     kinds: Sequence[str] | None = None
     queues: Sequence[str] | None = None
     least: int = 0
+    top: int = BIGGEST
 
     @property
     def where(self) -> str:
@@ -110,6 +98,7 @@ class Ids(NamedTuple):
 
 def page_of(tx: Tx, asked: Asked, cursor: int, limit: int) -> tuple[str, dict[str, Any]]:
     """The SELECT of a page's ids, below ``cursor``, and what it binds. It may walk down the whole table."""
+    cursor = min(cursor, asked.top)
     by_index = _by_index(tx, asked, cursor, limit)
     if by_index is not None:
         return by_index
@@ -120,7 +109,7 @@ def page_of(tx: Tx, asked: Asked, cursor: int, limit: int) -> tuple[str, dict[st
 
 def ids_of(tx: Tx, asked: Asked, cursor: int | None, limit: int, window: Window | None = None) -> Ids:
     """A page of up to ``limit`` ids below ``cursor``. With a window it looks no further than that."""
-    top = BIGGEST if cursor is None else cursor
+    top = asked.top if cursor is None else min(cursor, asked.top)
     if window is not None and not window.left:
         return Ids([], top, True)
     if window is None or not asked.where:

@@ -9,21 +9,21 @@ import msgspec
 import sqlalchemy as sa
 
 from scheduler.errors import ConfigError, UnknownTaskError
-from scheduler.model import state as st
 from scheduler.model.resources import Resources, resources_from_json
 from scheduler.model.retry import RetryPolicy
 from scheduler.model.spec import is_another
 from scheduler.model.state import TaskState
 from scheduler.model.task import Priority
 from scheduler.model.task_columns import TaskColumns
+from scheduler.model.task_filter import BEFORE, SINCE, TaskFilter, Term, in_states, only
 from scheduler.model.texts import rfc3339
-from scheduler.model.times import SECOND
 from scheduler.store.broken_rows import BrokenRowError, numbers_of
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
 from scheduler.store.read.graph import EdgeRecord, dependencies, dependents, graph
 from scheduler.store.read.history import AttemptRecord, attempt_log, attempt_logs, attempts, result_of, traceback_in
-from scheduler.store.read.paging import BIGGEST, Asked, Window, as_id, first_id, ids_of, led_by
+from scheduler.store.read.paging import BIGGEST, Window, ids_of
+from scheduler.store.read.where import asked
 
 __all__ = [
     "AttemptRecord",
@@ -42,9 +42,6 @@ __all__ = [
     "result_of",
     "traceback_in",
 ]
-
-_HELD = {st.CLAIMED, st.RUNNING}
-_CREATED_SLACK = 600 * SECOND  # ids and creation times may be this much out of step
 
 
 class TaskRecord(TaskColumns[int, int, int], frozen=True, kw_only=True):
@@ -245,38 +242,14 @@ def list_tasks(
 
     Raises BrokenRowError for such a row without ``broken``.
     """
-    led = led_by(key=key, correlation=correlation, subject=subject)
-    equal: dict[str, Any] = {"key": key, "subject": subject, "worker": worker}
-    if led is not None:
-        equal[led.column] = None
-    bound: dict[str, Any] = {name: value for name, value in equal.items() if value is not None}
-    conditions = [f"t.{name} = :{name}" for name in bound]
-    kinds, queues = ([given] if isinstance(given, str) else given for given in (kind, queue))
-    for name, several in (("kind", kinds), ("queue", queues)):
-        if several is not None:
-            by_name = {f"{name}{i}": one for i, one in enumerate(several)}
-            conditions.append(f"t.{name} IN ({', '.join(f':{one}' for one in by_name)})")
-            bound |= by_name
-    if until is not None:
-        conditions.append("t.created_at < :until")
-        bound["until"] = until
-        cursor = min(BIGGEST if cursor is None else cursor, first_id(tx, until + _CREATED_SLACK) + 1)
-    if correlation is not None and led is not None and led.column != "correlation":
-        conditions.append("(t.correlation = :correlation OR (t.id = :own AND t.correlation IS NULL))")
-        bound |= {"correlation": correlation, "own": as_id(correlation)}
-    if message_type is not None:
-        conditions.append("(t.message_type = :type OR (t.message_type IS NULL AND t.kind = :type))")
-        bound["type"] = message_type
-    least = 0
-    if since is not None:
-        least = first_id(tx, since - _CREATED_SLACK)
-        conditions += ["t.created_at >= :since", "t.id >= :first"]
-        bound |= {"since": since, "first": least}
-    codes = None if states is None else {state.code for state in states}
-    if worker is not None:
-        codes = _HELD if codes is None else codes & _HELD
-    asked = Asked(conditions, bound, None if codes is None else sorted(codes), led, kinds, queues, least)
-    page = ids_of(tx, asked, cursor, limit, window)
+    given = {"key": key, "correlation": correlation, "subject": subject, "type": message_type, "worker": worker}
+    terms = [only(name, value) for name, value in given.items() if value is not None]
+    for name, names in (("kind", kind), ("queue", queue)):
+        if names is not None:
+            terms.append(only(name, *([names] if isinstance(names, str) else names)))
+    ages = (Term("stored", (at,), how=how) for at, how in ((since, SINCE), (until, BEFORE)) if at is not None)
+    terms += [*ages, *([] if states is None else [in_states(states)])]
+    page = ids_of(tx, asked(tx, TaskFilter(tuple(terms))), cursor, limit, window)
     return Found(get_tasks(tx, page.ids, broken), page.cursor, page.bound)
 
 

@@ -10,12 +10,12 @@ import pytest
 from scheduler import Context, Scheduler, task
 from scheduler.model.defaults import RETENTION
 from scheduler.model.state import TaskState
+from scheduler.model.task_filter import Term
 from scheduler.ports import SECOND
 from scheduler.store.admin import would_remove
 from scheduler.store.admin.retention import Chosen
 from scheduler.store.db.tx import Tx
 from scheduler.store.read import alert_facts, dead_causes, figures, search
-from scheduler.store.read.search import Term
 from scheduler.store.read.status import status
 from support.databases import Database
 from support.fleet import write

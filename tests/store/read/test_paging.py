@@ -9,9 +9,10 @@ import pytest
 
 from scheduler import Scheduler
 from scheduler.model.state import TaskState
+from scheduler.model.task_filter import Term
 from scheduler.store.read import paging
 from scheduler.store.read.paging import Window
-from scheduler.store.read.search import Term, search
+from scheduler.store.read.search import search
 from scheduler.store.read.tasks import Found, list_tasks
 from support.bench import Bench
 from support.fleet import no_autovacuum, write
