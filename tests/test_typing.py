@@ -212,7 +212,7 @@ def main(jobs: Scheduler) -> None:
     coroutine = jobs.cancel_async("5")  # no id
     jobs.task(EmailTask("a")).depend_on(1, when="done")  # no such end
     jobs.task(EmailTask("a")).priority("urgent")  # no such level
-    jobs.list_tasks("finished")  # no such state
+    jobs.list_tasks(5)  # neither a state nor a filter
     text: str = jobs.result(jobs.task(Count()).schedule())  # an int
     jobs.task(Other())  # no task
 

@@ -231,7 +231,7 @@ def prints(
 
 def note_stale(stale: Sequence[int], rerun: bool = False, *, option: bool = True) -> None:
     """Note the tasks that ran on how tasks had ended that run again. ``option``: the command has --rerun."""
-    from scheduler.store.tasks.stale import told
+    from scheduler.operations.tasks import told
 
     if not stale:
         return

@@ -17,6 +17,7 @@ from .conftest import Ctl
 pytestmark = pytest.mark.both_databases
 
 GROUP = ["count", "what", "kind", "error_class", "fingerprint", "oldest", "newest", "id", "error"]
+GROUP += ["shared_count", "shared_kinds"]
 
 
 def old(bench: Bench, task_id: int, hours: float) -> None:

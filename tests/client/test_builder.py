@@ -199,7 +199,7 @@ BUILDER: list[tuple[type[SchedulerError], str, Callable[[Any], Any]]] = [
     (InvalidScheduleError, "", lambda b: b.weekly_on(9, 0, 0)),
     (InvalidScheduleError, "", lambda b: b.monthly_on(32, 0, 0)),
     (InvalidScheduleError, "", lambda b: b.every(0)),
-    (InvalidScheduleError, "", lambda b: b.every("1h")),
+    (InvalidScheduleError, "", lambda b: b.every("an hour")),
     (InvalidScheduleError, "", lambda b: b.every(60, mode="sometimes")),
 ]
 
@@ -300,7 +300,7 @@ def test_connections_that_cannot_be_used(fleet: Fleet) -> None:
     jobs = fleet.worker(Mail)
     refused(
         ConfigError,
-        "connection= takes a SQLAlchemy Connection or Session, not str",
+        "connection= takes a SQLAlchemy Connection or Session, or Django's connection, not str",
         lambda: jobs.task(Mail("a")).schedule(connection="sqlite://"),  # type: ignore[arg-type]
     )
     engine = sa.create_engine(fleet.database.url)

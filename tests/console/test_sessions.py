@@ -9,8 +9,8 @@ import pytest
 
 from scheduler.console import sessions
 from scheduler.console.auth import hash_token
+from scheduler.operations import console_sessions
 from scheduler.ports import SECOND
-from scheduler.store import console_sessions
 from scheduler.store.db.database import Database as Store
 from scheduler.testing import FakeClock
 from support.consoles import ORIGIN, ask, link, served
