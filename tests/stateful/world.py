@@ -242,18 +242,23 @@ class World:
         self.model.add_edge(child, parent, (when, otherwise), self.now)
 
     def register(self, name: str, kind: str, every: int | None, catchup: str, overlap: str) -> None:
-        """``every``: seconds, or None for a cron of every minute."""
+        """``every``: seconds, or None for a cron of every minute.
+
+        One of another recurrence goes first: what replacing it does hangs on what ran, and has tests of its own.
+        """
+        span, anchor = (MINUTE, 0) if every is None else (every * SECOND, self.now)
+        old = self.model.schedules.get(name)
+        if old is not None and (old.every, old.anchor == 0) != (span, anchor == 0):
+            self.change_schedule(name, "delete")
+            old = None
         builder = self.caller.task(KINDS[kind]()).key(name)
         timed = builder.cron("* * * * *") if every is None else builder.every(every)
         timed.catchup(catchup).overlap(overlap).schedule(replace=True)  # type: ignore[arg-type]
-        span, anchor = (MINUTE, 0) if every is None else (every * SECOND, self.now)
-        old = self.model.schedules.get(name)
         made = Recurring(name, kind, span, anchor, catchup, overlap, 0, 1, self._options(kind))
         made.next_at = made.after(self.now)
         if old is not None:
             made.paused, made.last_task = old.paused, old.last_task
-            if (old.every, old.anchor == 0) == (span, anchor == 0):
-                made.anchor, made.next_at = old.anchor, old.next_at
+            made.anchor, made.next_at = old.anchor, old.next_at
         else:  # it may have been deleted while a run of it goes on
             made.last_task = max((t.id for t in self.model.tasks.values() if t.live and t.slot_of(name)), default=None)
         self.model.schedules[name] = made
