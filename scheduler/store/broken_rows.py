@@ -17,7 +17,6 @@ from scheduler.model.spec import TaskSpec
 from scheduler.model.state import Otherwise, TaskState, When
 from scheduler.model.task import Priority
 from scheduler.store.db.tx import Tx
-from scheduler.store.schema import metadata
 
 UNREADABLE = (TypeError, ValueError, LookupError, AttributeError, msgspec.MsgspecError)
 """What comes of decoding such a row."""
@@ -84,6 +83,8 @@ def options_of(text: str) -> dict[str, Any]:
 
 def numbers_of(table: str) -> list[str]:
     """The columns of the table that hold whole numbers, which SQLite does not enforce."""
+    from scheduler.store.schema import metadata  # which takes a command a while to make
+
     return [c.name for c in metadata.tables[table].columns if isinstance(c.type, sa.Integer)]
 
 

@@ -656,5 +656,3 @@ Index(
     sqlite_where=text("state < 3"),
     postgresql_where=text("state < 3"),
 )
-
-NUMBERED = tuple(table.name for table in (tasks, workers, audit))  # whose ids the database gives out, tasks first

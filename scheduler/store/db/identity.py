@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from scheduler.store.schema import NUMBERED
+from scheduler.store.db.table_names import NUMBERED
 
 log = logging.getLogger("scheduler.store")
 

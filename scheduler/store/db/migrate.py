@@ -33,8 +33,8 @@ from scheduler.store.db.errors import StoreError, cause, translate
 from scheduler.store.db.process_user import user
 from scheduler.store.db.refusal import UnusableDatabaseError
 from scheduler.store.db.sqlite_copy import backup_sqlite
+from scheduler.store.db.table_names import TABLES
 from scheduler.store.db.urls import parse_url
-from scheduler.store.schema import metadata
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -172,7 +172,7 @@ def missing_tables(connection: sa.Connection) -> list[str]:
     else:
         sql = "SELECT relname FROM pg_class WHERE relkind IN ('r', 'p') AND pg_table_is_visible(oid)"
     there = {row[0] for row in connection.execute(sa.text(sql))}
-    return sorted(set(metadata.tables) - there)
+    return sorted(set(TABLES) - there)
 
 
 def lost_tables(connection: sa.Connection, version: str | None) -> list[str]:
@@ -255,6 +255,8 @@ def make_on(connection: sa.Connection) -> None:
 
 def _is_odd(connection: sa.Connection) -> bool:
     """Whether a store of this revision is not in its form: an earlier checkout has brought it there."""
+    from scheduler.store.schema import metadata  # which takes a command a while to make
+
     found = older_forms.columns_of(connection)
     lacks_some = any(set(table.c.keys()) - found.get(name, set()) for name, table in metadata.tables.items())
     return lacks_some or older_forms.has_old_graphs(connection, found)
@@ -378,6 +380,8 @@ def _make_indexes(engine: sa.Engine, statements: Sequence[str]) -> None:
 
 def missing_indexes(connection: sa.Connection) -> list[str]:
     """The indexes that this program's schema has and the database has not, or not whole."""
+    from scheduler.store.schema import metadata  # which takes a command a while to make
+
     if connection.dialect.name == "sqlite":
         sql = "SELECT name FROM sqlite_master WHERE type = 'index'"
     else:
@@ -391,6 +395,8 @@ def missing_indexes(connection: sa.Connection) -> list[str]:
 
 def _missing_indexes(connection: sa.Connection, but: frozenset[str] = frozenset()) -> list[str]:
     """The statements that make them, ``but`` for these, of a database of this program's schema."""
+    from scheduler.store.schema import metadata
+
     if _version(connection) != HEAD:
         return []
     wanted = set(missing_indexes(connection)) - but

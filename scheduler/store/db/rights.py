@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from scheduler.model.texts import listed
 from scheduler.store.db.dialect import prepared
-from scheduler.store.schema import metadata
+from scheduler.store.db.table_names import TABLES
 
 MIN_CONNECTIONS = 4  # of a daemon: the cycle's, the one that records ends, the listener's, and one for everything else
 _LACKING = """
@@ -34,7 +34,7 @@ FROM pg_roles r, pg_database d WHERE r.rolname = current_user AND d.datname = cu
 
 def lacking(connection: sa.Connection) -> str | None:
     """Which rights this user lacks on which of our tables and sequences, and the remedy; None: none."""
-    tables = json.dumps(sorted(metadata.tables))
+    tables = json.dumps(TABLES)
     rows = connection.execute(prepared(_LACKING), {"tables": tables}).all()
     if not rows:
         return None

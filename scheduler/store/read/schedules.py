@@ -13,8 +13,9 @@ from scheduler.model.recurrence import Recurrence, Unreadable, fold_marks
 from scheduler.model.state import TaskState
 from scheduler.model.times import LAST
 from scheduler.ports import FOREVER
-from scheduler.store.broken_rows import numbers_of, unreadable
+from scheduler.store.broken_rows import unreadable
 from scheduler.store.db.dialect import bind_rows
+from scheduler.store.db.table_names import NUMBERS
 from scheduler.store.db.tx import Tx
 from scheduler.store.schedule_runs import slot_key
 
@@ -52,7 +53,7 @@ _RECORD = (
 )
 
 
-_NUMBERS = [name for name in numbers_of("schedd_schedules") if name != "paused"]
+_NUMBERS = [name for name in NUMBERS["schedd_schedules"] if name != "paused"]
 
 
 def _record_of(row: sa.Row[tuple[object, ...]]) -> ScheduleRecord:

@@ -17,8 +17,9 @@ from scheduler.model.task import Priority
 from scheduler.model.task_columns import TaskColumns
 from scheduler.model.task_filter import BEFORE, SINCE, TaskFilter, Term, in_states, only
 from scheduler.model.texts import rfc3339
-from scheduler.store.broken_rows import BrokenRowError, numbers_of
+from scheduler.store.broken_rows import BrokenRowError
 from scheduler.store.db.dialect import bind_rows
+from scheduler.store.db.table_names import NUMBERS
 from scheduler.store.db.tx import Tx
 from scheduler.store.read.graph import EdgeRecord, dependencies, dependents, graph
 from scheduler.store.read.history import AttemptRecord, attempt_log, attempt_logs, attempts, result_of, traceback_in
@@ -80,7 +81,7 @@ class TaskRecord(TaskColumns[int, int, int], frozen=True, kw_only=True):
 FAILURES = (TaskState.FAILED, TaskState.DEAD)  # which failed_ttl is about
 _DERIVED = {"priority", "result_text"}
 _COLUMNS = [name for name in TaskRecord.__struct_fields__ if name not in _DERIVED] + ["priority", "result"]
-_NUMBERS = [name for name in numbers_of("schedd_tasks") if name in _COLUMNS]
+_NUMBERS = [name for name in NUMBERS["schedd_tasks"] if name in _COLUMNS]
 _NAMES = ", ".join(f"t.{name}" for name in _COLUMNS)
 
 
