@@ -85,7 +85,7 @@ def test_metadata() -> None:
     assert metadata["License-Expression"] == "MIT"
     assert set(metadata.get_all("Provides-Extra") or ()) == {
         *EXTRAS,
-        *("demo", "quick", "test", "dev", "bench"),
+        *("demo", "quick", "test", "dev", "release", "bench"),
     }
     assert (ROOT / "scheduler" / "py.typed").exists()
     for requirement in PROJECT["project"]["dependencies"]:
