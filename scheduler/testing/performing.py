@@ -132,7 +132,7 @@ class _One:
         self.value = self.kind.decode(text, task_id=claimed.id)
         self.attempt = Attempt(claimed, self.kind, (claimed.priority, self.kind.slot_type), 0.0)
         self.attempt.started_at = claimed.claimed_at
-        self.runtime = _NoStore(calls if calls is not None else Calls(), clock, given)
+        self.runtime: Any = _NoStore(calls if calls is not None else Calls(), clock, given)
 
     def run(self) -> Any:
         from scheduler.engine.execution.context import Context

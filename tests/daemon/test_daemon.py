@@ -32,6 +32,8 @@ def say(*words):
 class Engine:
     age = 0.0
     ids = plan.get("left", [])
+    class database:
+        path = None
     def loop_age(self):
         return self.age
     def wait_ready(self):

@@ -11,7 +11,7 @@ import pytest
 
 from scheduler import ConfigError, InvalidScheduleError, InvalidTransitionError, RetryPolicy, UnknownTaskError
 from scheduler.errors import UnknownWorkerError
-from scheduler.store import audit
+from scheduler.model.texts import ranges
 from scheduler.store.admin import retention
 from scheduler.store.admin.would_remove import would_remove
 from scheduler.store.read import explain
@@ -172,8 +172,8 @@ def test_it_is_kept_for_a_time_of_its_own(bench: Bench) -> None:
 
 
 def test_ranges() -> None:
-    assert audit.ranges([5, 1, 2, 3]) == "1-3, 5"
-    assert audit.ranges([]) == ""
+    assert ranges([5, 1, 2, 3]) == "1-3, 5"
+    assert ranges([]) == ""
 
 
 def test_a_changed_retry_policy_is_recorded(bench: Bench) -> None:

@@ -90,7 +90,8 @@ def on_django(given: Any) -> Iterator[DjangoConnection]:
         if vendor == "postgresql" and type(raw).__module__.partition(".")[0] != "psycopg":
             raise ConfigError("connection= is Django's over psycopg2; schedd needs psycopg 3: pip install psycopg")
         url = sa.make_url(f"{_NAMES[vendor]}://")
-        engine = sa.Engine(sa.NullPool(lambda: _Driver(raw), reset_on_return=None), _dialect(vendor), url)
+        driver: Any = _Driver(raw)
+        engine = sa.Engine(sa.NullPool(lambda: driver, reset_on_return=None), _dialect(vendor), url)
         made = DjangoConnection(engine, given)
         try:
             with made, made.begin():
