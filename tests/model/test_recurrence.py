@@ -184,7 +184,7 @@ def test_times_that_the_clock_always_skips_never_fire() -> None:
         lambda: every(0.999999),
         lambda: every(timedelta(milliseconds=999), "fixed_delay"),
         lambda: every(timedelta(days=40_000)),
-        lambda: every("5m"),  # type: ignore[arg-type]
+        lambda: every("five minutes"),
         lambda: every(5, mode="cron"),  # type: ignore[arg-type]
         lambda: Recurrence.from_json('{"kind":"cron"}'),
         lambda: Recurrence.from_json('{"kind":"lunar"}'),
