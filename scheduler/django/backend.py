@@ -208,7 +208,7 @@ class TaskBackend(BaseTaskBackend):
         """The task's id. Raises TaskResultDoesNotExist."""
         if result_id.isascii() and result_id.isdigit() and len(result_id) < 20:
             return int(result_id)
-        if result_id.startswith(LATER) and store.alias is None:
+        if result_id.startswith(LATER) and store.alias is None and not store.jobs.database.missing():
             found = store.jobs.list_tasks(correlation=result_id, limit=1000)
             if found:
                 return min(one.id for one in found)
