@@ -17,6 +17,8 @@ class ScheddConfig(AppConfig):
     default_auto_field = "django.db.models.AutoField"
 
     def ready(self) -> None:
+        from scheduler.django import standard as standard  # Django 6 checks backends once its tasks are imported
+
         post_migrate.connect(_after_migrate, sender=self)
 
 
