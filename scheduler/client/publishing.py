@@ -101,7 +101,7 @@ class PublishOperations:
             with callers_connection(connection) as theirs:
                 caller.database.open_beside(theirs)
                 made, published = put(Tx(theirs, caller.database.now()), ours=False)
-                notify_after_commit(theirs, caller.notify)
+                notify_after_commit(theirs, caller.notify, others=caller.database.notifies)
         if not published:
             text = "no worker has published a sink yet: the message waits for a daemon that has [sinks.%s]"
             log.warning(text, sink, extra={"task": int(made)})

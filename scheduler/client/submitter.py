@@ -107,7 +107,7 @@ class TaskSubmitter:
         with callers_connection(given) as own:
             self.database.open_beside(own)
             ids = _enqueue(Tx(own, self.database.now()), specs, ours=False)
-            notify_after_commit(own, self.notify)
+            notify_after_commit(own, self.notify, others=self.database.notifies)
         return ids
 
     async def store_async(self, specs: list[TaskSpec], connection: Any = None) -> list[TaskId]:

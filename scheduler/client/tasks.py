@@ -460,7 +460,7 @@ class TaskOperations:
             tx = Tx(own, self.database.now())
             hold_writes(tx)
             new = events.emit_in(tx, given)
-            notify_after_commit(own, self._notify)
+            notify_after_commit(own, self._notify, others=self.database.notifies)
         return new
 
     def cleanup_events(self, older_than_hours: float) -> int:

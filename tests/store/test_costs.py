@@ -80,7 +80,9 @@ def counted(jobs: Scheduler, monkeypatch: pytest.MonkeyPatch) -> Callable[[Calla
 
     def counting(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **options: Any) -> Any:
-            costs["statements"] += 1
+            # The notifier sends so often a second, whatever the load.
+            if not str(args[1]).startswith("SELECT pg_notify"):
+                costs["statements"] += 1
             return function(*args, **options)
 
         return call

@@ -52,9 +52,11 @@ class _Watch:
             if self._runs:
                 self._changed.notify()
                 return
-            with contextlib.suppress(RuntimeError):  # no thread can be started: workers poll
+            try:
                 threading.Thread(target=self._serve, name=THREAD, daemon=True).start()
                 self._runs = True
+            except RuntimeError:  # no thread can be started: workers poll
+                self._commits.clear()
 
     def _serve(self) -> None:
         while True:
@@ -83,10 +85,13 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
-def notify_after_commit(connection: sa.Connection, notify: Callable[[], None]) -> None:
-    """Notify once the caller's own transaction has committed; once, however many tasks are in it."""
+def notify_after_commit(connection: sa.Connection, notify: Callable[[], None], *, others: bool = True) -> None:
+    """Notify once the caller's own transaction has committed; once, however many tasks are in it.
+
+    ``others``: whether workers of other processes are to be told, where that goes by the caller's connection.
+    """
     if isinstance(connection, DjangoConnection):
-        connection.notify_after_commit(notify, CHANNEL)
+        connection.notify_after_commit(notify, CHANNEL if others else None)
         return
     if connection in _ARMED:
         return

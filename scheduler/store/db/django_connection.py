@@ -53,14 +53,14 @@ class DjangoConnection(sa.Connection):
         super().__init__(engine)
         self._given = given
 
-    def notify_after_commit(self, notify: Callable[[], None], channel: str) -> None:
+    def notify_after_commit(self, notify: Callable[[], None], channel: str | None) -> None:
         """Wake workers once Django commits. On PostgreSQL by this connection: ``notify`` would make another one, which
         a database of tests would still have when it is to be dropped."""
         given = self._given
 
         def quietly() -> None:
             with suppress(Exception):  # polling is behind it
-                if given.vendor == "postgresql":
+                if given.vendor == "postgresql" and channel is not None:
                     with given.cursor() as cursor:
                         cursor.execute(f"NOTIFY {channel}")
                 else:

@@ -27,6 +27,7 @@ from scheduler.store.db.engines import server_arguments
 from scheduler.store.db.errors import driver_text
 from scheduler.store.db.pg_connections import shut_down, through_pooler
 from scheduler.store.db.sqlite_files import make_socket_directory
+from scheduler.store.db.statements import run
 
 log = logging.getLogger("scheduler.engine")
 CHANNEL = "schedd"
@@ -388,11 +389,7 @@ class PgNotifier:
             return  # a late timer must not open the database anew
         try:
             with self._database.alone() as connection:
-                raw: Any = connection.connection.dbapi_connection
-                # The driver's own way costs three times as much of a caller's time.
-                result = raw.pgconn.exec_params(b"SELECT pg_notify($1, $2)", [channel.encode(), self._own.encode()])
-                if result.error_message:
-                    raise OSError(result.error_message.decode(errors="replace"))
+                run(connection, "SELECT pg_notify(:channel, :own)", {"channel": channel, "own": self._own})
         except Exception as error:  # lossy by design: the others poll
             log.debug("could not notify: %s", driver_text(error, self._database.url))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import queue
@@ -9,7 +10,7 @@ import sqlite3
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from scheduler.store.db import after_commit
 from scheduler.store.db import notifier as notifiers
 from scheduler.store.db.after_commit import notify_after_commit
 from scheduler.store.db.database import Database as Store
+from scheduler.store.db.django_connection import DjangoConnection
 from support.bench import Bench
 from support.databases import Database
 from support.fleet import until
@@ -283,3 +285,31 @@ def test_a_notifier_that_its_program_drops_leaves_no_socket_open(tmp_path: Path)
         del notifier
         gc.collect()
     assert [str(warning.message) for warning in caught] == []
+
+
+class DjangosOwn:
+    """A connection of Django's to PostgreSQL that has committed already."""
+
+    vendor = "postgresql"
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def on_commit(self, call: Callable[[], None]) -> None:
+        call()
+
+    @contextlib.contextmanager
+    def cursor(self) -> Iterator[Any]:
+        yield self
+
+    def execute(self, text: str) -> None:
+        self.said.append(text)
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_djangos_connection_notifies_unless_notifications_are_left_out(others: bool) -> None:
+    own = DjangosOwn()
+    woken: list[int] = []
+    with DjangoConnection(sa.create_engine("sqlite://"), own) as connection:
+        notify_after_commit(connection, lambda: woken.append(1), others=others)
+    assert (own.said, woken) == (([f"NOTIFY {notifiers.CHANNEL}"], []) if others else ([], [1]))
