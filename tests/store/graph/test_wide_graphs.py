@@ -160,6 +160,14 @@ def test_retention_compares_nothing_with_a_whole_graph(jobs: Scheduler, graph: s
     check_plans(jobs, seen)
 
 
+class SeenRemoved(Seen):
+    """The statements that remove rows."""
+
+    def note(self, text: str, bound: Any) -> None:
+        if text.startswith("DELETE"):
+            self.statements[text] = bound
+
+
 def test_events_are_removed_beside_many_waits_for_one(jobs: Scheduler) -> None:
     store_tasks(jobs, 1_000_000, WIDE, 3)
     write(
@@ -174,11 +182,11 @@ def test_events_are_removed_beside_many_waits_for_one(jobs: Scheduler) -> None:
         many=events.BATCH,
     )
     analyze(jobs, "tasks", "waits", "events")
-    seen = Seen()
+    seen = SeenRemoved()
     with seen.watch(jobs), jobs.database.write() as tx:
         assert events.cleanup(tx, 2) == events.BATCH
-    for text, bound in seen.statements.items():
-        check_joins(jobs, text, bound)
+    ((text, bound),) = seen.statements.items()
+    check_joins(jobs, text.partition(" IN (")[2].removesuffix(")"), bound)  # which they are
 
 
 @pytest.mark.case(54, 56)
