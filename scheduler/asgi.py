@@ -78,7 +78,7 @@ def scheduler_of(connection: HTTPConnection) -> Scheduler:
 
 
 def shown(task: TaskInfo) -> dict[str, Any]:
-    """What an event says of a task. Its error and its result are not in it: a page's visitor may not see them."""
+    """The text of an event about a task. Its error and its result are not in it: a page's visitor may not see them."""
     return {
         "id": task.id,
         "kind": task.kind,

@@ -63,7 +63,7 @@ class _Builder(PlacingCalls, RecurrenceCalls["RecurringBuilder"]):
 
         ``conflict``: ``keep`` returns the task that holds the key, ``reject`` raises DuplicateKeyError,
         ``replace`` gives it this payload, these options and these edges in place of its own: at once if no attempt is
-        under way, else for one more run after it. What has ended is left as it is, and a new task is made.
+        under way, else for one more run after it. An ended task is left as it is, and a new one is made.
         ``retention``: how long after its success the key stays taken (seconds or timedelta; by default the kind's
         ``key_retention``, else ``[retention] keys``, 24 h). Raises PayloadError, ConfigError.
         """

@@ -204,7 +204,7 @@ class DeadLetters:
         """Replay up to ``limit`` (at most 10,000) of them, those that died first before others; returns their ids.
 
         One whose key another task holds, or has completed since, stays dead, and a warning is logged; so it is of what
-        ran on their failures. What dies again meanwhile is left for another call. Raises ConfigError.
+        ran on their failures. Tasks that die again meanwhile are left for another call. Raises ConfigError.
         """
         if _at_least_one(limit) > MAX_REPLAYED:
             raise ConfigError(f"limit is at most {MAX_REPLAYED}, not {limit!r}")

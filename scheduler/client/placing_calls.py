@@ -37,7 +37,7 @@ class PlacingCalls:
         gpu: int | None = None,
         disk: int | str | None = None,
     ) -> Self:
-        """What the task needs of the machine that its executor finds, in place of what its kind says.
+        """The needs of the task of the machine that its executor finds, in place of those of its kind.
 
         ``cpu``: cores; ``memory``, ``disk``: bytes, or a text such as ``"32G"``. Workers do not look at it. Raises
         ConfigError.

@@ -1,4 +1,4 @@
-"""The tasks that the contracts enqueue. What ran is written to the file that $DJANGO_TASKS_RAN names."""
+"""The tasks that the contracts enqueue. Each run is written to the file that $DJANGO_TASKS_RAN names."""
 
 from __future__ import annotations
 
