@@ -149,9 +149,10 @@ class ThreadSlots:
     def _wake(self, count: int) -> None:
         # A surplus token costs a thread one read of an empty deque, so a few too many do no harm.
         for _ in range(min(count, self.size)):
+            no_idle = self._idle == 0  # looked up before the token, which makes an idle one busy
             if self._tokens.qsize() < self.size:
                 self._tokens.put(True)
-            if self._idle == 0 and self._threads < self.size:
+            if no_idle and self._threads < self.size:
                 try:
                     self._spawn(self._work, f"schedd-{self._name}-{self._threads + 1}")
                 except RuntimeError as error:  # the system's limit: go on with the threads that there are

@@ -1,4 +1,4 @@
-"""The names of schedd"s tables, for what does not need the tables themselves: to make these takes a command a while."""
+"""The names of schedd's tables, for what does not need the tables themselves: to make these takes a command a while."""
 
 from __future__ import annotations
 
