@@ -217,17 +217,19 @@ def list_inbox(
 ) -> None:
     """Messages that have come in, the last first."""
     from scheduler.model.inbox import InboxState
-    from scheduler.operations.messages import inbox_records
+    from scheduler.operations.messages import inbox_records, source_names
 
     wanted = None if state is None else InboxState(state)
     with session.desk.read() as tx:
         found = inbox_records(tx, source=source, state=wanted, key=key, task_id=task_id, limit=limit)
+        known = source_names(tx, session.config.sources) if source is not None and not found else None
     rows = []
     for one in found:
         row: dict[str, Any] = {**one._asdict(), "state": one.state.value, "task": one.task_id}
         del row["task_id"]
         rows.append(row | {name: time(row[name]) for name in ("first_at", "last_at", "expires_at")})
     print_rows(session, rows, _INBOX_COLUMNS)
+    _note_unknown(known, source, "source")
 
 
 @inbox_command.command(name="release")
@@ -267,14 +269,16 @@ def list_outbox(session: Session, /, sink: str | None, everything: bool, limit: 
 
     Each is a task, for `show ID`, `cancel ID` and `dlq replay ID`.
     """
-    from scheduler.model.outgoing import sink_kind
-    from scheduler.operations.messages import outbox_records
+    from scheduler.model.outgoing import PREFIX, sink_kind
+    from scheduler.operations.messages import outbox_records, sink_names
 
     kind = None if sink is None else sink_kind(sink)
     with session.desk.read() as tx:
         found = outbox_records(tx, kind, published=everything, limit=limit)
+        known = sink_names(tx, session.config.sinks) if sink is not None and not found else None
     rows = [{**one._asdict(), "due": time(one.due), "created_at": time(one.created_at)} for one in found]
     print_rows(session, rows)
+    _note_unknown(known, None if sink is None else sink.removeprefix(PREFIX), "sink")
 
 
 def check(
@@ -316,6 +320,12 @@ def _change(
     for row in rows:
         if not row["changed"]:
             note(f"{what} {row['name']} was {'paused already' if paused else 'not paused'}")
+
+
+def _note_unknown(known: list[str] | None, name: str | None, what: str) -> None:
+    """Say that an empty list is of something that nobody has. ``known`` None: there is nothing to say."""
+    if known is not None and name not in known:
+        note(f"there is no {what} {name!r}; known are {', '.join(known) or 'none'}")
 
 
 def _refuse_unknown(there: Iterable[str], names: tuple[str, ...], what: str) -> None:

@@ -31,12 +31,18 @@ if TYPE_CHECKING:
 class PublishOperations:
     """The part of the Scheduler that publishes. Needs ``submitter`` and ``threads``."""
 
-    known_sinks: frozenset[str] = frozenset()
-    """Sinks of the program's own configuration."""
-
     @property
     def submitter(self) -> TaskSubmitter:
         raise NotImplementedError
+
+    @property
+    def known_sinks(self) -> frozenset[str]:
+        """Sinks of the program's own configuration."""
+        return self.submitter.known_sinks
+
+    @known_sinks.setter
+    def known_sinks(self, names: frozenset[str]) -> None:
+        self.submitter.known_sinks = names
 
     def publish(
         self,

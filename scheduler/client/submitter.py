@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from scheduler.model.actor import by_hand
 from scheduler.model.recurrence import Recurrence
 from scheduler.model.registry import Kind, Registry, encode_json
 from scheduler.model.spec import TaskId, TaskSpec
-from scheduler.store import audit, schedules
+from scheduler.store import audit, outbox, schedules
 from scheduler.store.db.after_commit import notify_after_commit
 from scheduler.store.db.async_connection import run_on
 from scheduler.store.db.database import Database
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from scheduler.telemetry.sending import Send
 
     AnyConnection = sa.Connection | Session | OfDjango | AsyncConnection | AsyncSession
+
+
+log = logging.getLogger("scheduler.client")
 
 
 class TaskSubmitter:
@@ -54,6 +58,8 @@ class TaskSubmitter:
         self.timezone = timezone
         self.before_schedule = before_schedule
         self._tracing = tracing
+        self.known_sinks: frozenset[str] = frozenset()  # of the program's own configuration
+        self._sinks: dict[str, bool] = {}  # those looked for, and whether a worker has each
         self._unkeyed: dict[str, Recurrence] = {}  # what this program has registered, by the names made for it
 
     def named(self, name: str, payload: Any) -> tuple[Kind | PublishedKind, Any]:
@@ -66,8 +72,28 @@ class TaskSubmitter:
             return read_kind(self.database, name), payload
         return known, known.decode(encode_json(payload, f"payload of {name}"))
 
+    def check_sinks(self, kinds: Iterable[str]) -> None:
+        """Look whether a worker has the sinks that these kinds name in ``on_success``.
+
+        Raises ConfigError if workers have other sinks only; before any has one, it is said in the log.
+        """
+        telling = self.registry.telling
+        for kind in {kind for kind in kinds if kind in telling and not self._sinks.get(telling[kind])}:
+            sink = telling[kind]
+            if self.registry.get(sink) is None:
+                with self.database.read() as tx:
+                    found = outbox.check_sink(tx, sink, self.known_sinks, f'kind {kind} has on_success="{sink}", but ')
+            else:
+                found = True
+            if not found and sink not in self._sinks:
+                text = "no worker has published a sink yet: messages of kind %s wait for a daemon that has [%s]"
+                log.warning(text, kind, sink, extra={"kind": kind})
+            self._sinks[sink] = found
+
     def store_one(self, spec: TaskSpec, connection: Any = None) -> TaskId:
         """:meth:`store` a single task."""
+        if self.registry.telling:
+            self.check_sinks((spec.kind,))
         send = self._send([spec])
         if send is None:
             return self._store_one(spec, connection)
@@ -86,6 +112,8 @@ class TaskSubmitter:
 
     def store(self, specs: list[TaskSpec], connection: Any = None) -> list[TaskId]:
         """Store tasks, in the caller's transaction if there is one, and notify after the commit."""
+        if self.registry.telling:
+            self.check_sinks(spec.kind for spec in specs)
         send = self._send(specs)
         if send is None:
             return self._store(specs, connection)
@@ -115,6 +143,8 @@ class TaskSubmitter:
         if connection is None:
             return await self.threads.call(self.store, specs)
         await self.threads.call(self.database.open)
+        if self.registry.telling:
+            await self.threads.call(self.check_sinks, [spec.kind for spec in specs])
         send = self._send(specs)
         if send is None:
             return await run_on(connection, lambda own: self._store_on(own, specs))
@@ -138,6 +168,7 @@ class TaskSubmitter:
 
         Raises DuplicateScheduleError.
         """
+        self.check_sinks(spec.kinds())
         before = None if keyed else self._unkeyed.get(spec.name)
         if before is not None and before != spec.recurrence:
             raise DuplicateScheduleError(

@@ -296,11 +296,14 @@ class Registry:
     def __init__(self) -> None:
         self._by_name: dict[str, Kind] = {}
         self._by_source: dict[int, Kind] = {}
+        self.telling: dict[str, str] = {}
+        """The kinds whose successes are told, each with its sink (``on_success``)."""
 
     def copy(self) -> Registry:
         """A copy with the same kinds."""
         made = Registry()
         made._by_name, made._by_source = dict(self._by_name), dict(self._by_source)
+        made.telling = dict(self.telling)
         return made
 
     def __iter__(self) -> Iterator[Kind]:
@@ -348,6 +351,8 @@ class Registry:
             raise ConfigError(f"kind {made.name!r} is registered already, by {present.source!r}; give one a kind=")
         self._by_name[made.name] = made
         self._by_source[id(source)] = made
+        if made.options.on_success is not None:
+            self.telling[made.name] = made.options.on_success
         return made
 
 

@@ -32,8 +32,7 @@ def put(
     have published; before any worker has one, all are taken.
     """
     for kind in dict.fromkeys(spec.kind for spec in specs):
-        if kind.removeprefix(PREFIX) not in sinks:
-            _refuse_unknown(tx, kind, sinks)
+        check_sink(tx, kind, sinks)
     if not ours:
         hold_writes(tx)
     wanted: list[TaskSpec] = []
@@ -61,15 +60,21 @@ def is_published(tx: Tx, kind: str) -> bool:
     return tx.run("SELECT 1 FROM schedd_kinds WHERE name = :kind", kind=kind).first() is not None
 
 
-def _refuse_unknown(tx: Tx, kind: str, sinks: Collection[str]) -> None:
-    if is_published(tx, kind):
-        return
+def check_sink(tx: Tx, kind: str, sinks: Collection[str], named_by: str = "") -> bool:
+    """Whether the program, which knows ``sinks``, or a worker has the sink of this kind.
+
+    ``named_by``: where its name stands. Raises ConfigError if other sinks are known; before any is, none is refused.
+    """
+    name = kind.removeprefix(PREFIX)
+    if name in sinks or is_published(tx, kind):
+        return True
     known = sorted({*sink_names(tx), *sinks})
     if known:
         raise ConfigError(
-            f"there is no sink {kind.removeprefix(PREFIX)!r}; known are {listed(known)}: write it as [sinks.NAME], and "
+            f"{named_by}there is no sink {name!r}; known are {listed(known)}: write it as [sinks.NAME], and "
             "start a daemon that has it first"
         )
+    return False
 
 
 def _last_of(tx: Tx, kind: str, group: str) -> list[int]:

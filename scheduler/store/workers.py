@@ -95,6 +95,7 @@ def publish_kinds(tx: Tx, worker: int, kinds: Iterable[Kind]) -> None:
             "executor": o.executor,
             "resources": o.resources,
             **({"ranked": True} if o.ranked else {}),
+            **({} if o.on_success is None else {"on_success": o.on_success}),
             "executor_options": o.executor_options,
             "concurrency_key": kind.published_key_template(),
             "concurrency_key_why": kind.why_key_is_private(),  # only its program can make it

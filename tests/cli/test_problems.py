@@ -191,6 +191,17 @@ def plant_sink(live: Bench) -> Planted:
     return Planted("sink shop cannot be used since 1970-01-01T00:00:01Z")
 
 
+class Tells(Task, on_success="sinks.shpo"):
+    def run(self, ctx: Context) -> Any:
+        return None
+
+
+def plant_no_sink(live: Bench) -> Planted:
+    live.jobs.register(Tells)
+    live.drain()
+    return Planted("no worker has [sinks.shpo], which on_success of Tells names")
+
+
 def plant_old_messages(live: Bench) -> Planted:
     live.drain()
     live.execute(

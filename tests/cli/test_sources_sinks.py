@@ -241,3 +241,12 @@ def test_doctor_finds_messages_that_nothing_settles(ctl: Ctl, live: Bench) -> No
     found = {row["check"]: row for row in ctl.json("doctor")}
     assert found["messages"]["level"] == "note"
     assert found["messages"]["text"].startswith("1 message of orders not settled, though their tasks have ended")
+
+
+@pytest.mark.parametrize(
+    ("command", "what"), [(("inbox", "list", "--source"), "source"), (("outbox", "list", "--sink"), "sink")]
+)
+def test_an_empty_list_of_something_that_nobody_has_says_so(
+    ctl: Ctl, live: Bench, command: tuple[str, ...], what: str
+) -> None:
+    assert f"there is no {what} 'shpo'; known are " in ctl(*command, "shpo").stderr

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -320,3 +322,62 @@ def test_a_sink_that_nobody_has_is_refused_with_those_that_there_are(make: Make)
     rig.jobs.known_sinks = frozenset({"new"})
     rig.jobs.publish("new", {})
     assert len(rig.jobs.list_tasks()) == 2
+
+
+class Mistyped(Task, on_success="sinks.shpo"):
+    n: int = 0
+
+    def run(self, ctx: Context) -> None: ...
+
+
+Way = Callable[[Scheduler], object]
+
+
+def in_a_batch(jobs: Scheduler) -> None:
+    with jobs.batch() as batch:
+        batch.task(Told("fine"))
+        batch.task(Mistyped())
+
+
+def with_the_callers_rows(jobs: Scheduler) -> None:
+    with jobs.database.open().begin() as connection:
+        jobs.task(Mistyped()).schedule(connection=connection)
+
+
+WAYS: dict[str, Way] = {
+    "one": lambda jobs: jobs.task(Mistyped()).schedule(),
+    "a batch": in_a_batch,
+    "a schedule": lambda jobs: jobs.task(Mistyped()).every(60).schedule(),
+    "the caller's connection": with_the_callers_rows,
+    "asynchronous": lambda jobs: asyncio.run(jobs.task(Mistyped()).schedule_async()),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_type_that_names_a_sink_that_nobody_has_is_refused(make: Make, way: str) -> None:
+    rig = make()
+    drain(rig.jobs)  # publishes the kinds
+    program = Scheduler.for_testing(url=rig.config.store.url)
+    program.register(Mistyped)
+    program.register(Told)
+    text = "kind Mistyped has on_success=\"sinks.shpo\", but there is no sink 'shpo'; known are shop: write it"
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        WAYS[way](program)
+    assert program.list_tasks() == []
+    assert program.schedules.list() == []
+    program.known_sinks = frozenset({"shpo"})
+    WAYS[way](program)
+    assert program.list_tasks() or program.schedules.list()
+
+
+def test_a_type_whose_sink_no_worker_has_published_yet_is_said_once(
+    database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    jobs = Scheduler.for_testing(url=database.url)
+    jobs.register(Mistyped)
+    with caplog.at_level(logging.WARNING):
+        jobs.task(Mistyped()).schedule()
+        jobs.task(Mistyped()).schedule()
+    assert [record.getMessage() for record in caplog.records if "[sinks.shpo]" in record.getMessage()] == [
+        "no worker has published a sink yet: messages of kind Mistyped wait for a daemon that has [sinks.shpo]"
+    ]

@@ -247,6 +247,14 @@ TABLE: tuple[ProblemType, ...] = (
         voices=OF_NO_TASK,
     ),
     ProblemType(
+        "no_sink",
+        "A task type names a sink in `on_success` that no worker has ever had. Its messages would wait for ever.",
+        "Mend the name, or start a daemon that has the sink as `[sinks.NAME]`.",
+        workers.sinks_of_nobody,
+        "sinks",
+        voices=OF_NO_TASK,
+    ),
+    ProblemType(
         "old_messages",
         "Messages of a source come so late that its transport may drop some.",
         "Run more workers, or have the transport keep messages for longer.",

@@ -8,6 +8,7 @@ from scheduler.model.redact import redact
 from scheduler.model.texts import counted, listed, rfc3339, span_text
 from scheduler.model.trouble import Side, Trouble
 from scheduler.ports import SECOND
+from scheduler.store.broken_rows import options_of
 from scheduler.store.read.snapshot import Snapshot
 from scheduler.store.read.workers import LOST, WorkerRecord, clock_text, far_text, hung_text, orphans_text
 
@@ -18,6 +19,23 @@ CLOCK_OFF = 60 * SECOND
 def of_transports(seen: Snapshot) -> list[Problem]:
     """Sources and sinks that cannot be used, and sources whose messages come too late."""
     return [_transport(several, seen.tx.now) for _, several in sorted(_reports(seen.workers).items())]
+
+
+def sinks_of_nobody(seen: Snapshot) -> list[Problem]:
+    """Kinds of live workers that tell a sink of their successes which no worker has ever had."""
+    served = {kind for worker in seen.fleet.claiming for kind in worker.kinds}
+    wanted: dict[str, list[str]] = {}
+    names = set()
+    for name, options in seen.tx.run("SELECT name, options FROM schedd_kinds ORDER BY name"):
+        names.add(name)
+        sink = options_of(options).get("on_success")
+        if name in served and isinstance(sink, str):
+            wanted.setdefault(sink, []).append(name)
+    return [
+        Problem("no_sink", f"no worker has [{sink}], which on_success of {listed(kinds)} names", len(kinds))
+        for sink, kinds in sorted(wanted.items())
+        if sink not in names
+    ]
 
 
 def transport_troubles(found: list[WorkerRecord], now: int) -> dict[tuple[Side, str], list[str]]:
