@@ -7,6 +7,21 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 from alembic import op
 
+# Where an interrupted upgrade has left the old one under its other name, it is the new one that may not be whole.
+_SET_ASIDE = """
+DO $$ BEGIN
+  IF to_regclass('{name}_old') IS NOT NULL THEN
+    IF (SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass('{name}')) THEN
+      DROP INDEX {name}_old;
+    ELSE
+      DROP INDEX IF EXISTS {name};
+    END IF;
+  END IF;
+  IF to_regclass('{name}_old') IS NULL AND to_regclass('{name}') IS NOT NULL THEN
+    ALTER INDEX {name} RENAME TO {name}_old;
+  END IF;
+END $$"""
+
 
 def create_index(
     name: str,
@@ -39,7 +54,7 @@ def create_index(
         )
         return
     if replaces:
-        op.execute(f"ALTER INDEX IF EXISTS {name} RENAME TO {name}_old")
+        op.execute(_SET_ASIDE.format(name=name))
     kind, condition = "UNIQUE INDEX" if unique else "INDEX", "" if where is None else f" WHERE {where}"
     later += [
         f"DROP INDEX CONCURRENTLY IF EXISTS {name}",  # what an interrupted attempt left is invalid

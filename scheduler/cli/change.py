@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from scheduler.store.read.tasks import TaskRecord
     from scheduler.store.tasks.control import CancelResult
     from scheduler.store.tasks.keys import Other
+    from scheduler.store.tasks.stale import Stale
 
 _CANCEL_FIELDS = ("cancelled", "requested", "finished", "dependants", "later")
 
@@ -193,7 +194,7 @@ def _retry(session: Session, ids: tuple[int, ...], no_downstream: bool, rerun: b
 
     wanted = list(dict.fromkeys(ids))
 
-    def work(tx: Tx) -> tuple[list[TaskRecord], dict[int, Other], list[int]]:
+    def work(tx: Tx) -> tuple[list[TaskRecord], dict[int, Other], Stale]:
         left = control.retry_all(tx, wanted, downstream=not no_downstream)
         stale = rerun_on_new(tx, wanted, rerun=rerun)
         return [get_task(tx, task_id) for task_id in wanted], left, stale

@@ -21,6 +21,7 @@ from scheduler.cli.views import SHOW_FIELDS, TASK_FIELDS, task_view
 if TYPE_CHECKING:
     from scheduler.store.db.tx import Tx
     from scheduler.store.tasks.keys import Other
+    from scheduler.store.tasks.stale import Stale
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -155,7 +156,7 @@ def replay(
     from scheduler.store.admin.replay import replay as run_again
     from scheduler.store.read.tasks import get_task, get_tasks
     from scheduler.store.tasks.patch import StoredPayload
-    from scheduler.store.tasks.stale import rerun_on_new
+    from scheduler.store.tasks.stale import NONE, rerun_on_new
 
     wanted = list(dict.fromkeys(ids))
     if len(wanted) > 1 and (key is not None or params or payload is not None):
@@ -167,7 +168,7 @@ def replay(
     if key is not None and not 1 <= len(key) <= 255:
         raise click.UsageError("--key is a text of 1 to 255 characters")
 
-    def work(tx: Tx) -> tuple[list[dict[str, object]], dict[int, Other], list[int]]:
+    def work(tx: Tx) -> tuple[list[dict[str, object]], dict[int, Other], Stale]:
         new = None
         if params or payload is not None:
             task = get_task(tx, wanted[0])
@@ -177,7 +178,7 @@ def replay(
         made = [run_again(tx, i, key=key, payload=new, copy=copy) for i in wanted]
         views = [task_view(task) for task in get_tasks(tx, [again.id for again in made])]
         left = {task_id: other for again in made for task_id, other in again.left.items()}
-        return views, left, [] if copy else rerun_on_new(tx, wanted, rerun=rerun)
+        return views, left, NONE if copy else rerun_on_new(tx, wanted, rerun=rerun)
 
     rows, left, stale = session.write(work)
     print_rows(session, rows)

@@ -251,7 +251,7 @@ def retry_chosen(session: Session, wanted: TaskFilter, limit: int, *, downstream
     """Retry what the filters choose. Returns the exit status."""
     from scheduler.store.admin.bulk import retry_many
     from scheduler.store.read.tasks import get_tasks
-    from scheduler.store.tasks.stale import ran_on
+    from scheduler.store.tasks.stale import NONE, ran_on
 
     database = session.existing()
     began = database.now()
@@ -261,7 +261,7 @@ def retry_chosen(session: Session, wanted: TaskFilter, limit: int, *, downstream
         note(f"task {task_id} was not retried: task {holder} has its key")
     with database.read() as tx:
         rows = [{"id": t.id, "kind": t.kind, "state": t.state.value} for t in get_tasks(tx, done.changed)]
-        stale = [] if dry_run else ran_on(tx, done.changed, began)
+        stale = NONE if dry_run else ran_on(tx, done.changed, began)
         if not done.changed and not done.conflicts:
             note_kinds(tx, wanted)
     print_rows(session, rows)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from scheduler.config.model import Config
     from scheduler.operations.desk import Database, Desk, Tx
     from scheduler.operations.workers import Fleet
+    from scheduler.store.tasks.stale import Stale
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -229,15 +230,17 @@ def prints(
     return decorate
 
 
-def note_stale(stale: Sequence[int], rerun: bool = False, *, option: bool = True) -> None:
+def note_stale(stale: Stale, rerun: bool = False, *, option: bool = True) -> None:
     """Note the tasks that ran on how tasks had ended that run again. ``option``: the command has --rerun."""
     from scheduler.operations.tasks import told
 
     if not stale:
         return
-    if rerun:
+    if not stale.ids:
+        note(told(stale))
+    elif rerun:
         note(f"{told(stale).replace(' ran ', ' had run ')}, and will run again")
     elif option:
         note(f"{told(stale)}: `--rerun` would run it again, as `schedctl rerun` does")
     else:
-        note(f"{told(stale)}: `schedctl rerun {' '.join(map(str, stale[:20]))}` runs it again")
+        note(f"{told(stale)}: `schedctl rerun {' '.join(map(str, stale.ids[:20]))}` runs it again")

@@ -31,13 +31,14 @@ from scheduler.store.read.dead_letters import BATCH
 from scheduler.store.read.tasks import get_task
 from scheduler.store.tasks.keys import Other
 from scheduler.store.tasks.patch import NewPayload, StoredPayload
-from scheduler.store.tasks.stale import ran_on, rerun_on_new
+from scheduler.store.tasks.stale import NONE, Stale, ran_on, rerun_on_new, told
 
 if TYPE_CHECKING:
     from scheduler.client.tasks import TaskOperations
 
 Seconds = float | timedelta | str
 MAX_REPLAYED = 10_000  # of a bulk replay
+_SAID = 100  # stale tasks that have a line of the log each
 _BATCH_SIZE = 100  # replayed in one transaction
 log = logging.getLogger("scheduler.dead_letters")
 
@@ -176,9 +177,9 @@ class DeadLetters:
             check_text(key, "a key", MAX_KEY)
         new = None if payload is None else self._payload(task_id, payload)
 
-        def work(tx: Tx) -> tuple[Reopened, list[int]]:
+        def work(tx: Tx) -> tuple[Reopened, Stale]:
             made = replay(tx, task_id, key=key, payload=new, copy=copy)
-            return made, [] if copy else rerun_on_new(tx, [task_id], rerun=rerun)
+            return made, NONE if copy else rerun_on_new(tx, [task_id], rerun=rerun)
 
         with acting_as(by):
             made, stale = self._owner.database.change(work)
@@ -323,10 +324,13 @@ def warn_left(left: Mapping[int, Other]) -> None:
         log.warning(text, task_id, other.id, other.key, extra={"task": task_id})
 
 
-def warn_stale(stale: Sequence[int]) -> None:
-    """Log the tasks that ran on how a task had ended that runs again."""
-    for task_id in stale:
+def warn_stale(stale: Stale) -> None:
+    """Log the tasks that ran on how a task had ended that runs again: the first of them each, and how many others."""
+    for task_id in stale.ids[:_SAID]:
         log.warning("it ran on the old end of a task that runs again: rerun it", extra={"task": task_id})
+    more = len(stale.ids) - _SAID
+    if more > 0 or stale.cut:
+        log.warning("%s; %d have no line of their own", told(stale), max(more, 0))
 
 
 def _at_least_one(limit: int) -> int:

@@ -59,7 +59,7 @@ from scheduler.store.tasks import control
 from scheduler.store.tasks.control import CancelResult
 from scheduler.store.tasks.enqueue import callers_connection, hold_writes
 from scheduler.store.tasks.keys import Other
-from scheduler.store.tasks.stale import ran_on, rerun_on_new
+from scheduler.store.tasks.stale import Stale, ran_on, rerun_on_new
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -338,7 +338,7 @@ class TaskOperations:
         """
         check_id(task_id)
 
-        def work(tx: Tx) -> tuple[Mapping[int, Other], list[int]]:
+        def work(tx: Tx) -> tuple[Mapping[int, Other], Stale]:
             left = control.retry(tx, task_id, downstream=downstream)
             return left, rerun_on_new(tx, [task_id], rerun=rerun)
 

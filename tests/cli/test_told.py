@@ -7,8 +7,10 @@ import logging
 import pytest
 
 from scheduler import Context, Task, Unique, UnknownTaskError
+from scheduler.client import dead_letters
 from scheduler.store.admin.retention import purge_batch
 from scheduler.store.read.status import status
+from scheduler.store.tasks import stale
 from scheduler.testing import drain
 from support.bench import Bench
 from support.consoles import ask, console_on, post
@@ -78,6 +80,65 @@ def test_a_bulk_names_it_at_its_end_and_later(ctl: Ctl, live: Bench, verb: str) 
     with console_on(live.database) as gate:
         assert ask(gate, "GET", f"/bulks/{name}.json").json["stale"] == []
     assert live.state(mail) == "success"
+
+
+def three_reports(live: Bench) -> tuple[int, list[int]]:
+    dead, report, _ = mended_graph(live)
+    more = [int(live.step(f"more {n}", dead, when="finished").schedule()) for n in range(2)]
+    live.drain()
+    return dead, [report, *more]
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two tasks are looked at."""
+    monkeypatch.setattr(stale, "_MOST", 2)
+
+
+CUT = "ran on the old outcome, and perhaps others, as the first 2 tasks were looked at"
+
+
+@pytest.mark.parametrize("command", [("retry",), ("retry", "--kind", "Step"), ("dlq", "replay"), ("dlq", "replay-all")])
+def test_a_look_that_ends_early_says_so(few: None, ctl: Ctl, live: Bench, command: tuple[str, ...]) -> None:
+    dead, reports = three_reports(live)
+    result = ctl(*command, *([dead] if len(command) == 1 or command[1] == "replay" else []))
+    assert f"tasks {reports[0]}, {reports[1]} {CUT}" in result.stderr
+
+
+@pytest.mark.parametrize("command", [("retry",), ("dlq", "replay")])
+def test_rerun_reaches_all_however_many(few: None, ctl: Ctl, live: Bench, command: tuple[str, ...]) -> None:
+    dead, reports = three_reports(live)
+    assert "perhaps" not in ctl(*command, "--rerun", dead).stderr
+    assert live.states(*reports) == ["waiting"] * 3
+
+
+def test_programs_and_pages_say_that_a_look_ended_early(
+    few: None, ctl: Ctl, live: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    dead, reports = three_reports(live)
+    live.jobs.retry_task(dead)
+    assert f"tasks {reports[0]}, {reports[1]} {CUT}; 0 have no line of their own" in caplog.text
+    live.drain()
+    name = ctl.json("bulk", "plan", "rerun", "--status", "success", "--no-downstream", "kind:Step")["name"]
+    result = ctl("bulk", "run", name)
+    assert "the first 2 tasks were looked at" in result.stderr
+    with console_on(live.database) as gate:
+        assert "first 2 tasks were looked at" in ask(gate, "GET", f"/bulks/{name}").text
+        assert ask(gate, "GET", f"/bulks/{name}.json").json["stale_more"] is True
+        live.drain()
+        done = post(gate, f"/tasks/{dead}/rerun.json", alone="1").json
+    assert CUT in done["done"]
+    assert done["data"]["stale_more"] is True
+
+
+def test_a_program_says_so_many_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, live: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(dead_letters, "_SAID", 1)
+    dead, _ = three_reports(live)
+    live.jobs.retry_task(dead)
+    assert caplog.text.count("it ran on the old end of a task that runs again") == 1
+    assert "2 have no line of their own" in caplog.text
 
 
 @pytest.mark.parametrize("verb", ["retry", "replay"])

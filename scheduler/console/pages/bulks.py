@@ -20,7 +20,7 @@ from scheduler.model.task_filter import TaskFilter, only
 from scheduler.store import bulks as stored
 from scheduler.store.admin.canaries import canary_of
 from scheduler.store.read.kinds import get_kind
-from scheduler.store.tasks.stale import ran_on_bulk, told
+from scheduler.store.tasks.stale import NONE, ran_on_bulk, told
 
 ITEMS = 100
 _UNDOABLE = (BulkState.DONE, BulkState.STOPPED, BulkState.INTERRUPTED)
@@ -55,11 +55,12 @@ def bulk(visit: Visit) -> Page:
     items = visit.jobs.bulks.items(name, result=shown or None, limit=ITEMS, cursor=-1 if cursor is None else cursor)
     with visit.read() as tx:
         canary = canary_of(tx, stored.get(tx, name)) if found.state is BulkState.STOPPED else None
-        stale = ran_on_bulk(tx, name, found.verb) if found.done else []
+        stale = ran_on_bulk(tx, name, found.verb) if found.done else NONE
     context: dict[str, Any] = {
         "bulk": found,
         "canary": canary,
-        "stale": stale,
+        "stale": stale.ids,
+        "stale_more": stale.cut,
         "ran_on": told(stale) if stale else "",
         "items": items,
         "shown": shown,
@@ -77,7 +78,10 @@ def bulk(visit: Visit) -> Page:
         {"task": i.task_id, "before": i.before, "result": i.result, "note": masked_text(i.note)} for i in items
     ]
     return Page(
-        "bulk.html", {**_view(found), "stale": stale, "items": items_data}, context, f"schedctl bulk show {name}"
+        "bulk.html",
+        {**_view(found), "stale": stale.ids, "stale_more": stale.cut, "items": items_data},
+        context,
+        f"schedctl bulk show {name}",
     )
 
 

@@ -81,7 +81,8 @@ def _ran_on(visit: Visit, task_id: int, began: int) -> tuple[str, dict[str, Any]
     if not stale:
         return "", {}
     text = told(stale)
-    return f" {text[0].upper()}{text[1:]}: rerun what is to see the new one.", {"stale": stale}
+    data = {"stale": stale.ids, "stale_more": stale.cut}
+    return f" {text[0].upper()}{text[1:]}: rerun what is to see the new one.", data
 
 
 @action("/tasks/{id:int}/replay", Verb.REPLAY)

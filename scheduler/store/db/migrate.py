@@ -362,6 +362,7 @@ def _upgrade_once(engine: sa.Engine, refused: Callable[[sa.Connection, str | Non
         elif version == HEAD and _is_odd(connection):
             older_forms.amend(connection, HEAD, _columns_at)
         later += _missing_indexes(connection, frozenset(word for statement in later for word in statement.split()))
+        later += [statement for statement in _replaced_indexes(connection) if statement not in later]
     return later
 
 
@@ -412,6 +413,21 @@ def _missing_indexes(connection: sa.Connection, but: frozenset[str] = frozenset(
             text.replace(" INDEX ", " INDEX CONCURRENTLY ", 1),
         )
     ]
+
+
+def _replaced_indexes(connection: sa.Connection) -> list[str]:
+    """The statements that drop what an interrupted upgrade left of indexes that it had replaced (migrations/online.py).
+
+    They come last: until the new ones are made, the programs use these.
+    """
+    from scheduler.store.schema import metadata
+
+    if _version(connection) != HEAD:
+        return []
+    ours = {f"{one.name}_old" for table in metadata.tables.values() for one in table.indexes}
+    sql = "SELECT relname FROM pg_class JOIN pg_index ON indexrelid = oid WHERE pg_table_is_visible(indrelid)"
+    there = {row[0] for row in connection.execute(sa.text(sql))}
+    return [f"DROP INDEX CONCURRENTLY IF EXISTS {name}" for name in sorted(ours & there)]
 
 
 def _columns_at(version: str) -> older_forms.Columns:

@@ -324,6 +324,76 @@ def test_an_index_of_another_form_serves_until_the_new_one_is_made(
     assert "(key, kind)" in after["ix_schedd_tasks_key"]
 
 
+@on_postgres
+@pytest.mark.parametrize("again", ["the same program", "one that replaces it once more"])
+def test_what_a_killed_upgrade_left_of_a_replaced_index_is_removed(
+    old: Database,
+    next_program: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    again: str,
+) -> None:
+    """Its backend is killed while it makes the new index, which a writer's open transaction delays."""
+    replace = 'create_index("ix_schedd_tasks_key", "schedd_tasks", ["key", "kind"], replaces=True)'
+    next_program(fail=replace)
+    engine = sa.create_engine(old.url)
+
+    def valid() -> dict[str, bool]:
+        with engine.connect() as connection:
+            found = connection.exec_driver_sql(
+                "SELECT c.relname, i.indisvalid FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid "
+                "WHERE c.relname IN ('ix_schedd_tasks_key', 'ix_schedd_tasks_key_old')"
+            )
+            return {str(name): bool(is_valid) for name, is_valid in found}
+
+    building = (
+        "SELECT pid FROM pg_stat_activity WHERE state = 'active' AND wait_event_type = 'Lock' "
+        "AND datname = current_database() AND query LIKE 'CREATE INDEX CONCURRENTLY ix_schedd_tasks_key %%'"
+    )
+    make = migrate._make_indexes
+
+    def kill() -> None:
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            until(lambda: connection.exec_driver_sql(building).first())
+            (pid,) = connection.exec_driver_sql(building).one()
+            connection.exec_driver_sql(f"SELECT pg_terminate_backend({pid})")
+
+    def make_and_be_killed(engine: sa.Engine, statements: Sequence[str]) -> None:
+        with engine.connect() as writer:
+            writer.exec_driver_sql("LOCK TABLE schedd_tasks IN ROW EXCLUSIVE MODE")
+            killer = threading.Thread(target=kill)
+            killer.start()
+            try:
+                make(engine, statements)
+            finally:
+                killer.join(20)
+
+    monkeypatch.setattr(migrate, "_make_indexes", make_and_be_killed)
+    with pytest.raises(StoreUnavailableError):
+        migrate.upgrade(old.url)
+    assert valid() == {"ix_schedd_tasks_key": False, "ix_schedd_tasks_key_old": True}
+    monkeypatch.setattr(migrate, "_make_indexes", make)
+    if again != "the same program":
+        after = f"{int(NEXT) + 1:04}"
+        text = _AGAIN.format(after=after, next=NEXT, replace=replace)
+        (Path(migrate.scripts()) / "versions" / f"{after}_after.py").write_text(text)
+        monkeypatch.setattr(migrate, "HEAD", after)
+    migrate.upgrade(old.url)
+    assert valid() == {"ix_schedd_tasks_key": True}
+    engine.dispose()
+
+
+_AGAIN = """
+from scheduler.migrations.online import create_index
+
+revision, down_revision = "{after}", "{next}"
+
+
+def upgrade() -> None:
+    {replace}
+"""
+
+
 def test_no_migration_keeps_writers_of_a_full_table_waiting() -> None:
     """A plain CREATE INDEX does, on PostgreSQL. The first migration makes the tables; the third only new ones."""
     for path in sorted((Path(migrate.scripts()) / "versions").glob("[0-9]*.py")):
