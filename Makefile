@@ -1,6 +1,6 @@
 # A fresh clone needs Python 3.11 or later with its venv module, and a package registry; the rest happens here.
 #   make test                          everything; PYTEST_ARGS="-k name" for a part of it
-#   make test DATABASES=both           each test that takes a database on both of them, as .ci/run does
+#   make test DATABASES=both           each test that takes a database on both of them; make test-both is the same
 #   make test PYTHON=python3.12        the same with another Python, in a virtual environment of its own
 #   make test-lowest                   the same with the lowest versions that pyproject.toml allows, in .venv-lowest
 PYTHON ?= python3
@@ -16,20 +16,21 @@ EXTRAS ?= dev
 PYTEST_ARGS ?=
 # Workers write compiled tests and modules, whatever the environment says: else each compiles all of them, in each run.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(PY) -m pytest
-# both: tests above the store run on PostgreSQL, too; usually SQLite is enough for them.
+# both: each test that takes a database runs on both; usually those above the store run on one, which their names choose.
 DATABASES ?= usual
 EVERY_DATABASE := $(if $(filter both,$(DATABASES)),--every-database)
 # Twice as many as there are cores: many tests wait for child processes, or for a clock.
 JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup emulator machine demo-messages demo-anywhere operating pictures observability demo test quick test-lowest man soak faults faults-ha transports executors executors-soak kube kube-soak ray vm cases mutants golden lint ruff mypy pyright format bench bench-check release clean
+.PHONY: help setup emulator machine demo-messages demo-anywhere operating pictures observability demo test test-both quick test-lowest man soak faults faults-ha transports executors executors-soak kube kube-soak ray vm cases mutants golden lint ruff mypy pyright format bench bench-check release clean
 
 help:
 	@echo "make demo [PHOTO=path]   the photo workflow on a real daemon, killed in the middle"
 	@echo "make demo-messages       orders from a Cloudflare queue, out as webhooks and over NATS, killed in the middle"
 	@echo "make demo-anywhere       one task file in one program, a fleet, processes, Dask, Slurm and Ray, each killed in the middle"
 	@echo "make test                all tests, on SQLite and on a real PostgreSQL: about 12 minutes on 2 cores"
+	@echo "make test-both           the same, and the tests above the store on both databases, too: before a release"
 	@echo "make quick               a part of them, on SQLite only and without faults: a minute"
 	@echo "make test-lowest         all tests, with the lowest versions of what schedd needs (constraints/lowest.txt)"
 	@echo "make cases               which case of the guarantees is shown on which database"
@@ -119,6 +120,9 @@ test: setup emulator machine
 	@$(if $(PYTEST_ARGS),,echo "All tests: about 12 minutes on 2 cores, less on more (this machine has $$(getconf _NPROCESSORS_ONLN)). make quick takes one.")
 	$(PYTEST) -n $(JOBS) --dist worksteal -m "not soak and not transports and not executors and not kube" \
 	  $(EVERY_DATABASE) $(PYTEST_ARGS)
+
+test-both:
+	$(MAKE) test DATABASES=both
 
 # What breaks most things when it is wrong, from each room of the code; it has to stay under a minute on two cores.
 QUICK := cli/columns cli/db cli/help cli/status cli/submit cli/tasks client/builder config/durations \

@@ -88,7 +88,7 @@ def test_what_passes_when_run_again_is_named(tmp_path: Path) -> None:
     status, output, calls = run(tmp_path, "tests/a.py::b[fail over]|tests/a.py::c", "")
     assert status == 0
     again = "JOBS=0 PYTEST_ARGS=--last-failed --last-failed-no-failures none"
-    assert calls == ["test DATABASES=both", f"test DATABASES=both {again}"]
+    assert calls == ["test", f"test {again}"]
     assert f"{AGAIN}\n  tests/a.py::b[fail over]\n  tests/a.py::c\n" in output
     assert "\npytest: === 1 failed, 8 passed in 1.00s ===\npytest, run again: === 9 passed in 1.00s ===\n" in output
 

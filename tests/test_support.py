@@ -16,7 +16,7 @@ import sqlalchemy
 from scheduler.store import schema
 from support import postgres_server
 from support.casebook import PROPERTY, Case, Casebook, cells_of, read_cases
-from support.databases import DIALECTS, Database, PostgresDatabases, is_left_out, needs_postgresql
+from support.databases import DIALECTS, Database, PostgresDatabases, chosen, is_left_out, needs_postgresql
 from support.session import TESTS
 
 
@@ -101,6 +101,7 @@ def row_of(table: sqlalchemy.Table) -> dict[str, Any]:
     return {column.name: 1 if column.type.python_type is int else "x" for column in needed}
 
 
+@pytest.mark.both_databases
 @pytest.mark.parametrize("again", [False, True])
 def test_a_database_is_migrated_and_empty(database: Database, again: bool) -> None:
     """Twice on each: the second finds nothing of what the first wrote."""
@@ -184,33 +185,38 @@ def test_sqlite_only_leaves_out_what_takes_postgresql(
     assert needs_postgresql(item) is needed
 
 
-def taken(room: str, *marks: str, dialect: str | None = "postgresql", explicit: bool = False) -> Any:
+def taken(room: str, *marks: str, dialect: str | None = "postgresql", explicit: bool = False, name: str = "a") -> Any:
     """A test in this room, with these marks."""
     there = [getattr(pytest.mark, name).mark for name in marks]
     if explicit:
         there.append(pytest.mark.parametrize("dialect", ["postgresql"], indirect=True).mark)
     return SimpleNamespace(
         path=TESTS / room / "test_it.py",
+        nodeid=f"tests/{room}/test_it.py::test_{name}[{dialect}]",
         callspec=None if dialect is None else SimpleNamespace(params={"dialect": dialect}),
         iter_markers=lambda name: [mark for mark in there if mark.name == name],
         get_closest_marker=lambda name: next((mark for mark in there if mark.name == name), None),
     )
 
 
+def where(room: str, *marks: str, name: str = "a") -> list[str]:
+    return [one for one in DIALECTS if not is_left_out(taken(room, *marks, dialect=one, name=name))]
+
+
 def test_above_the_store_one_database_is_enough() -> None:
-    assert is_left_out(taken("cli"))
-    assert is_left_out(taken("store/tasks", "one_is_enough"))
-    assert is_left_out(taken("cli", "case", "one_is_enough"))
-    kept = [
-        taken("store/tasks"),
-        taken("cli", dialect="sqlite"),
-        taken("cli", dialect=None),
-        taken("cli", "both_databases"),
-        taken("cli", "case"),
-        taken("cli", explicit=True),
-        taken("store/tasks", "one_is_enough", explicit=True),
-    ]
-    assert not any(map(is_left_out, kept))
+    found = {str(number): where("cli", "case", name=str(number)) for number in range(60)}
+    assert {len(here) for here in found.values()} == {1}
+    assert 10 < sum(here == ["postgresql"] for here in found.values()) < 30
+    assert found == {number: where("cli", "case", name=number) for number in found}  # the same in each run
+    assert where("store/tasks", "one_is_enough") == where("executors") == ["sqlite"]
+    for both in (("store/tasks",), ("engine/dispatch",), ("cli", "both_databases"), ("executors", "both_databases")):
+        assert where(*both) == list(DIALECTS)
+    others = [taken("cli", explicit=True), taken("store/tasks", "one_is_enough", explicit=True)]
+    assert not any(map(is_left_out, [*others, taken("cli", dialect=None)]))
+
+
+def test_each_test_runs_on_the_database_that_its_name_chooses() -> None:
+    assert chosen("tests/cli/test_it.py::test_a[x-sqlite]") == chosen("tests/cli/test_it.py::test_a[x-postgresql]")
 
 
 def test_the_files_of_make_quick_are_there() -> None:

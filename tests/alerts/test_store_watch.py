@@ -82,6 +82,7 @@ def events(sink: Server) -> list[str]:
     return [body["event"] for body in told(sink)]
 
 
+@pytest.mark.both_databases
 def test_a_locked_store_is_told_to_each_sink_once_and_its_end(
     database: Database, service: AlertService, sinks: tuple[Server, Server]
 ) -> None:

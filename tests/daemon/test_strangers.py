@@ -117,6 +117,7 @@ def rig(database: Database, tmp_path: Path, request: pytest.FixtureRequest) -> I
 
 
 @pytest.mark.alone
+@pytest.mark.both_databases
 @pytest.mark.case(99)
 @pytest.mark.parametrize("rig", [1024, 8192], ids=["few-files", "many-files"], indirect=True)
 def test_strangers_keep_nobody_out(rig: Rig) -> None:
@@ -140,6 +141,7 @@ def test_strangers_keep_nobody_out(rig: Rig) -> None:
 
 
 @pytest.mark.alone
+@pytest.mark.both_databases
 @pytest.mark.case(100)
 def test_strangers_delay_no_stop(rig: Rig) -> None:
     """Halves of requests are not waited for."""

@@ -10,6 +10,7 @@ from scheduler import AsyncContext, Context, LeaseLost, Scheduler, Snooze, TaskS
 from scheduler.testing import FakeClock, drain, engine_of
 from support.fleet import Fleet, ends, let_pass, rows, run_claimed, step
 
+pytestmark = pytest.mark.both_databases
 LEASE = 30.0
 
 

@@ -12,6 +12,8 @@ from scheduler.ports import SystemClock
 from scheduler.testing import FakeClock, drain, engine_of
 from support.fleet import Fleet, ends, run_claimed, step
 
+pytestmark = pytest.mark.both_databases
+
 
 @task
 def add(ctx: Context, a: int, b: int) -> int:

@@ -1,7 +1,7 @@
 """Databases for the tests: a test that takes one runs on SQLite and on PostgreSQL.
 
-In rooms whose subject stands above the store, it runs on SQLite alone, unless it is marked ``both_databases`` or shows
-a case: see ``is_left_out``. ``pytest --every-database`` runs all of them on both.
+In rooms whose subject stands above SQL and its locks, it runs on one of them, which its name decides, unless it is
+marked ``both_databases``: see ``is_left_out``. ``pytest --every-database`` runs all of them on both.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import shutil
 import sqlite3
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -26,8 +27,12 @@ from support.session import TESTS, directory_in_memory, files_directory, locked,
 DIALECTS = ("sqlite", "postgresql")
 # A test's mark: what it is about touches no database, only something has to hold its tasks.
 one_database = pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
-# Rooms whose subject stands above the store. A file or two of each are marked both_databases.
-ABOVE_THE_STORE = {"alerts", "cli", "client", "console", "daemon", "executors", "messages", "telemetry"}
+# Rooms whose subject is SQL, or its locks, or what a kill leaves behind. Of each other room, a file or two are marked
+# both_databases, and the rest runs on one.
+ON_BOTH = {"store", "engine/dispatch", "engine/maintenance", "faults", "stateful", "transports"}
+# What executors do on PostgreSQL is tried by make executors.
+ON_SQLITE = {"executors"}
+ONE_OF = 3  # so many tests runs on PostgreSQL, where each costs more than twice as much
 LEFT_OUT = pytest.StashKey[Callable[[pytest.Item], bool]]()
 
 
@@ -52,15 +57,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def is_left_out(item: pytest.Item) -> bool:
     """Whether this is the second run of a test for which one database is enough."""
     callspec = getattr(item, "callspec", None)
-    if callspec is None or callspec.params.get("dialect") != "postgresql":
+    here = callspec.params.get("dialect") if callspec is not None else None
+    if here not in DIALECTS or any("dialect" in str(mark.args[0]) for mark in item.iter_markers("parametrize")):
+        return False  # it takes none, or says itself on which it runs
+    rooms = {str(place) for place in item.path.relative_to(TESTS).parents}
+    if item.get_closest_marker("one_is_enough") or (
+        rooms & ON_SQLITE and not item.get_closest_marker("both_databases")
+    ):
+        return bool(here != "sqlite")
+    if rooms & ON_BOTH or item.get_closest_marker("both_databases"):
         return False
-    if any("dialect" in str(mark.args[0]) for mark in item.iter_markers("parametrize")):
-        return False  # it says itself on which it runs
-    if item.get_closest_marker("one_is_enough"):
-        return True
-    if item.get_closest_marker("both_databases") or item.get_closest_marker("case"):
-        return False
-    return item.path.relative_to(TESTS).parts[0] in ABOVE_THE_STORE
+    return bool(here != chosen(item.nodeid))
+
+
+def chosen(name: str) -> str:
+    """The database on which a test of this name runs where one is enough: the same in each run, and for both of its
+    names."""
+    for dialect in DIALECTS:
+        name = name.replace(dialect, "")
+    return "sqlite" if zlib.crc32(name.encode()) % ONE_OF else "postgresql"
 
 
 def needs_postgresql(item: pytest.Item) -> bool:

@@ -314,6 +314,7 @@ def test_what_callers_cannot_emit(stage: Stage) -> None:
     assert rows(stage.jobs, "SELECT * FROM schedd_events") == []
 
 
+@pytest.mark.both_databases
 @pytest.mark.case(54)
 @pytest.mark.parametrize("commits", [True, False])
 def test_an_event_of_the_callers_own_transaction(stage: Stage, database: Database, commits: bool) -> None:
@@ -388,6 +389,7 @@ def test_what_was_awaited_is_received_once_and_stays(stage: Stage, kind: Any, le
 
 @pytest.mark.case(54)
 @pytest.mark.parametrize("sort", [Flow, AsyncFlow], ids=["thread", "async"])
+@pytest.mark.both_databases
 def test_await_and_emit_racing_lose_nothing(database: Database, sort: Any) -> None:
     """Each task awaits an event of its own, which is emitted at any moment around that; real engines, two of them."""
     from support.flows import Play

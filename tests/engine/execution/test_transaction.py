@@ -24,7 +24,7 @@ from scheduler.testing import drain, engine_of
 from support.fleet import let_pass, rows, run_claimed, step, write
 from support.flows import AsyncFlow, Flow, Stage
 
-pytestmark = pytest.mark.case(4, 57, 63)
+pytestmark = [pytest.mark.case(4, 57, 63), pytest.mark.both_databases]
 ADD = sa.text("INSERT INTO ledger (entry) VALUES (:entry)")
 
 
