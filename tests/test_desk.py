@@ -14,17 +14,10 @@ ROOT = Path(__file__).parents[1]
 # Doors that still call the store themselves. The list only shrinks.
 STILL = {
     "scheduler.cli.bulk",
-    "scheduler.cli.change",
-    "scheduler.cli.changes",
     "scheduler.cli.dlq",
     "scheduler.cli.filters",
-    "scheduler.cli.making",
-    "scheduler.cli.set",
-    "scheduler.cli.steer",
-    "scheduler.cli.submit",
     "scheduler.console.pages.bulks",
     "scheduler.console.pages.dead",
-    "scheduler.console.pages.task_verbs",
 }
 # The operations of each verb that a role may have.
 OPERATIONS: dict[Verb, tuple[str, ...]] = {

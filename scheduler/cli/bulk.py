@@ -62,8 +62,8 @@ def plan_(
     Without --status the verb chooses the states: retry takes tasks that failed or died.
     """
     from scheduler.cli.payload import read_params
-    from scheduler.client.payloads import patched_payload
     from scheduler.model.bulk import MAX_TASKS, BulkOptions
+    from scheduler.operations.payloads import patched_payload
     from scheduler.store.admin import stored_bulks
 
     if limit is not None:
@@ -111,8 +111,8 @@ def run_(session: Session, /, name: str, canary: bool, rate: float | None) -> in
     tasks over. It is 1 if the bulk did not reach its end: somebody stopped it, the canary did not succeed, or no
     live worker serves it.
     """
-    from scheduler.client.payloads import patched_payload
     from scheduler.model.bulk import check_rate
+    from scheduler.operations.payloads import patched_payload
     from scheduler.store import bulks
     from scheduler.store.admin import stored_bulks
 

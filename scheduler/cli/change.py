@@ -22,13 +22,10 @@ from scheduler.cli.session import Session, note, note_stale, prints
 from scheduler.cli.streams import say
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from scheduler.store.db.tx import Tx
-    from scheduler.store.read.tasks import TaskRecord
-    from scheduler.store.tasks.control import CancelResult
-    from scheduler.store.tasks.keys import Other
-    from scheduler.store.tasks.stale import Stale
+    from scheduler.operations.details import TaskRecord
+    from scheduler.operations.tasks import Other
 
 _CANCEL_FIELDS = ("cancelled", "requested", "finished", "dependants", "later")
 
@@ -79,18 +76,9 @@ def cancel_command(
 
 def _cancel(session: Session, ids: tuple[int, ...], *, cascade: bool, force: bool, dry_run: bool) -> None:
     from scheduler.model.texts import counted, listed
-    from scheduler.store.tasks import control
+    from scheduler.operations import tasks
 
-    def work(tx: Tx) -> CancelResult:
-        done = control.cancel(tx, ids, cascade=cascade, force=force)
-        if dry_run:
-            raise _NotReally(done)
-        return done
-
-    try:
-        done = session.write(work)
-    except _NotReally as undone:
-        done = undone.done
+    done, hung = tasks.cancel(session.desk, ids, cascade=cascade, force=force, dry_run=dry_run)
     view = {
         "cancelled": list(done.cancelled),
         "requested": list(done.requested),
@@ -98,8 +86,8 @@ def _cancel(session: Session, ids: tuple[int, ...], *, cascade: bool, force: boo
         "dependants": list(done.affected),
         "later": list(done.later),
     }
-    if not force:
-        _note_hung(session, done.requested)
+    for text in hung:
+        note(text)
     if print_object(session, view):
         return
     would = "would be " if dry_run else ""
@@ -109,32 +97,13 @@ def _cancel(session: Session, ids: tuple[int, ...], *, cascade: bool, force: boo
         say(f"task {task_id} is running: cancel {would}requested{' by force' if force else ''}")
     for task_id, state in done.finished.items():
         say(f"task {task_id} had ended already: {state}")
-    for tasks, moves, always in (
+    for others, moves, always in (
         (done.affected, f"{'would end' if dry_run else 'ended'} with it", True),
         (done.later, f"{'would be' if dry_run else 'will be'} cancelled when what is running has ended", False),
     ):
-        if tasks or always:
-            named = f": {listed([str(i) for i in tasks], 20)}" if tasks else ""
-            say(f"{counted(len(tasks), 'dependant')} {moves}{named}")
-
-
-def _note_hung(session: Session, requested: tuple[int, ...]) -> None:
-    """Note the tasks whose handler hangs, since a request does not end them."""
-    from scheduler.store.read.workers import hung_text, workers
-
-    with session.database.read() as tx:
-        found = [(w, hang) for w in workers(tx) for hang in w.hung]
-    for worker, hang in found:
-        if hang.task in requested:
-            note(hung_text(worker, hang))
-
-
-class _NotReally(Exception):
-    """Rolls a transaction back, and carries what it had done."""
-
-    def __init__(self, done: CancelResult) -> None:
-        super().__init__()
-        self.done = done
+        if others or always:
+            named = f": {listed([str(i) for i in others], 20)}" if others else ""
+            say(f"{counted(len(others), 'dependant')} {moves}{named}")
 
 
 @click.command(name="retry")
@@ -188,22 +157,17 @@ def note_left(left: Mapping[int, Other]) -> None:
 
 
 def _retry(session: Session, ids: tuple[int, ...], no_downstream: bool, rerun: bool) -> None:
-    from scheduler.store.read.tasks import get_task
-    from scheduler.store.tasks import control
-    from scheduler.store.tasks.stale import rerun_on_new
+    from scheduler.operations import tasks
 
-    wanted = list(dict.fromkeys(ids))
-
-    def work(tx: Tx) -> tuple[list[TaskRecord], dict[int, Other], Stale]:
-        left = control.retry_all(tx, wanted, downstream=not no_downstream)
-        stale = rerun_on_new(tx, wanted, rerun=rerun)
-        return [get_task(tx, task_id) for task_id in wanted], left, stale
-
-    tasks, left, stale = session.write(work)
-    note_left(left)
-    note_stale(stale, rerun)
-    for task in tasks:
+    done = tasks.retry(session.desk, ids, downstream=not no_downstream, rerun=rerun)
+    note_left(done.left)
+    note_stale(done.stale, rerun)
+    for task in done.tasks:
         if task.state.terminal:
             note(f"task {task.id} has ended again at once, {task.error}")
-    rows = [{"id": task.id, "kind": task.kind, "state": task.state.value} for task in tasks]
-    print_rows(session, rows)
+    print_states(session, done.tasks)
+
+
+def print_states(session: Session, tasks: Sequence[TaskRecord]) -> None:
+    """Print what state each of these is in now."""
+    print_rows(session, [{"id": task.id, "kind": task.kind, "state": task.state.value} for task in tasks])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,8 +11,7 @@ import click
 from scheduler.cli.options import INSTANT, SPAN, Number
 
 if TYPE_CHECKING:
-    from scheduler.store.db.tx import Tx
-    from scheduler.store.tasks.patch import Make, NewPayload, Patch, StoredPayload
+    from scheduler.operations.changes import Changes
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -70,27 +69,34 @@ class ChangesGiven:
         if self.payload is not None:
             read_json("--payload", self.payload)
 
-    def patch(self, tx: Tx) -> Patch:
-        """The change for the store, which reads payloads in this connection. Raises SchedulerError, UsageError."""
-        from msgspec import UNSET
+    def changes(self) -> Changes:
+        """The same as programs say it. Raises SchedulerError, UsageError."""
+        from datetime import timedelta
 
-        from scheduler.model.names import check_name
+        from scheduler.cli.payload import read_params
         from scheduler.model.retry import RetryPolicy
-        from scheduler.model.task import Priority
-        from scheduler.store.tasks.patch import Patch
+        from scheduler.model.times import to_datetime
 
-        policy = None if self.retry is None else RetryPolicy(max_attempts=self.retry + 1)
-        new = self.params or self.payload is not None
-        return Patch(
-            run_at=UNSET if self.run_at is None else self.run_at,
-            delay=UNSET if self.delay is None else self.delay,
-            priority=UNSET if self.priority is None else int(Priority.parse(self.priority)),
-            queue=UNSET if self.to_queue is None else check_name("queue", self.to_queue),
-            headers=UNSET if self.headers is None else read_headers(self.headers),
-            retry=UNSET if policy is None else (policy.to_json(), policy.max_attempts),
-            timeout=UNSET if self.timeout is None else self.timeout,
-            payload=payload_maker(tx, self.params, self.payload) if new else UNSET,
-        )
+        made: Changes = {}
+        if self.run_at is not None:
+            made["at"] = to_datetime(self.run_at)
+        if self.delay is not None:
+            made["after"] = timedelta(microseconds=self.delay)
+        if self.priority is not None:
+            made["priority"] = self.priority
+        if self.to_queue is not None:
+            made["queue"] = self.to_queue
+        if self.params:
+            made["fields"] = read_params(self.params)
+        if self.payload is not None:
+            made["payload"] = read_json("--payload", self.payload)
+        if self.headers is not None:
+            made["headers"] = read_json("--headers", self.headers)
+        if self.retry is not None:
+            made["retry"] = RetryPolicy(max_attempts=self.retry + 1)
+        if self.timeout is not None:
+            made["timeout"] = timedelta(microseconds=self.timeout)
+        return made
 
 
 def read_json(option: str, text: str) -> Any:
@@ -101,25 +107,3 @@ def read_json(option: str, text: str) -> Any:
         return msgspec.json.decode(text)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise click.UsageError(f"{option} is not JSON: {error}") from None
-
-
-def read_headers(text: str) -> str:
-    """Check headers. Raises UsageError, PayloadError."""
-    from scheduler.client.builder import encode_headers
-
-    return encode_headers(read_json("--headers", text))
-
-
-def payload_maker(tx: Tx, params: Sequence[str], payload: str | None) -> Make:
-    """Makes a task's new payload: the given one, or the stored one with changed fields, checked against its kind's
-    published schema. What it returns raises UnregisteredKindError, PayloadError, UsageError."""
-    from scheduler.cli.payload import naming_option, read_params
-    from scheduler.client.payloads import of_published, published_kind
-
-    def make(present: StoredPayload) -> NewPayload:
-        record = published_kind(tx, present.kind)
-        value = None if payload is None else read_json("--payload", payload)
-        with naming_option():
-            return of_published(record, present, value, read_params(params) if params else None)
-
-    return make

@@ -19,9 +19,8 @@ from scheduler.cli.streams import say
 from scheduler.cli.views import SHOW_FIELDS, TASK_FIELDS, task_view
 
 if TYPE_CHECKING:
-    from scheduler.store.db.tx import Tx
-    from scheduler.store.tasks.keys import Other
-    from scheduler.store.tasks.stale import Stale
+    from scheduler.operations import dead_letters
+    from scheduler.operations.masks import ViewMasks
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -34,7 +33,6 @@ _COLUMNS = ("id", "kind", "attempt", "finished_at", "replay_count", "key", "fing
 _REPLAYED = ("id", "kind", "state", "original_id", "replay_count")
 _TOGETHER = 100  # replayed in one transaction
 _MAX_LETTERS = 10_000
-_MAX_GROUPS = 1000  # causes of one kind that are looked at for what several kinds have in common
 
 _filters = filter_options("Died", without=("states", "limit"))
 
@@ -59,54 +57,43 @@ def list_(session: Session, /, text: str, each: bool, limit: int, every: bool, *
     with their totals: shared_count and shared_kinds in JSON. The command looks at the newest 100,000 in the time asked
     for, and says so if there are older ones.
     """
-    from scheduler.store.read import dead_letters
-    from scheduler.store.read.figures import MAX_COUNTED
-    from scheduler.store.read.shared_causes import by_common_text, over_kinds
+    from scheduler.operations import dead_letters
 
     wanted = task_filter(session, text, given, ended=True, bare=True)
-    shared = []
     with session.database.read() as tx:
-        among = None if every else dead_letters.newest(tx, wanted, MAX_COUNTED)
-        wanted = among or wanted
-        if each:
-            tasks = dead_letters.find(tx, wanted, limit + 1)
-            hidden = masks_of(tx, {task.kind for task in tasks})
-            rows = [hidden.view(task, task_view(task)) for task in tasks]
+        found = (dead_letters.newest if each else dead_letters.groups)(tx, wanted, limit, every=every)
+        if isinstance(found, dead_letters.Causes):
+            hidden = masks_of(tx, {group.kind for group in found.groups})
+            rows = [_group_view(group, total, hidden) for group, total in zip(found.groups, found.totals, strict=True)]
         else:
-            found = dead_letters.groups(tx, wanted, max(limit, _MAX_GROUPS) + 1)
-            groups, shared = found[: limit + 1], over_kinds(tx, found)
-            totals = {
-                group[1:4]: (sum(one.number for one in several), len({one.kind for one in several}))
-                for _, several in by_common_text(found, lambda group: group.error)
-                for group in several
-            }
-            hidden = masks_of(tx, {g.kind for g in groups})
-            rows = [
-                {
-                    "count": g.number,
-                    "what": f"{g.error_class or 'error'} in {g.runs}",
-                    "kind": g.kind,
-                    "error_class": g.error_class,
-                    "fingerprint": g.fingerprint,
-                    "oldest": time(g.oldest),
-                    "newest": time(g.newest),
-                    "id": g.id,
-                    "error": hidden.error(g.id, g.kind, g.error),
-                    **dict(zip(("shared_count", "shared_kinds"), totals[g[1:4]], strict=True)),
-                }
-                for g in groups
-            ]
+            hidden = masks_of(tx, {task.kind for task in found.tasks})
+            rows = [hidden.view(task, task_view(task)) for task in found.tasks]
         if not rows:
             note_kinds(tx, wanted)
-    if session.output == "table":
-        at_least = "" if each or (among is None and len(found) <= max(limit, _MAX_GROUPS)) else "at least "
-        for one in shared:
+    if isinstance(found, dead_letters.Causes) and session.output == "table":
+        for one in found.shared:
+            at_least = "" if found.whole else "at least "
             say(f"{at_least}{one.number} of {one.of_kinds()}: {one.error} (task {one.id})")
-    print_rows(session, rows[:limit], _COLUMNS if each else _GROUP_COLUMNS)
-    if len(rows) > limit:
+    print_rows(session, rows, _COLUMNS if each else _GROUP_COLUMNS)
+    if found.more:
         note("there are more: raise --limit, or choose with --kind, --error-class, --fingerprint")
-    if among is not None and not (each and len(rows) > limit):
-        note(f"looked at the newest {MAX_COUNTED:,} dead letters, and there are older ones: --all looks at all")
+    if found.cut is not None and not (each and found.more):
+        note(f"looked at the newest {found.cut:,} dead letters, and there are older ones: --all looks at all")
+
+
+def _group_view(group: dead_letters.Group, total: tuple[int, int], hidden: ViewMasks) -> dict[str, Any]:
+    return {
+        "count": group.number,
+        "what": f"{group.error_class or 'error'} in {group.runs}",
+        "kind": group.kind,
+        "error_class": group.error_class,
+        "fingerprint": group.fingerprint,
+        "oldest": time(group.oldest),
+        "newest": time(group.newest),
+        "id": group.id,
+        "error": hidden.error(group.id, group.kind, group.error),
+        **dict(zip(("shared_count", "shared_kinds"), total, strict=True)),
+    }
 
 
 @dlq_command.command()
@@ -117,12 +104,10 @@ def list_(session: Session, /, text: str, each: bool, limit: int, every: bool, *
 def show(session: Session, /, task_id: int, reveal: bool) -> None:
     """Everything about a task that is, or was, a dead letter: attempts, lineage, who replayed it."""
     from scheduler.cli.tasks import print_view, view_of
-    from scheduler.model.state import TaskState
-    from scheduler.store.read.dead_letters import not_dead
+    from scheduler.operations.dead_letters import refuse_living
 
     view = view_of(session, task_id, reveal=reveal)
-    if view["state"] != "dead" and not view["audit"]:
-        raise not_dead(task_id, TaskState(view["state"]))
+    refuse_living(task_id, view["state"], view["audit"])
     if not print_object(session, view):
         print_view(view)
 
@@ -152,11 +137,11 @@ def replay(
     The same task runs again, and the tasks that ended because of it come back. --key, -P and --payload are for one
     ID.
     """
-    from scheduler.cli.changes import payload_maker
-    from scheduler.store.admin.replay import replay as run_again
-    from scheduler.store.read.tasks import get_task, get_tasks
-    from scheduler.store.tasks.patch import StoredPayload
-    from scheduler.store.tasks.stale import NONE, rerun_on_new
+    from msgspec import UNSET
+
+    from scheduler.cli.changes import read_json
+    from scheduler.cli.payload import naming_option, read_params
+    from scheduler.operations import dead_letters
 
     wanted = list(dict.fromkeys(ids))
     if len(wanted) > 1 and (key is not None or params or payload is not None):
@@ -168,22 +153,19 @@ def replay(
     if key is not None and not 1 <= len(key) <= 255:
         raise click.UsageError("--key is a text of 1 to 255 characters")
 
-    def work(tx: Tx) -> tuple[list[dict[str, object]], dict[int, Other], Stale]:
-        new = None
-        if params or payload is not None:
-            task = get_task(tx, wanted[0])
-            new = payload_maker(tx, params, payload)(
-                StoredPayload(task.id, task.kind, task.payload or "null", task.schema_version)
-            )
-        made = [run_again(tx, i, key=key, payload=new, copy=copy) for i in wanted]
-        views = [task_view(task) for task in get_tasks(tx, [again.id for again in made])]
-        left = {task_id: other for again in made for task_id, other in again.left.items()}
-        return views, left, NONE if copy else rerun_on_new(tx, wanted, rerun=rerun)
-
-    rows, left, stale = session.write(work)
-    print_rows(session, rows)
-    note_left(left)
-    note_stale(stale, rerun)
+    with naming_option():
+        done = dead_letters.replay(
+            session.desk,
+            wanted,
+            key=key,
+            payload=UNSET if payload is None else read_json("--payload", payload),
+            fields=read_params(params) or None,
+            copy=copy,
+            rerun=rerun,
+        )
+    print_rows(session, [task_view(task) for task in done.tasks])
+    note_left(done.left)
+    note_stale(done.stale, rerun)
 
 
 @dlq_command.command(name="replay-all")

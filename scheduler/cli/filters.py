@@ -17,6 +17,7 @@ from scheduler.cli.streams import say
 
 if TYPE_CHECKING:
     from scheduler.model.task_filter import TaskFilter
+    from scheduler.operations.changes import Changes
     from scheduler.store.admin.bulk import Bulk, Each
     from scheduler.store.db.tx import Tx
 
@@ -159,17 +160,20 @@ def change_chosen(
     session: Session,
     wanted: TaskFilter,
     limit: int | None,
-    change: Callable[[Any], Any],
+    changes: Changes,
     *,
     dry_run: bool,
     yes: bool,
 ) -> int:
     """Change what the filters choose, after saying what that is. Returns the exit status."""
     from scheduler.model.texts import counted
+    from scheduler.operations.changes import patch_of
     from scheduler.store.admin.bulk import patch_many
 
+    make = patch_of(session.desk, changes)
+
     def patch(wanted: TaskFilter, *, dry_run: bool, each: Each) -> Bulk:
-        return patch_many(session.database, wanted, change, limit=limit, dry_run=dry_run, each=each)
+        return patch_many(session.database, wanted, make, limit=limit, dry_run=dry_run, each=each)
 
     done = _planned(session, wanted, "change", patch, dry_run=dry_run, yes=yes)
     if done is None:

@@ -9,20 +9,25 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from scheduler.cli.changes import read_json
 from scheduler.cli.options import EDGE, INSTANT, SPAN, Number
 from scheduler.cli.output import print_object
-from scheduler.cli.session import Session, note
+from scheduler.cli.session import Session, note, note_no_worker
 from scheduler.cli.streams import say
 from scheduler.model.catchup import CATCHUPS, OVERLAPS
 from scheduler.model.defaults import POOLS
 
 if TYPE_CHECKING:
-    from scheduler.model.spec import EdgeSpec, TaskId, TaskSpec
-    from scheduler.store.db.tx import Tx
-    from scheduler.store.read.kinds import KindRecord
+    from scheduler.model.spec import EdgeSpec, TaskSpec
+    from scheduler.operations.desk import Desk
+    from scheduler.operations.kinds import KindRecord
 
 F = TypeVar("F", bound=Callable[..., Any])
 _TEXTS = {"key": 255, "correlation": 255, "subject": 255, "message_type": 255, "causation": 255, "payload_ref": 2000}
+_AS_GIVEN = (
+    *("run_at", "delay", "timeout", "correlation", "subject", "message_type", "causation", "sequence", "payload_ref"),
+    *("max_duration", "max_delay", "conflict"),
+)
 _MAX_JITTER = 24 * 3_600 * 1_000_000
 
 _OPTIONS: tuple[Callable[[Any], Any], ...] = (
@@ -161,99 +166,66 @@ class TaskOptionsGiven:
 
     def spec(self, kind: str, payload: dict[str, Any], record: KindRecord | None) -> TaskSpec:
         """The task to store: the kind's options, and over them what was given. Raises SchedulerError."""
-        from scheduler.cli.changes import read_headers
-        from scheduler.client.published import encode_payload, lane_of, refuse_own_keys
         from scheduler.model.names import check_name
         from scheduler.model.retry import RetryPolicy
-        from scheduler.model.spec import TaskSpec
         from scheduler.model.task import Priority
+        from scheduler.operations.published import encode_headers, encode_payload, lane_of, refuse_own_keys, usual_task
 
         self.check()
         refuse_own_keys(record)
+        made = usual_task(kind, record)
         options = record.options if record is not None else {}
-        policy = None if options.get("retry") is None else RetryPolicy.from_json(options["retry"])
+        made.payload, made.lane = encode_payload(kind, payload), lane_of(kind, payload, record)
         if self.retry is not None:
             policy = RetryPolicy(max_attempts=self.retry + 1)
-        placing = self._placing(options)
-        return TaskSpec(
-            kind=kind,
-            payload=encode_payload(kind, payload),
-            lane=lane_of(kind, payload, record),
-            queue=check_name("queue", self.queue) if self.queue is not None else options.get("queue", "default"),
-            priority=(
-                int(Priority.parse(self.priority)) if self.priority else options.get("priority", int(Priority.MEDIUM))
-            ),
-            run_at=self.run_at or 0,
-            delay=self.delay or 0,
-            max_attempts=1 if policy is None else policy.max_attempts,
-            retry=None if policy is None else policy.to_json(),
-            timeout=self.timeout if self.timeout is not None else options.get("timeout"),
-            dead_letter=options.get("dead_letter", True),
-            schema_version=record.schema_version if record is not None else 1,
-            result_ttl=options.get("result_ttl"),
-            failed_ttl=options.get("failed_ttl"),
-            executor=placing["executor"],
-            resources=placing["resources"],
-            executor_options=placing["executor_options"],
-            key_retention=None if self.key is None else options.get("key_retention"),
-            correlation=self.correlation,
-            subject=self.subject,
-            headers=None if self.headers is None else read_headers(self.headers),
-            message_type=self.message_type,
-            causation=self.causation,
-            sequence=self.sequence,
-            payload_ref=self.payload_ref,
-            max_duration=self.max_duration,
-            max_delay=self.max_delay,
-            key=self.key,
-            conflict=self.conflict or "keep",
-            edges=list({edge.parent: edge for edge in self.edges}.values()),
-        )
+            made.retry, made.max_attempts = policy.to_json(), policy.max_attempts
+        if self.queue is not None:
+            made.queue = check_name("queue", self.queue)
+        if self.priority is not None:
+            made.priority = int(Priority.parse(self.priority))
+        if self.headers is not None:
+            made.headers = encode_headers(read_json("--headers", self.headers))
+        if self.key is not None:
+            made.key, made.key_retention = self.key, options.get("key_retention")
+        for name in _AS_GIVEN:
+            value = getattr(self, name)
+            if value is not None:
+                setattr(made, name, value)
+        for name, value in self._placing(options).items():
+            setattr(made, name, value)
+        made.edges = list({edge.parent: edge for edge in self.edges}.values())
+        return made
 
 
 def schedule(
     session: Session, given: TaskOptionsGiven, kind: str, payload: dict[str, Any], record: KindRecord | None
 ) -> None:
     """Store the task or the recurring schedule, print its id or name, and note if no worker would run it."""
+    from scheduler.operations import tasks
+
     spec = given.spec(kind, payload, record)
+    desk = session.making()
     if given.cron is not None:
-        _register(session, given, spec)
+        _register(session, desk, given, spec)
+        no_worker, unserved = tasks.served(desk, spec)
     else:
-        _store(session, spec)
-    with session.database.read() as tx:
-        fleet = session.fleet(tx)
-    unserved = fleet.unserved(spec.queue, spec.kind, priority=spec.priority, executor=spec.executor)
-    if unserved is not None and (fleet.claiming or spec.executor is not None):
+        made, no_worker, unserved = tasks.submit(desk, spec)
+        if not made.created:
+            done = "it is replaced" if spec.conflict == "replace" else "nothing new was stored"
+            note(f"task {int(made)} holds the key {spec.key!r} already; {done}")
+        if not print_object(session, {"id": int(made), "created": made.created}):
+            say(int(made))
+    note_no_worker(no_worker)
+    if unserved is not None:
         note(unserved)
 
 
-def _store(session: Session, spec: TaskSpec) -> None:
-    from scheduler.store import audit
-    from scheduler.store.tasks.enqueue import enqueue
-
-    database = session.made()
-
-    def work(tx: Tx) -> TaskId:
-        ids = enqueue(tx, [spec], ours=True)
-        audit.record_submit(tx, [spec], ids)
-        return ids[0]
-
-    made = session.write(work, database)
-    if not made.created:
-        done = "it is replaced" if spec.conflict == "replace" else "nothing new was stored"
-        note(f"task {int(made)} holds the key {spec.key!r} already; {done}")
-    if not print_object(session, {"id": int(made), "created": made.created}):
-        say(int(made))
-
-
-def _register(session: Session, given: TaskOptionsGiven, spec: TaskSpec) -> None:
+def _register(session: Session, desk: Desk, given: TaskOptionsGiven, spec: TaskSpec) -> None:
     import msgspec
 
     from scheduler.model.recurrence import cron
-    from scheduler.store import schedules
-    from scheduler.store.schedules import ScheduleSpec
+    from scheduler.operations import schedules
 
-    database = session.made()
     name = spec.key or f"{spec.kind}-cli-{hashlib.sha256(spec.payload.encode()).hexdigest()[:12]}"
     recurrence = msgspec.structs.replace(
         cron(given.cron or "", given.tz or session.config.schedules.timezone).named(name),
@@ -261,7 +233,7 @@ def _register(session: Session, given: TaskOptionsGiven, spec: TaskSpec) -> None
         end_us=given.ends,
     )
     task = msgspec.structs.replace(spec, key=None)
-    wanted = ScheduleSpec(
+    wanted = schedules.ScheduleSpec(
         name,
         recurrence,
         task,
@@ -270,7 +242,7 @@ def _register(session: Session, given: TaskOptionsGiven, spec: TaskSpec) -> None
         replace=spec.conflict == "replace",
         jitter=given.jitter or 0,
     )
-    fresh = session.write(lambda tx: schedules.register(tx, wanted), database)
+    fresh = schedules.register(desk, wanted)
     if not fresh:
         note(f"there was a schedule {name!r} already; it is updated")
     if not print_object(session, {"schedule": name, "created": fresh}):

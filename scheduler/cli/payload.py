@@ -41,7 +41,7 @@ def _json(name: str, text: str) -> Any:
 
 def validate(kind: KindRecord, payload: dict[str, Any]) -> None:
     """Check a payload against the kind's schema. Raises PayloadError that names the field."""
-    from scheduler.client.published import validate as check
+    from scheduler.operations.published import validate as check
 
     with naming_option():
         check(kind, payload)
@@ -50,7 +50,7 @@ def validate(kind: KindRecord, payload: dict[str, Any]) -> None:
 @contextmanager
 def naming_option() -> Iterator[None]:
     """Says of a field that got a text and wants another type how ``-P`` gives that."""
-    from scheduler.client.published import MisfitError
+    from scheduler.operations.published import MisfitError
 
     try:
         yield

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from scheduler.config.model import Config
     from scheduler.operations.desk import Database, Desk, Tx
     from scheduler.operations.workers import Fleet
-    from scheduler.store.tasks.stale import Stale
+    from scheduler.operations.tasks import Stale
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -123,11 +123,11 @@ class Session:
         self.database.refuse_missing()
         return self.database
 
-    def made(self) -> Database:
-        """The database, for commands that schedule: a file that is not there yet is made, if the configuration lets
+    def making(self) -> Desk:
+        """The store, for commands that schedule: a file that is not there yet is made, if the configuration lets
         programs do that. Raises StoreUnavailableError."""
         self.database.auto_migrate = bool(self.config.store.auto_migrate) and self.database.missing()
-        return self.database
+        return self._opened
 
     def write(self, work: Callable[[Tx], T], database: Database | None = None) -> T:
         """Do the work in one transaction, then wake idle workers. Raises SchedulerError."""

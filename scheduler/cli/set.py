@@ -26,7 +26,6 @@ from scheduler.cli.views import TASK_FIELDS, task_view
 
 if TYPE_CHECKING:
     from scheduler.operations.limits import Place
-    from scheduler.store.db.tx import Tx
 
 SETTING_FIELDS = ("setting", "value", "changed")
 _COLUMNS = ("id", "kind", "state", "priority", "queue", "run_at", "max_attempts")
@@ -61,7 +60,7 @@ def set_task(
     changes.check()
     if chosen_by_filters(ids, text, given, limit):
         wanted = task_filter(session, text, given)
-        return change_chosen(session, wanted, limit, changes.patch, dry_run=dry_run, yes=yes)
+        return change_chosen(session, wanted, limit, changes.changes(), dry_run=dry_run, yes=yes)
     if dry_run:
         raise click.UsageError("--dry-run goes with filters")
     _set_tasks(session, list(dict.fromkeys(ids)), changes)
@@ -69,18 +68,16 @@ def set_task(
 
 
 def _set_tasks(session: Session, wanted: list[int], changes: ChangesGiven) -> None:
-    from scheduler.store.read.tasks import get_tasks
-    from scheduler.store.tasks.patch import patch
+    from scheduler.cli.payload import naming_option
+    from scheduler.operations import tasks
 
-    def work(tx: Tx) -> tuple[list[dict[str, Any]], list[int]]:
-        done = patch(tx, wanted, changes.patch(tx)).check()
-        tasks = get_tasks(tx, wanted)
-        hidden = masks_of(tx, {task.kind for task in tasks})
-        return [hidden.view(task, task_view(task)) for task in tasks], done.same
-
-    rows, same = session.write(work)
+    with naming_option():
+        done = tasks.change(session.desk, wanted, changes.changes())
+    with session.desk.read() as tx:
+        hidden = masks_of(tx, {task.kind for task in done.tasks})
+        rows = [hidden.view(task, task_view(task)) for task in done.tasks]
     print_rows(session, rows, _COLUMNS)
-    for task_id in same:
+    for task_id in done.same:
         note(f"task {task_id} had these values already: nothing is changed, and the audit has no entry")
 
 

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from scheduler.cli.change import note_left
+from scheduler.cli.change import note_left, print_states
 from scheduler.cli.changes import ChangesGiven, change_options
 from scheduler.cli.options import TASK_ID, acts, common, common_but_timeout
-from scheduler.cli.output import print_object, print_rows
+from scheduler.cli.output import print_object
 from scheduler.cli.session import Session, note, prints
 from scheduler.cli.streams import say
-
-if TYPE_CHECKING:
-    from scheduler.model.spec import TaskId
-    from scheduler.store.db.tx import Tx
-    from scheduler.store.read.tasks import TaskRecord
-    from scheduler.store.tasks.keys import Other
 
 
 @click.command(name="rerun")
@@ -33,24 +27,16 @@ def rerun_command(session: Session, /, ids: tuple[int, ...], no_downstream: bool
     have not begun wait for them again. If a task below has begun and not ended, or another task has a key by now,
     the status is 4.
     """
-    from scheduler.store.read.tasks import get_task, get_tasks
-    from scheduler.store.tasks.rerun import rerun_all
+    from scheduler.operations import tasks
 
-    wanted = list(dict.fromkeys(ids))
-
-    def work(tx: Tx) -> tuple[list[TaskRecord], dict[int, Other], list[TaskRecord]]:
-        completed = [task for task in get_tasks(tx, wanted) if task.state == "success" and task.key is not None]
-        left = rerun_all(tx, wanted, downstream=not no_downstream)
-        return [get_task(tx, task_id) for task_id in wanted], left, completed
-
-    tasks, left, completed = session.write(work)
-    note_left(left)
-    for task in completed:
+    done = tasks.rerun(session.desk, ids, downstream=not no_downstream)
+    note_left(done.left)
+    for task in done.completed:
         note(
             f"task {task.id} has completed under its key {task.key!r}, and does so once more: "
             f"`schedctl copy {task.id}` makes new work of its own"
         )
-    print_rows(session, [{"id": task.id, "kind": task.kind, "state": task.state.value} for task in tasks])
+    print_states(session, done.tasks)
 
 
 @click.command(name="copy")
@@ -69,22 +55,17 @@ def copy_command(session: Session, /, task_id: int, key: str | None, no_dependen
     Without options the copy is like the original, except for its time: it is due now, or once the tasks it waits
     for have ended. The payload is checked against the kind's schema.
     """
-    from scheduler.store.admin.copy import copy, runs_beside
-    from scheduler.store.read.tasks import get_task
+    from scheduler.cli.payload import naming_option
+    from scheduler.operations import tasks
 
     changes = ChangesGiven(**given)
     changes.check(required=False)
     if key is not None and not 1 <= len(key) <= 255:
         raise click.UsageError("--key is a text of 1 to 255 characters")
 
-    def work(tx: Tx) -> TaskId:
-        change = changes.patch(tx)
-        return copy(tx, task_id, change, key=key, dependencies=not no_dependencies)
-
-    made = int(session.write(work))
-    with session.database.read() as tx:
-        beside = runs_beside(get_task(tx, task_id), get_task(tx, made))
-    if beside is not None:
-        note(beside)
-    if not print_object(session, {"id": made, "copied": task_id}):
-        say(made)
+    with naming_option():
+        made = tasks.copy(session.desk, task_id, changes.changes(), key=key, dependencies=not no_dependencies)
+    if made.beside is not None:
+        note(made.beside)
+    if not print_object(session, {"id": int(made.id), "copied": task_id}):
+        say(int(made.id))

@@ -11,7 +11,7 @@ from scheduler.cli.options import acts, common_but_timeout
 from scheduler.cli.session import Session, prints
 
 if TYPE_CHECKING:
-    from scheduler.store.read.kinds import KindRecord
+    from scheduler.operations.kinds import KindRecord
 
 COMMAND_KIND = "CommandTask"
 
@@ -29,16 +29,11 @@ def submit_command(session: Session, /, kind: str, params: tuple[str, ...], **gi
     The payload is checked against the kind's schema. -P to=me@example.com gives a text, -P count:=3 any JSON.
     """
     from scheduler.cli.payload import read_params, validate
-    from scheduler.errors import UnregisteredKindError
-    from scheduler.store.read.kinds import get_kind, kind_names
+    from scheduler.operations.published import get_published
 
     payload = read_params(params)
-    with session.existing().read() as tx:
-        record = get_kind(tx, kind)
-        known = kind_names(tx) if record is None else []
-    if record is None:
-        there = f"known are {', '.join(known)}" if known else "none is known: start a worker first"
-        raise UnregisteredKindError(f"no worker has registered a kind {kind!r}; {there}")
+    with session.desk.read() as tx:
+        record = get_published(tx, kind)
     validate(record, payload)
     schedule(session, TaskOptionsGiven(**given), kind, payload, record)
 
@@ -94,7 +89,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 def _command_kind(session: Session) -> KindRecord | None:
     """The published kind of CommandTask; None if no worker ever served it: the task then waits for one."""
-    from scheduler.store.read.kinds import get_kind
+    from scheduler.operations.kinds import get_kind
 
     with session.database.read() as tx:
         return get_kind(tx, COMMAND_KIND)

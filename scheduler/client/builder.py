@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, get_args
 import msgspec
 
 from scheduler.client.placing_calls import PlacingCalls
-from scheduler.client.published import PublishedKind
 from scheduler.client.recurrence_calls import RecurrenceCalls
 from scheduler.client.submitter import TaskSubmitter
 from scheduler.errors import ConfigError, InvalidScheduleError, PayloadError
 from scheduler.model.lanes import MAX_RANK, base_lane, ranked_lane
 from scheduler.model.names import check_name, check_text
 from scheduler.model.recurrence import Recurrence
-from scheduler.model.registry import MAX_KEY, Kind, bind, encode_json, parts_of
+from scheduler.model.registry import MAX_KEY, Kind, bind, parts_of
 from scheduler.model.retry import RetryPolicy
 from scheduler.model.running import inherit
 from scheduler.model.spec import Draft, EdgeSpec, TaskId, TaskSpec
@@ -27,6 +26,7 @@ from scheduler.model.state import DEFAULT_OTHERWISE, Otherwise, OtherwiseName, W
 from scheduler.model.task import Priority, PriorityName, Task, TaskFunction
 from scheduler.model.times import instant_us, span_us
 from scheduler.model.typed import R_co
+from scheduler.operations.published import PublishedKind, encode_headers
 from scheduler.store.schedules import ScheduleSpec
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from scheduler.client.recurring_graph import RecurringGraph
     from scheduler.store.db.django_connection import OfDjango
 
-MAX_HEADERS = 16 * 1024
 _ITS_OWN_TIMES = "a recurring schedule has times of its own: at() and after() are for single tasks"
 _NO_CONFLICT = "a schedule of the same name is updated: key(conflict='reject') is for single tasks"
 
@@ -436,13 +435,3 @@ class SpecFactory:
         """The name of a kind: a class, a @task function or the name itself. Raises UnregisteredKindError."""
         registry = self._caller.registry
         return registry.named(kind).name if isinstance(kind, str) else registry.of(kind).name
-
-
-def encode_headers(headers: Mapping[str, Any]) -> str:
-    """Headers as JSON text. Raises PayloadError."""
-    if not isinstance(headers, Mapping):
-        raise PayloadError(f"headers must be a mapping, not {headers!r:.80}")
-    text = encode_json(dict(headers), "headers")
-    if len(text) > MAX_HEADERS:
-        raise PayloadError(f"headers are {len(text)} bytes of JSON, over the limit of {MAX_HEADERS}")
-    return text

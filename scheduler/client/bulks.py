@@ -13,7 +13,6 @@ from typing import Any, Unpack
 import msgspec
 
 from scheduler.client.dead_letters import warn_stale
-from scheduler.client.payloads import patched_payload
 from scheduler.errors import ConfigError, InvalidTransitionError, SchedulerError, StoreUnavailableError
 from scheduler.model.bulk import BulkOptions, BulkState, ItemResult, Verb, check_rate
 from scheduler.model.state import TaskState
@@ -21,6 +20,7 @@ from scheduler.model.times import to_datetime
 from scheduler.operations.desk import Desk
 from scheduler.operations.filter import Chosen, Filters
 from scheduler.operations.filter import chosen as read_chosen
+from scheduler.operations.payloads import patched_payload
 from scheduler.store import bulks
 from scheduler.store.admin import stored_bulks
 from scheduler.store.admin.bulk_plan import BulkPlan, plan

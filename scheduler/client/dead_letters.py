@@ -8,30 +8,26 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import UNSET
 
 from scheduler.client.audit import AuditEntry, audit_entry
 from scheduler.client.info import TaskInfo, task_info
-from scheduler.client.payloads import of_registered
 from scheduler.client.threads import CallThreads, in_thread
 from scheduler.errors import ConfigError
 from scheduler.model.actor import acting_as, in_bulk
-from scheduler.model.names import check_text
-from scheduler.model.registry import MAX_KEY
 from scheduler.model.spec import TaskId
 from scheduler.model.task_filter import TaskFilter
 from scheduler.model.times import to_datetime
+from scheduler.operations import dead_letters as operations
 from scheduler.operations.filter import read as read_filter
 from scheduler.store.admin import purge
-from scheduler.store.admin.replay import Reopened, replay, replay_some
+from scheduler.store.admin.replay import replay_some
 from scheduler.store.audit import new_bulk
-from scheduler.store.db.tx import Tx
 from scheduler.store.read import audit as store_audit
 from scheduler.store.read import dead_letters as store
 from scheduler.store.read.dead_letters import BATCH
-from scheduler.store.read.tasks import get_task
 from scheduler.store.tasks.keys import Other
-from scheduler.store.tasks.patch import NewPayload, StoredPayload
-from scheduler.store.tasks.stale import NONE, Stale, ran_on, rerun_on_new, told
+from scheduler.store.tasks.stale import Stale, ran_on, told
 
 if TYPE_CHECKING:
     from scheduler.client.tasks import TaskOperations
@@ -173,21 +169,15 @@ class DeadLetters:
         Raises UnknownTaskError, InvalidTransitionError if it is not dead (any more), DuplicateKeyError if another task
         holds its key or has completed under it since, PayloadError, UnregisteredKindError; then nothing is changed.
         """
-        if key is not None:
-            check_text(key, "a key", MAX_KEY)
-        new = None if payload is None else self._payload(task_id, payload)
-
-        def work(tx: Tx) -> tuple[Reopened, Stale]:
-            made = replay(tx, task_id, key=key, payload=new, copy=copy)
-            return made, NONE if copy else rerun_on_new(tx, [task_id], rerun=rerun)
-
+        new = UNSET if payload is None else payload
+        if payload is not None:
+            self._owner.registry.named(self._owner.get_task(task_id).kind)
         with acting_as(by):
-            made, stale = self._owner.database.change(work)
-        self._owner._notify()
-        warn_left(made.left)
+            done = operations.replay(self._owner.desk, [task_id], key=key, payload=new, copy=copy, rerun=rerun)
+        warn_left(done.left)
         if not rerun:
-            warn_stale(stale)
-        return made.id
+            warn_stale(done.stale)
+        return done.ids[0]
 
     def replay_all(
         self,
@@ -298,14 +288,6 @@ class DeadLetters:
 
     def _filter(self, text: str, **given: Any) -> TaskFilter:
         return read_filter(self._owner.desk, text, given, ended=True)
-
-    def _payload(self, task_id: int, given: Any) -> NewPayload:
-        """The payload as it is stored, checked by the registered kind."""
-        registry = self._owner.registry
-        with self._owner.database.read() as tx:
-            task = get_task(tx, task_id)
-        present = StoredPayload(task_id, task.kind, task.payload or "null", task.schema_version)
-        return of_registered(registry, registry.named(task.kind), present, given)
 
     groups_async = in_thread(groups)
     get_async = in_thread(get)

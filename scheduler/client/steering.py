@@ -3,57 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from datetime import datetime, timedelta
-from typing import Any, TypedDict, Unpack
+from collections.abc import Callable
+from typing import Unpack
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
-from scheduler.client.builder import encode_headers
 from scheduler.client.bulks import Bulks
-from scheduler.client.checks import check_id
 from scheduler.client.dead_letters import warn_left
 from scheduler.client.live_settings import LiveSettings
-from scheduler.client.payloads import of_published, of_registered
-from scheduler.client.published import read_kind
 from scheduler.client.tasks import TaskOperations, warn_conflicts
 from scheduler.client.workers import Workers
-from scheduler.errors import ConfigError, PayloadError
-from scheduler.model.names import check_name, check_text
-from scheduler.model.registry import MAX_KEY
-from scheduler.model.retry import RetryPolicy
+from scheduler.errors import ConfigError
 from scheduler.model.spec import TaskId
-from scheduler.model.task import Priority
-from scheduler.model.times import instant_us, span_us
+from scheduler.operations import tasks
+from scheduler.operations.changes import Changes as Changes
+from scheduler.operations.changes import patch_of
 from scheduler.operations.filter import Chosen
 from scheduler.operations.filter import Filters as Filters
 from scheduler.operations.filter import chosen as read_chosen
 from scheduler.store.admin.bulk import Bulk, cancel_many, patch_many, retry_many
-from scheduler.store.admin.copy import copy
-from scheduler.store.admin.uncancel import uncancel
-from scheduler.store.tasks.patch import Make, NewPayload, Patch, StoredPayload, patch_one
-from scheduler.store.tasks.rerun import rerun
-
-
-class Changes(TypedDict, total=False):
-    """What may be changed of a stored task.
-
-    ``at``: not before this aware datetime; ``after``: not before this long from now (seconds or timedelta).
-    ``payload``: another one, an instance of the kind or all its fields; ``fields``: some fields, the others stay.
-    ``retry``: None is one attempt. ``timeout``: seconds or timedelta, None for the worker's default. ``headers``: all
-    of them.
-    """
-
-    at: datetime
-    after: float | timedelta | str
-    priority: Priority | str
-    queue: str
-    payload: Any
-    fields: Mapping[str, Any]
-    headers: Mapping[str, Any]
-    retry: RetryPolicy | None
-    timeout: float | timedelta | str | None
 
 
 class BulkResult(msgspec.Struct, frozen=True):
@@ -105,9 +73,7 @@ class SteeringOperations(TaskOperations):
         Tasks that ended with it come back, too. Raises UnknownTaskError; InvalidTransitionError if it is not cancelled,
         or had begun; DuplicateKeyError if another task holds its key or has completed under it since.
         """
-        check_id(task_id)
-        self.database.change(lambda tx: uncancel(tx, task_id))
-        self._notify()
+        tasks.uncancel(self.desk, task_id)
 
     def update_task(self, task_id: int, **changes: Unpack[Changes]) -> bool:
         """Change a stored task that waits, is scheduled or waits for its retry; see :class:`Changes`.
@@ -118,11 +84,7 @@ class SteeringOperations(TaskOperations):
         of a task with recorded steps stay. Raises UnknownTaskError, InvalidTransitionError if it is under way or has
         ended, UnregisteredKindError, PayloadError, InvalidScheduleError, ConfigError; then nothing is changed.
         """
-        check_id(task_id)
-        change = self._patch(changes)
-        changed = self.database.change(lambda tx: patch_one(tx, task_id, change))
-        self._notify()
-        return changed
+        return not tasks.change(self.desk, [task_id], changes).same
 
     def rerun(self, task_id: int, downstream: bool = True) -> None:
         """Run a task that has ended, also a success, again from its beginning: its result and steps are forgotten.
@@ -132,10 +94,7 @@ class SteeringOperations(TaskOperations):
         warning is logged. Raises UnknownTaskError; InvalidTransitionError if it, or with ``downstream`` a task below
         it, has begun and not ended; DuplicateKeyError if another task holds its key or has completed under it since.
         """
-        check_id(task_id)
-        left = self.database.change(lambda tx: rerun(tx, task_id, downstream=downstream))
-        self._notify()
-        warn_left(left)
+        warn_left(tasks.rerun(self.desk, [task_id], downstream=downstream).left)
 
     def copy_task(
         self, task_id: int, *, key: str | None = None, dependencies: bool = True, **changes: Unpack[Changes]
@@ -147,13 +106,7 @@ class SteeringOperations(TaskOperations):
         UnknownTaskError, UnregisteredKindError, PayloadError, InvalidScheduleError, ConfigError; DuplicateKeyError if
         another task holds ``key`` or has completed under it since the original ended.
         """
-        check_id(task_id)
-        if key is not None:
-            check_text(key, "a key", MAX_KEY)
-        change = self._patch(changes, required=False)
-        made = self.database.change(lambda tx: copy(tx, task_id, change, key=key, dependencies=dependencies))
-        self._notify()
-        return made
+        return tasks.copy(self.desk, task_id, changes, key=key, dependencies=dependencies).id
 
     def cancel_tasks(
         self,
@@ -234,11 +187,11 @@ class SteeringOperations(TaskOperations):
         :meth:`cancel_tasks`. Raises ConfigError, PayloadError, InvalidScheduleError, UnregisteredKindError; what was
         committed before stays.
         """
-        change = self._patch(changes)
+        make = patch_of(self.desk, changes)
         done = patch_many(
             self.database,
             read_chosen(self.desk, chosen, {}),
-            lambda _: change,
+            make,
             limit=_limit(limit),
             dry_run=dry_run,
             name=_bulk_name(bulk),
@@ -252,49 +205,6 @@ class SteeringOperations(TaskOperations):
             return None if each is None else each(_result(done, False))
 
         return after
-
-    def _patch(self, given: Changes, *, required: bool = True) -> Patch:
-        """Check changes. Raises ConfigError, PayloadError, InvalidScheduleError."""
-        unknown = set(given) - Changes.__optional_keys__
-        if unknown:
-            raise ConfigError(
-                f"a task has no {', '.join(sorted(unknown))} to change; "
-                f"there are {', '.join(sorted(Changes.__optional_keys__))}"
-            )
-        if "at" in given and "after" in given:
-            raise ConfigError("at and after exclude each other")
-        if "payload" in given and "fields" in given:
-            raise ConfigError("payload and fields exclude each other")
-        if required and not given:
-            raise ConfigError(f"say what to change: {', '.join(sorted(Changes.__optional_keys__))}")
-        return Patch(
-            run_at=instant_us(given["at"], "at") if "at" in given else UNSET,
-            delay=span_us(given["after"], "after") if "after" in given else UNSET,
-            priority=int(Priority.parse(given["priority"])) if "priority" in given else UNSET,
-            queue=check_name("queue", given["queue"]) if "queue" in given else UNSET,
-            headers=encode_headers(given["headers"]) if "headers" in given else UNSET,
-            retry=_retry(given["retry"]) if "retry" in given else UNSET,
-            timeout=_timeout(given["timeout"]) if "timeout" in given else UNSET,
-            payload=self._payloads(given),
-        )
-
-    def _payloads(self, given: Changes) -> Make | UnsetType:
-        """What makes the new payload of a task: checked by its registered kind."""
-        if "payload" not in given and "fields" not in given:
-            return UNSET
-        fields = given.get("fields")
-        if fields is not None and not isinstance(fields, Mapping):
-            raise PayloadError(f"fields must be a mapping, not {fields!r:.80}")
-
-        def make(present: StoredPayload) -> NewPayload:
-            kind = self.registry.get(present.kind)
-            if kind is None:
-                return of_published(
-                    read_kind(self.database, present.kind).record, present, given.get("payload"), fields
-                )
-            return of_registered(self.registry, kind, present, given.get("payload"), fields)
-
-        return make
 
 
 def _result(done: Bulk, dry_run: bool) -> BulkResult:
@@ -316,15 +226,3 @@ def _limit(limit: int | None) -> int | None:
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
         raise ConfigError(f"limit must be a whole number from 1, not {limit!r:.80}")
     return limit
-
-
-def _retry(policy: RetryPolicy | None) -> tuple[str | None, int | None]:
-    if policy is None:
-        return None, 1
-    if not isinstance(policy, RetryPolicy):
-        raise ConfigError(f"retry must be a RetryPolicy or None, not {policy!r:.80}")
-    return policy.to_json(), policy.max_attempts
-
-
-def _timeout(given: float | timedelta | str | None) -> int | None:
-    return None if given is None else span_us(given, "timeout", positive=True)

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from scheduler.client.published import PublishedKind, read_kind
 from scheduler.client.threads import CallThreads
 from scheduler.errors import DuplicateScheduleError
 from scheduler.model.actor import by_hand
 from scheduler.model.recurrence import Recurrence
 from scheduler.model.registry import Kind, Registry, encode_json
 from scheduler.model.spec import TaskId, TaskSpec
+from scheduler.operations.published import PublishedKind, read_kind
 from scheduler.store import audit, outbox, schedules
 from scheduler.store.db.after_commit import notify_after_commit
 from scheduler.store.db.async_connection import run_on

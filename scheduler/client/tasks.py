@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, overload
@@ -41,10 +41,11 @@ from scheduler.model.state import (
 )
 from scheduler.model.times import LONGEST, span_us
 from scheduler.model.typed import R
-from scheduler.operations import events, upkeep
+from scheduler.operations import events, tasks, upkeep
 from scheduler.operations.desk import Desk
 from scheduler.operations.filter import check_filters, is_filter
 from scheduler.operations.filter import read as read_filter
+from scheduler.operations.tasks import CancelResult
 from scheduler.ports import SECOND
 from scheduler.store.admin import retention
 from scheduler.store.admin.bulk import Bulk, retry_many
@@ -55,11 +56,8 @@ from scheduler.store.graph.cycles import find_path
 from scheduler.store.read import tasks as read_tasks
 from scheduler.store.read.search import search
 from scheduler.store.read.tasks import EdgeRecord, TaskRecord
-from scheduler.store.tasks import control
-from scheduler.store.tasks.control import CancelResult
 from scheduler.store.tasks.enqueue import callers_connection, hold_writes
-from scheduler.store.tasks.keys import Other
-from scheduler.store.tasks.stale import Stale, ran_on, rerun_on_new
+from scheduler.store.tasks.stale import ran_on
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -322,10 +320,7 @@ class TaskOperations:
         ``cascade``: its dependants by success end cancelled too, instead of by their *otherwise*. ``force``: its worker
         ends a running one without waiting for its handler, which keeps its slot until it ends. Raises UnknownTaskError.
         """
-        check_id(task_id)
-        done = self.database.change(lambda tx: control.cancel(tx, [task_id], cascade=cascade, force=force))
-        self._notify()
-        return done
+        return tasks.cancel(self.desk, [task_id], cascade=cascade, force=force).done
 
     def retry_task(self, task_id: int, downstream: bool = True, *, rerun: bool = False) -> None:
         """Run an ended, unsuccessful task again with a new budget, and revive the tasks that ended because of it.
@@ -336,17 +331,10 @@ class TaskOperations:
         UnknownTaskError, InvalidTransitionError; DuplicateKeyError if another task holds its key or has completed under
         it since.
         """
-        check_id(task_id)
-
-        def work(tx: Tx) -> tuple[Mapping[int, Other], Stale]:
-            left = control.retry(tx, task_id, downstream=downstream)
-            return left, rerun_on_new(tx, [task_id], rerun=rerun)
-
-        left, stale = self.database.change(work)
-        self._notify()
-        warn_left(left)
+        done = tasks.retry(self.desk, [task_id], downstream=downstream, rerun=rerun)
+        warn_left(done.left)
         if not rerun:
-            warn_stale(stale)
+            warn_stale(done.stale)
 
     def retry_failed(
         self,
@@ -400,16 +388,14 @@ class TaskOperations:
             edge = EdgeSpec(check_id(parent), end, other)
         except UnknownTaskError:
             raise UnknownDependencyError([parent]) from None
-        self.database.change(lambda tx: control.add_dependency(tx, child, edge))
-        self._notify()  # a broken edge ends the child, and other tasks may wait for the child
+        tasks.add_dependency(self.desk, child, edge)
 
     def set_retry_policy(self, task_id: int, policy: RetryPolicy) -> None:
         """Change how a task that has not ended is retried. Raises UnknownTaskError, InvalidTransitionError."""
         if not isinstance(policy, RetryPolicy):
             raise ConfigError(f"set_retry_policy takes a RetryPolicy, not {policy!r}")
         check_id(task_id)
-        json, most = policy.to_json(), policy.max_attempts
-        self.database.change(lambda tx: control.set_retry_policy(tx, task_id, json, most))
+        tasks.set_retry(self.desk, task_id, policy.to_json(), policy.max_attempts)
 
     def cleanup_completed_tasks(
         self, older_than_hours: float = 24, *, kind: str | None = None, queue: str | None = None

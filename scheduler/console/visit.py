@@ -12,7 +12,7 @@ from scheduler.console.roles import Principal, Verb
 from scheduler.errors import SchedulerError
 from scheduler.model.redact import redact
 from scheduler.model.task_filter import TaskFilter
-from scheduler.operations.desk import ReadTooLongError, Tx
+from scheduler.operations.desk import Desk, ReadTooLongError, Tx
 from scheduler.operations.filter import FilterError, parse
 from scheduler.operations.masks import secret_path
 from scheduler.operations.pauses import Pause, of_everything
@@ -96,6 +96,11 @@ class Visit:
     def jobs(self) -> Scheduler:
         """The Scheduler whose calls pages and verbs use."""
         return self.site.jobs
+
+    @property
+    def desk(self) -> Desk:
+        """The store that operations work on."""
+        return self.jobs.desk
 
     def read(self) -> AbstractContextManager[Tx]:
         """A transaction that only reads, none of whose statements takes longer than two seconds."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from scheduler.client.published import PublishedKind
 from scheduler.errors import PayloadError, shown_as
 from scheduler.model.inbox import UNREADABLE
 from scheduler.model.outgoing import PREFIX
 from scheduler.model.registry import Kind
+from scheduler.operations.published import PublishedKind
 
 BUILT_IN = frozenset(
     {

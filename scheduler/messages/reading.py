@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from scheduler.client.builder import encode_headers
-from scheduler.client.published import PublishedKind, encode_payload, read_kind
 from scheduler.client.submitter import TaskSubmitter
 from scheduler.config.messages import Source
 from scheduler.errors import PayloadError, SchedulerError, StoreUnavailableError, UnregisteredKindError
@@ -21,6 +19,7 @@ from scheduler.model.fingerprint import describe
 from scheduler.model.registry import Kind, encode_json
 from scheduler.model.sender_keys import sender_key
 from scheduler.model.spec import TaskSpec
+from scheduler.operations.published import PublishedKind, encode_headers, encode_payload, read_kind, usual_task
 from scheduler.transports.envelope import MAX_TEXT, EnvelopeError, Message, decode, from_fields, json_of
 from scheduler.transports.ports import Delivery
 
@@ -189,6 +188,6 @@ def _published(kind: PublishedKind, payload: Any, message: Message) -> TaskSpec:
             f"it has schema_version {version}: only a program with {kind.name} can make its concurrency key"
         )
     # The worker upgrades it: the schema is that of the newest version.
-    spec = kind.usual()
+    spec = usual_task(kind.name, kind.record)
     spec.payload, spec.schema_version = encode_payload(kind.name, payload), version
     return spec

@@ -33,7 +33,7 @@ from scheduler.store.read.workers import Fleet, read_fleet
 from scheduler.store.schedule_runs import GRAPH as GRAPH
 from scheduler.store.schedule_runs import decode_graph as decode_graph
 from scheduler.store.schedule_sets import SetChange as SetChange
-from scheduler.store.schedules import ScheduleSpec
+from scheduler.store.schedules import ScheduleSpec as ScheduleSpec
 from scheduler.store.tasks.control import CancelResult as CancelResult
 
 _HOUR = 3_600 * 1_000_000
@@ -119,6 +119,11 @@ def nodes(one: ScheduleRecord) -> list[dict[str, Any]] | None:
         {"name": spec.key, "kind": spec.kind, "depends_on": [tasks[edge.parent].key for edge in spec.edges]}
         for spec in tasks
     ]
+
+
+def register(desk: Desk, spec: ScheduleSpec) -> bool:
+    """Store a schedule, or change the one of this name. Returns whether it is new. Raises InvalidScheduleError."""
+    return desk.write(lambda tx: store.register(tx, spec))
 
 
 def pause(desk: Desk, name: str) -> ScheduleRecord:

@@ -187,7 +187,7 @@ def _payload(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: Ma
 
 
 def _claimed(kind: Kind, text: str, now: int, given: Mapping[str, Any]) -> Any:
-    from scheduler.client.builder import encode_headers
+    from scheduler.operations.published import encode_headers
     from scheduler.store.tasks.claim import Claimed
 
     headers, options = given["headers"], kind.options

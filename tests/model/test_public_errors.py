@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import traceback
 
-from scheduler.client.published import MisfitError
 from scheduler.errors import PayloadError, StoreUnavailableError
 from scheduler.model.fingerprint import describe
+from scheduler.operations.published import MisfitError
 from scheduler.store.db.errors import StoreError
 
 

@@ -15,9 +15,9 @@ import pytest
 from msgspec import Meta
 
 from scheduler import AsyncContext, ConfigError, Context, PayloadError, Priority, RetryPolicy, Scheduler, Task, task
-from scheduler.client.published import lane_of
 from scheduler.model.rate import Rate, parse_rate
 from scheduler.model.registry import Registry, bind
+from scheduler.operations.published import lane_of
 from scheduler.store.read.kinds import KindRecord
 
 

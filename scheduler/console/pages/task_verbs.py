@@ -6,21 +6,19 @@ from typing import Any
 
 import msgspec
 
-from scheduler.client.steering import Changes
 from scheduler.config.sources import parse_duration
 from scheduler.console.masks import MASK
 from scheduler.console.render import Done, Page
 from scheduler.console.roles import Verb
 from scheduler.console.routes import action
 from scheduler.console.visit import BadInputError, Visit
-from scheduler.errors import ConfigError, InvalidTransitionError
-from scheduler.model.state import TaskState
+from scheduler.errors import ConfigError
 from scheduler.model.texts import counted
 from scheduler.model.times import to_datetime
+from scheduler.operations import dead_letters, masks, tasks
+from scheduler.operations.changes import Changes
+from scheduler.operations.details import get_task
 from scheduler.operations.filter import instant
-from scheduler.store.admin.copy import runs_beside
-from scheduler.store.read.tasks import get_task
-from scheduler.store.tasks.stale import ran_on, told
 
 COMMAND_KINDS = frozenset({"CommandTask"})
 
@@ -29,7 +27,7 @@ COMMAND_KINDS = frozenset({"CommandTask"})
 def cancel(visit: Visit) -> Done:
     """End a task, or ask it to end."""
     task_id = visit.params["id"]
-    done = visit.jobs.cancel_task(task_id, cascade=visit.ticked("cascade"), force=visit.ticked("force"))
+    done, _ = tasks.cancel(visit.desk, [task_id], cascade=visit.ticked("cascade"), force=visit.ticked("force"))
     if done.finished:
         return Done(f"Task {task_id} had ended already.", ok=False)
     if done.requested:
@@ -44,68 +42,54 @@ def cancel(visit: Visit) -> Done:
 def uncancel(visit: Visit) -> Done:
     """Take back a cancel: what had not begun is scheduled for its old time, what had begun goes on."""
     task_id = visit.params["id"]
-    try:
-        visit.jobs.uncancel_task(task_id)
-    except InvalidTransitionError:
-        if visit.jobs.get_task_status(task_id) is not TaskState.CANCELLED:
-            raise
-        visit.jobs.retry_task(task_id)
+    tasks.uncancel(visit.desk, task_id, begun=True)
     return Done(f"Task {task_id} is not cancelled any more.")
 
 
 @action("/tasks/{id:int}/retry", Verb.RETRY)
 def retry(visit: Visit) -> Done:
     """Run an unsuccessful task again."""
-    task_id, began = visit.params["id"], visit.jobs.database.now()
-    visit.jobs.retry_task(task_id, downstream=not visit.ticked("alone"))
-    more, stale = _ran_on(visit, task_id, began)
-    return Done(
-        f"Task {task_id} runs again.{more}", data=stale, undo=("Undo: cancel it", f"/tasks/{task_id}/cancel", {})
-    )
+    task_id = visit.params["id"]
+    done = tasks.retry(visit.desk, [task_id], downstream=not visit.ticked("alone"))
+    return _again(f"Task {task_id} runs again.", done, task_id)
 
 
 @action("/tasks/{id:int}/rerun", Verb.RETRY)
 def rerun(visit: Visit) -> Done:
     """Run a task that has ended again from its beginning."""
     task_id = visit.params["id"]
-    began = visit.jobs.database.now()
-    visit.jobs.rerun(task_id, downstream=not visit.ticked("alone"))
-    more, stale = _ran_on(visit, task_id, began)
-    return Done(f"Task {task_id} runs again, from its beginning.{more}", data=stale)
-
-
-def _ran_on(visit: Visit, task_id: int, began: int) -> tuple[str, dict[str, Any]]:
-    """A sentence of what ran on the old end of a task that runs again since then, and its ids; nothing if none did."""
-    with visit.read() as tx:
-        stale = ran_on(tx, [task_id], began)
-    if not stale:
-        return "", {}
-    text = told(stale)
-    data = {"stale": stale.ids, "stale_more": stale.cut}
-    return f" {text[0].upper()}{text[1:]}: rerun what is to see the new one.", data
+    done = tasks.rerun(visit.desk, [task_id], downstream=not visit.ticked("alone"))
+    return _again(f"Task {task_id} runs again, from its beginning.", done)
 
 
 @action("/tasks/{id:int}/replay", Verb.REPLAY)
 def replay(visit: Visit) -> Done:
     """Run a dead letter again, under another key or as a copy if that is asked for."""
-    task_id, began = visit.params["id"], visit.jobs.database.now()
-    made = visit.jobs.dead_letters.replay(task_id, key=visit.given("key") or None, copy=visit.ticked("copy"))
-    if int(made) != task_id:
-        return Done(f"Task {int(made)} is a copy of {task_id}.", f"/tasks/{int(made)}", data={"id": int(made)})
-    more, stale = _ran_on(visit, task_id, began)
-    return Done(
-        f"Task {task_id} is replayed.{more}", data=stale, undo=("Undo: cancel it", f"/tasks/{task_id}/cancel", {})
-    )
+    task_id, key = visit.params["id"], visit.given("key") or None
+    done = dead_letters.replay(visit.desk, [task_id], key=key, copy=visit.ticked("copy"))
+    made = int(done.ids[0])
+    if made != task_id:
+        return Done(f"Task {made} is a copy of {task_id}.", f"/tasks/{made}", data={"id": made})
+    return _again(f"Task {task_id} is replayed.", done, task_id)
+
+
+def _again(text: str, done: tasks.Again | dead_letters.Replayed, undo: int | None = None) -> Done:
+    """A task runs again. ``undo``: the task that a button would cancel."""
+    for task_id, other in done.left.items():
+        text = f"{text} Task {task_id} was not revived: task {other.id} has its key."
+    if done.stale:
+        ran = tasks.told(done.stale)
+        text = f"{text} {ran[0].upper()}{ran[1:]}: rerun what is to see the new one."
+    button = None if undo is None else ("Undo: cancel it", f"/tasks/{undo}/cancel", dict[str, str]())
+    return Done(text, data={"stale": done.stale.ids, "stale_more": done.stale.cut} if done.stale else {}, undo=button)
 
 
 @action("/tasks/{id:int}/copy", Verb.SUBMIT)
 def copy(visit: Visit) -> Done:
     """Store a copy of a task as new work."""
     task_id = visit.params["id"]
-    check_command(visit, visit.jobs.get_task(task_id).kind)
-    made = visit.jobs.copy_task(task_id, dependencies=not visit.ticked("free"), **changes_of(visit))
-    with visit.read() as tx:
-        beside = runs_beside(get_task(tx, task_id), get_task(tx, int(made)))
+    check_command(visit, task_id)
+    made, beside = tasks.copy(visit.desk, task_id, changes_of(visit), dependencies=not visit.ticked("free"))
     text = f"Task {int(made)} is a copy of {task_id}."
     return Done(text if beside is None else f"{text} {beside}.", f"/tasks/{int(made)}", data={"id": int(made)})
 
@@ -118,8 +102,8 @@ def patch(visit: Visit) -> Done:
     if not given:
         raise BadInputError("nothing is to be changed: say what")
     if "fields" in given:
-        check_command(visit, visit.jobs.get_task(task_id).kind)
-    if not visit.jobs.update_task(task_id, **given):
+        check_command(visit, task_id)
+    if tasks.change(visit.desk, [task_id], given).same:
         return Done(f"Task {task_id} had these values already; nothing is changed.")
     return Done(f"Task {task_id} is changed: {', '.join(given)}.")
 
@@ -128,12 +112,14 @@ def patch(visit: Visit) -> Done:
 def reveal(visit: Visit) -> Page:
     """Show the secrets of a payload once; the audit says who saw them."""
     task_id = visit.params["id"]
-    value = visit.jobs.reveal(task_id)
+    value = masks.reveal(visit.desk, task_id)
     return Page("task_revealed.html", value, {"id": task_id, "value": value}, live=False)
 
 
-def check_command(visit: Visit, kind: str) -> None:
-    """Refuse to make or change tasks that run commands, unless ``[console] commands`` allows it."""
+def check_command(visit: Visit, task_id: int) -> None:
+    """Refuse to copy or change a task that runs a command, unless ``[console] commands`` allows it."""
+    with visit.desk.read() as tx:
+        kind = get_task(tx, task_id).kind
     if kind in COMMAND_KINDS and not visit.site.settings.commands:
         raise BadInputError(
             f"{kind} runs commands: from the pages they are not made or changed ([console] commands)", 403

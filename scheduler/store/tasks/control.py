@@ -167,7 +167,8 @@ def retry(tx: Tx, task_id: int, *, downstream: bool = True) -> dict[int, keys.Ot
 def retry_all(tx: Tx, ids: Sequence[int], *, downstream: bool = True) -> dict[int, keys.Other]:
     """:func:`retry` for each of these; skips a task that came back with another one."""
     left: dict[int, keys.Other] = {}
-    ended = {i for i, row in _lock(tx, ids).items() if row.state >= st.FIRST_TERMINAL}
+    several = len(set(ids)) > 1
+    ended = {i for i, row in _lock(tx, ids).items() if row.state >= st.FIRST_TERMINAL} if several else ()
     for task_id in sorted(set(ids)):  # parents are mostly older, and a child is judged by them
         if task_id in ended and _lock(tx, [task_id])[task_id].state < st.FIRST_TERMINAL:
             continue

@@ -63,7 +63,8 @@ def rerun(tx: Tx, task_id: int, *, downstream: bool = True) -> dict[int, keys.Ot
 def rerun_all(tx: Tx, ids: Sequence[int], *, downstream: bool = True) -> dict[int, keys.Other]:
     """:func:`rerun` for each of these; skips a task that came back with another one."""
     left: dict[int, keys.Other] = {}
-    before = {i: row[1] for i, row in _locked(tx, sorted(set(ids))).items()}
+    several = len(set(ids)) > 1
+    before = {i: row[1] for i, row in _locked(tx, sorted(set(ids))).items()} if several else {}
     for task_id in sorted(set(ids)):  # parents are mostly older
         came_back = before.get(task_id, 0) >= st.FIRST_TERMINAL
         if came_back and _locked(tx, [task_id])[task_id][1] < st.FIRST_TERMINAL:

@@ -331,7 +331,7 @@ def test_cancelling_crosswise_is_no_error(bench: Bench) -> None:
         return done
 
     with pytest.MonkeyPatch.context() as m:
-        m.setattr("scheduler.client.tasks.control.cancel", cancel)
+        m.setattr("scheduler.operations.tasks.control.cancel", cancel)
         sides = [Side(lambda i=i, j=j: j.cancel_task(i)) for i, j in zip(ids, (bench.jobs, other), strict=True)]
         for side in sides:
             side.result()

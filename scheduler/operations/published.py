@@ -20,7 +20,10 @@ from scheduler.model.spec import TaskSpec
 from scheduler.model.task import Priority, TaskOptions
 from scheduler.model.texts import storable, within
 from scheduler.store.db.database import Database
+from scheduler.store.db.tx import Tx
 from scheduler.store.read.kinds import KindRecord, get_kind, kind_names
+
+MAX_HEADERS = 16 * 1024
 
 
 class PublishedKind:
@@ -45,44 +48,48 @@ class PublishedKind:
         text = encode_payload(self.name, value)
         payload = msgspec.json.decode(text)  # as the worker reads it
         validate(self.record, payload)
-        made = self.usual()
+        made = usual_task(self.name, self.record)
         made.payload, made.lane = text, lane_of(self.name, payload, self.record)
         return made
 
-    def usual(self) -> TaskSpec:
-        """A task of this kind with the kind's own options, without a payload."""
-        given = self.record.options
-        policy = None if given.get("retry") is None else RetryPolicy.from_json(given["retry"])
-        return TaskSpec(
-            kind=self.name,
-            payload="{}",
-            lane=self.name,
-            queue=given.get("queue", "default"),
-            priority=given.get("priority", int(Priority.MEDIUM)),
-            max_attempts=1 if policy is None else policy.max_attempts,
-            retry=given.get("retry"),
-            timeout=given.get("timeout"),
-            dead_letter=given.get("dead_letter", True),
-            schema_version=self.record.schema_version,
-            result_ttl=given.get("result_ttl"),
-            failed_ttl=given.get("failed_ttl"),
-            executor=given.get("executor"),
-            resources=given.get("resources"),
-            executor_options=given.get("executor_options"),
-        )
+
+def usual_task(kind: str, record: KindRecord | None) -> TaskSpec:
+    """A task with the options that workers have published of its kind, without a payload."""
+    given = {} if record is None else record.options
+    policy = None if given.get("retry") is None else RetryPolicy.from_json(given["retry"])
+    return TaskSpec(
+        kind=kind,
+        payload="{}",
+        lane=kind,
+        queue=given.get("queue", "default"),
+        priority=given.get("priority", int(Priority.MEDIUM)),
+        max_attempts=1 if policy is None else policy.max_attempts,
+        retry=given.get("retry"),
+        timeout=given.get("timeout"),
+        dead_letter=given.get("dead_letter", True),
+        schema_version=1 if record is None else record.schema_version,
+        result_ttl=given.get("result_ttl"),
+        failed_ttl=given.get("failed_ttl"),
+        executor=given.get("executor"),
+        resources=given.get("resources"),
+        executor_options=given.get("executor_options"),
+    )
+
+
+def get_published(tx: Tx, name: str) -> KindRecord:
+    """The kind of this name, as workers have published it. Raises UnregisteredKindError."""
+    record = None if name != storable(name) else get_kind(tx, name)
+    if record is not None:
+        return record
+    known = kind_names(tx)
+    there = f"known are {', '.join(known)}" if known else "none is known: start a worker first"
+    raise UnregisteredKindError(f"no worker has registered a kind {name!r:.80}; {there}")
 
 
 def read_kind(database: Database, name: str) -> PublishedKind:
-    """The kind of this name, as workers have published it. Raises UnregisteredKindError."""
-    if name != storable(name):
-        raise UnregisteredKindError(f"no worker has registered a kind {name!r:.80}")
+    """The kind of this name for builders. Raises UnregisteredKindError."""
     with database.read() as tx:
-        record = get_kind(tx, name)
-        if record is not None:
-            return PublishedKind(record)
-        known = kind_names(tx)
-    there = f"known are {', '.join(known)}" if known else "none is known: start a worker first"
-    raise UnregisteredKindError(f"no worker has registered a kind {name!r}; {there}")
+        return PublishedKind(get_published(tx, name))
 
 
 def encode_payload(kind: str, payload: Any) -> str:
@@ -93,6 +100,16 @@ def encode_payload(kind: str, payload: Any) -> str:
             f"payload of {kind} is {len(text.encode())} bytes, over the limit of {MAX_PAYLOAD}; "
             "store the data elsewhere and pass a reference to it"
         )
+    return text
+
+
+def encode_headers(headers: Mapping[str, Any]) -> str:
+    """Headers as JSON text. Raises PayloadError."""
+    if not isinstance(headers, Mapping):
+        raise PayloadError(f"headers must be a mapping, not {headers!r:.80}")
+    text = encode_json(dict(headers), "headers")
+    if len(text) > MAX_HEADERS:
+        raise PayloadError(f"headers are {len(text)} bytes of JSON, over the limit of {MAX_HEADERS}")
     return text
 
 

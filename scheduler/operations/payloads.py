@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
-from scheduler.client.published import as_read, encode_payload, lane_of, validate
 from scheduler.errors import PayloadError, UnregisteredKindError
 from scheduler.model.registry import Kind, Registry, encode_json
 from scheduler.model.spec import plain
 from scheduler.model.task import Task
 from scheduler.model.unique import DerivedKey, key_of
+from scheduler.operations.published import as_read, encode_payload, lane_of, validate
 from scheduler.store.db.tx import Tx
 from scheduler.store.read.kinds import KindRecord, get_kind
 from scheduler.store.tasks.patch import NewPayload, StoredPayload
