@@ -18,8 +18,8 @@ from scheduler.errors import StoreUnavailableError
 if TYPE_CHECKING:
     from scheduler.config.model import Config
     from scheduler.operations.desk import Database, Desk, Tx
-    from scheduler.operations.workers import Fleet
     from scheduler.operations.tasks import Stale
+    from scheduler.operations.workers import Fleet
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
