@@ -25,7 +25,7 @@ from stateful.machine import FleetMachine
 from stateful.model import TABLE
 from support.databases import PostgresDatabases
 
-EVERY_TIME = {"sqlite": (14, 30), "postgresql": (4, 30)}  # runs, steps
+EVERY_TIME = {"sqlite": (8, 30), "postgresql": (3, 30)}  # runs, steps
 SOAK = {"sqlite": (2000, 50), "postgresql": (250, 50)}
 CHUNK = 250  # runs with one seed
 ENOUGH = 100  # of each transition in the soak: it goes on until they are there

@@ -20,7 +20,7 @@ import pytest
 from stateful.graphs import play_seed
 from support.databases import PostgresDatabases
 
-SEEDS = {"sqlite": range(12), "postgresql": range(5)}
+SEEDS = {"sqlite": range(6), "postgresql": range(3)}
 SOAK = {"sqlite": 1000, "postgresql": 200}
 
 Databases = Callable[[], AbstractContextManager[str]]

@@ -345,10 +345,10 @@ def test_a_busy_engine_looks_for_the_dead_no_more_often(
         return look(connection, worker)
 
     monkeypatch.setattr(reaper, "find_expired", counting)
-    for n in range(2300):
-        if n == 1300:  # who has just joined is patient, and looks at another time
+    for n in range(460):
+        if n == 260:  # who has just joined is patient, and looks at another time
             looked = 0
-        clock.advance(0.01)
+        clock.advance(0.05)
         notify_and_step(busy)
         engine_of(other).step()
     assert 4 <= looked <= most

@@ -181,8 +181,14 @@ def hours(text: str) -> list[str]:
     return [f"{word[:2]}:00{word[2:] if ':' in word else word[2:] + ':00'}" for word in text.split()]
 
 
+# A zone is no matter of the database: the second run has one.
+_FIRST, *_OTHERS = ZONES
+
+
 @pytest.mark.case(41)
-@pytest.mark.parametrize(("zone", "day"), ZONES)
+@pytest.mark.parametrize(
+    ("zone", "day"), [_FIRST, *(pytest.param(*one, marks=pytest.mark.one_is_enough) for one in _OTHERS)]
+)
 def test_both_changes_of_the_clock(bench: Bench, zone: str, day: str) -> None:
     midnight = datetime.fromisoformat(day).replace(tzinfo=ZoneInfo(zone))
     bench.clock = FakeClock(midnight.astimezone(UTC) - timedelta(seconds=1))

@@ -191,10 +191,15 @@ def at_once(bench: Bench, nodes: Sequence[Node]) -> None:
 CHECKS = (HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large)
 
 
+EVERY_TIME = {"sqlite": 30, "postgresql": 8}
+SOAK = {"sqlite": 300, "postgresql": 60}
+
+
 @pytest.mark.case(31, 33, 35, 36)
 @pytest.mark.parametrize("claim", [exactly, at_once])
-def test_any_graph(bench: Bench, claim: Callable[[Bench, Sequence[Node]], None]) -> None:
-    few = settings(max_examples=60 if bench.database.is_sqlite else 12, suppress_health_check=CHECKS)
+@pytest.mark.parametrize("most", [EVERY_TIME, pytest.param(SOAK, marks=pytest.mark.soak)], ids=["few", "many"])
+def test_any_graph(bench: Bench, claim: Callable[[Bench, Sequence[Node]], None], most: dict[str, int]) -> None:
+    few = settings(max_examples=most[bench.database.dialect], suppress_health_check=CHECKS)
 
     @few
     @given(graphs())
