@@ -8,22 +8,26 @@ import subprocess
 import pytest
 
 from support.bench import Bench
-from support.databases import one_database
 
 from .conftest import PROGRAM, Ctl
 
 
 def completed(ctl: Ctl, line: str, shell: str = "bash") -> list[str]:
     """What is offered for the last word of the line; "" for a new one."""
-    words = line.split(" ")
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("SCHEDD_")} | ctl.environment
-    environment |= {"_SCHEDCTL_COMPLETE": f"{shell}_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
-    done = subprocess.run(PROGRAM, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    asked = {"_SCHEDCTL_COMPLETE": f"{shell}_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
+    done = ctl(**asked)
     assert done.stderr == ""
     return [item.removeprefix("plain,") for item in done.stdout.split()]
 
 
-@one_database  # each word is a process; what they read, both databases are asked below
+def test_a_shell_asks_the_program_itself(ctl: Ctl, live: Bench) -> None:
+    live.step("a").queue("mail").schedule()
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("SCHEDD_")} | ctl.environment
+    asked = {"_SCHEDCTL_COMPLETE": "bash_complete", "COMP_WORDS": "schedctl list --queue m", "COMP_CWORD": "3"}
+    done = subprocess.run(PROGRAM, env=environment | asked, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == ("plain,mail\n", "")
+
+
 def test_names_and_ids(ctl: Ctl, live: Bench) -> None:
     first = int(live.step("a").schedule())
     live.step("b").queue("mail").schedule()

@@ -304,9 +304,18 @@ def check_command(line: str) -> None:
 
 
 @pytest.mark.case(102)
-@pytest.mark.parametrize("name", sorted(PLANTS))
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.both_databases) if name == "writes" else name for name in sorted(PLANTS)],
+)
 class TestVoices:
-    def test_status_and_why(self, name: str, ctl: Ctl, live: Bench, planted: Planted) -> None:
+    def test_each_tells(self, name: str, ctl: Ctl, database: Database, live: Bench, planted: Planted) -> None:
+        self.status_and_why(name, ctl, planted)
+        self.doctor(name, ctl, planted)
+        self.page(name, database, planted)
+        self.alert(name, live, planted)
+
+    def status_and_why(self, name: str, ctl: Ctl, planted: Planted) -> None:
         result = ctl("status", "--check")
         assert result.exit_code == 1
         assert planted.words in result.output
@@ -322,7 +331,7 @@ class TestVoices:
         else:
             assert not one["tasks"] or name == "orphans"
 
-    def test_doctor(self, name: str, ctl: Ctl, live: Bench, planted: Planted) -> None:
+    def doctor(self, name: str, ctl: Ctl, planted: Planted) -> None:
         if Voice.DOCTOR not in BY_NAME[name].voices:
             return
         found = json.loads(ctl("-o", "json", "doctor").stdout)
@@ -330,7 +339,7 @@ class TestVoices:
         assert said, f"doctor has no finding {BY_NAME[name].check}"
         assert planted.words in said[0]["text"] or any(str(task) in said[0]["text"] for task in planted.tasks)
 
-    def test_alert(self, name: str, live: Bench, planted: Planted) -> None:
+    def alert(self, name: str, live: Bench, planted: Planted) -> None:
         row = BY_NAME[name]
         if Voice.ALERT not in row.voices:
             return
@@ -343,8 +352,7 @@ class TestVoices:
             firing = [one for one in alert_rows.alerts(tx).values() if one.phase is Phase.FIRING]
         assert any(one.key.rule == row.rule and planted.words in one.text for one in firing), firing
 
-    @pytest.mark.one_is_enough
-    def test_page(self, name: str, database: Database, live: Bench, planted: Planted) -> None:
+    def page(self, name: str, database: Database, planted: Planted) -> None:
         with console_on(database) as gate:
             wrong = ask(gate, "GET", "/.json").json["wrong"]
             (one,) = [one for one in wrong if one["problem"] == name]

@@ -19,6 +19,9 @@ from support.warm import Forked, warm
 PATIENCE = 60.0  # seconds until a test gives up waiting; nothing ever waits this long
 Lines = queue.Queue[str | None]
 
+# Modules that are run in a process which has imported schedd already.
+FORKED = {"scheduler.daemon", "support.keyed_caller"}
+
 
 class Child:
     """A Python program under test. Reads stdout and stderr line by line; nothing of them is ever missed."""
@@ -27,7 +30,7 @@ class Child:
         self, place: Path, arguments: tuple[str, ...], environ: dict[str, str], executed: bool = False
     ) -> None:
         self.process: subprocess.Popen[str] | Forked
-        if arguments[:2] == ("-m", "scheduler.daemon") and warm.can(environ) and not executed:
+        if arguments[0] == "-m" and arguments[1] in FORKED and warm.can(environ) and not executed:
             self.process = warm.start_with_pipes(arguments[1], arguments[2:], place, environ)
         else:
             self.process = subprocess.Popen(

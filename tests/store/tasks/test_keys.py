@@ -208,36 +208,14 @@ def test_fifty_concurrent_calls_make_one_row(fleet: Fleet, conflict: str) -> Non
     assert callers[0].task(echo, "next").schedule() <= made[0] + (1 if fleet.database.is_sqlite else 50)
 
 
-CALLER = """
-import sys
-from scheduler import DuplicateKeyError, Scheduler, task
-
-@task(kind="echo")
-def echo(ctx, text): pass
-
-jobs = Scheduler(sys.argv[1])
-jobs.register(echo)
-jobs.database.open()
-print("ready", flush=True)
-sys.stdin.readline()
-made = []
-for n in range(10):
-    try:
-        made.append(jobs.task(echo, f"{sys.argv[3]} {n}").key("k", conflict=sys.argv[2]).schedule())
-    except DuplicateKeyError as error:
-        made.append(error.existing_id)
-print("got", *[f"{int(i)}:{getattr(i, 'created', False)}" for i in made], flush=True)
-"""
-
-
 @pytest.mark.case(27)
 @pytest.mark.parametrize("conflict", ["keep", "reject", "replace"])
 def test_fifty_calls_of_five_processes_make_one_row(
     fleet: Fleet, clock: FakeClock, tmp_path: Path, conflict: str
 ) -> None:
     clock.jump(timedelta(days=36500))  # theirs is the system's
-    place = (*("-c", CALLER), fleet.database.url, conflict)
-    callers = [Child(tmp_path, (*place, str(n)), dict(os.environ)) for n in range(5)]
+    given = ("-m", "support.keyed_caller", fleet.database.url, conflict)
+    callers = [Child(tmp_path, (*given, str(n)), dict(os.environ)) for n in range(5)]
     try:
         for caller in callers:
             caller.says("ready")
