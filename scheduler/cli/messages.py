@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from scheduler.operations.desk import Desk
+    from scheduler.operations.messages import SinkStatus, SourceStatus
     from scheduler.operations.pauses import PauseResult, Scope
 
     class Finding(Protocol):
@@ -29,10 +30,11 @@ if TYPE_CHECKING:
 
 _SOURCE_FIELDS = (
     *("source", "type", "kind", "ack", "paused", "open", "held", "dead", "last_at", "trouble", "last_error"),
-    *("failed_at", "held_since"),
+    *("failed_at", "held_since", "at_least"),
 )
 _SOURCE_COLUMNS = _SOURCE_FIELDS[:11]
-_SINK_FIELDS = ("sink", "type", "paused", "waiting", "retrying", "dead", "trouble", "last_error")
+_SINK_FIELDS = ("sink", "type", "paused", "waiting", "retrying", "dead", "trouble", "last_error", "at_least")
+_SINK_COLUMNS = _SINK_FIELDS[:8]
 _RELEASE_FIELDS = ("source", "released", "tasks")
 CHECK_FIELDS = ("name", "type", "ok", "found")
 _CHANGE_FIELDS = ("name", "paused", "changed")
@@ -74,6 +76,7 @@ def list_sources(session: Session, /) -> None:
         row |= {name: value for name, value in one._asdict().items() if name != "name"}
         rows.append(row | {name: time(row[name]) for name in ("last_at", "failed_at", "held_since")})
     print_rows(session, rows, _SOURCE_COLUMNS)
+    _note_at_least(found, "source")
     if not rows:
         note("there is no source: write one as [sources.NAME]")
 
@@ -159,7 +162,8 @@ def list_sinks(session: Session, /) -> None:
     for one in found:
         values = one._asdict()
         rows.append({"sink": values.pop("name"), "type": sections[one.name].type, **values})
-    print_rows(session, rows)
+    print_rows(session, rows, _SINK_COLUMNS)
+    _note_at_least(found, "sink")
     if not rows:
         note("there is no sink: write one as [sinks.NAME]")
 
@@ -320,6 +324,12 @@ def _change(
     for row in rows:
         if not row["changed"]:
             note(f"{what} {row['name']} was {'paused already' if paused else 'not paused'}")
+
+
+def _note_at_least(found: Iterable[SourceStatus | SinkStatus], what: str) -> None:
+    cut = [one.name for one in found if one.at_least]
+    if cut:
+        note(f"of {what} {', '.join(cut)} there may be more messages than are counted")
 
 
 def _note_unknown(known: list[str] | None, name: str | None, what: str) -> None:

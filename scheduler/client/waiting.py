@@ -16,6 +16,7 @@ from scheduler.store.db.database import Database
 from scheduler.store.read import tasks as read_tasks
 from scheduler.store.read.tasks import TaskRecord
 from scheduler.store.read.why_chain import whole_why
+from scheduler.store.unknown import unknown
 
 _POLL_PAUSES = (0.005, 0.25)  # seconds between looks: first, most
 
@@ -98,9 +99,9 @@ class Wait:
             # One statement for all tasks, and one for ended ones: there may be thousands.
             ended = [i for i, end in read_tasks.ends(tx, ids).items() if end is not None]
             found = {task.id: task for task in read_tasks.get_tasks(tx, ended)}
-        for task_id in ended:
-            if task_id not in found:
-                raise UnknownTaskError(task_id)  # its row has been removed
+            for task_id in ended:
+                if task_id not in found:
+                    raise unknown(tx, task_id)  # its row has been removed
         return {task_id: task for task_id, task in found.items() if task.state.terminal}
 
     def _reason(self, task_id: int) -> str:

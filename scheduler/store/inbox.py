@@ -362,39 +362,3 @@ def source_names(tx: Tx, most: int = 1000) -> list[str]:
             break
         found.append(row.source)
     return found
-
-
-class InboxCounts(NamedTuple):
-    """How many messages of a source are in a state that is not over, and when the last one came.
-
-    ``held_since``: when the oldest held one came.
-    """
-
-    open: int
-    held: int
-    held_since: int | None
-    dead: int
-    last_at: int | None
-
-
-def counts(tx: Tx, source: str) -> InboxCounts:
-    """The counts of one source."""
-    row = tx.run(
-        f"SELECT coalesce(sum(CASE WHEN verdict = {codes.OPEN} THEN 1 ELSE 0 END), 0), "
-        f"coalesce(sum(CASE WHEN verdict = {codes.HELD} THEN 1 ELSE 0 END), 0), "
-        f"min(CASE WHEN verdict = {codes.HELD} THEN first_at END), "
-        f"coalesce(sum(CASE WHEN verdict = {codes.DEAD} THEN 1 ELSE 0 END), 0), max(last_at) "
-        "FROM schedd_inbox WHERE source = :source",
-        source=source,
-    ).one()
-    return InboxCounts(int(row[0]), int(row[1]), row[2], int(row[3]), row[4])
-
-
-def last_dead(tx: Tx, source: str) -> tuple[str | None, int] | None:
-    """Why the last message that could become no task could not, and when it came."""
-    row = tx.run(
-        f"SELECT i.error, i.last_at FROM schedd_inbox i WHERE i.verdict = {codes.DEAD} AND i.source = :source "
-        "ORDER BY i.last_at DESC LIMIT 1",
-        source=source,
-    ).first()
-    return None if row is None else (row.error, row.last_at)

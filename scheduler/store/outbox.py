@@ -102,38 +102,6 @@ def result_of(tx: Tx, task_id: int) -> str | None:
     return None if row is None else str(row.value)
 
 
-class OutboxCounts(NamedTuple):
-    """How many messages of a sink wait, wait for another try, and are dead letters."""
-
-    waiting: int
-    retrying: int
-    dead: int
-
-
-def counts(tx: Tx, kind: str) -> OutboxCounts:
-    """The counts of one sink."""
-    found = {
-        row.state: row.number
-        for row in tx.run(
-            f"SELECT t.state, count(*) AS number FROM schedd_tasks t WHERE t.queue = '{OUTBOX}' AND t.kind = :kind "
-            "GROUP BY t.state",
-            kind=kind,
-        )
-    }
-    waiting = sum(found.get(state, 0) for state in range(st.FIRST_TERMINAL) if state != st.RETRY)
-    return OutboxCounts(waiting, found.get(st.RETRY, 0), found.get(st.DEAD, 0))
-
-
-def last_error(tx: Tx, kind: str) -> str | None:
-    """Why the newest message of a sink that waits for another try, or is a dead letter, has not gone out."""
-    row = tx.run(
-        f"SELECT t.error FROM schedd_tasks t WHERE t.queue = '{OUTBOX}' AND t.kind = :kind "
-        f"AND t.state IN ({st.RETRY}, {st.DEAD}, {st.FAILED}) AND t.error IS NOT NULL ORDER BY t.id DESC LIMIT 1",
-        kind=kind,
-    ).first()
-    return None if row is None else str(row.error)
-
-
 def sink_names(tx: Tx) -> list[str]:
     """The sinks that workers have published."""
     rows = tx.run("SELECT name FROM schedd_kinds WHERE name >= :first AND name < :end", first=PREFIX, end="sinks/")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import Any, NamedTuple
+from zoneinfo import ZoneInfo
 
 import sqlalchemy as sa
 
@@ -77,6 +79,19 @@ def by_present_rules(row: _Stored | sa.Row[Any]) -> int | None:
     if before is not None and before > handled and at - before < following - at:
         return before
     return following
+
+
+def unknown_zone(text: str) -> str | None:
+    """The zone of a stored recurrence, if this machine does not know it."""
+    try:
+        name = json.loads(text)["tz"]
+    except (ValueError, KeyError, TypeError):
+        return None  # it cannot be read at all
+    try:
+        ZoneInfo(name)
+    except (OSError, ValueError, LookupError):
+        return str(name)
+    return None
 
 
 class Moved(NamedTuple):

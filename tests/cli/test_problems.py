@@ -161,6 +161,13 @@ def plant_schedule(live: Bench) -> Planted:
     return Planted("nightly", mends=("cron", "trigger", "nightly"))
 
 
+def plant_zone(live: Bench) -> Planted:
+    live.step("x").key("nightly").cron("0 5 * * *", tz="Europe/Berlin").schedule()
+    live.drain()
+    live.execute("UPDATE schedd_schedules SET next_at = next_at + :hour", hour=HOUR)
+    return Planted("nightly")
+
+
 def plant_parent(live: Bench) -> Planted:
     dead = live.ended("dead")
     child = int(live.step("child", dead, otherwise="wait").schedule())
@@ -388,6 +395,16 @@ def test_a_cap_that_moves_is_no_problem(ctl: Ctl, live: Bench, database: Databas
     assert one["problem"] == "backlog"
     assert f"its kind is at its cap of 1: task {holder} holds it" in one["text"]
     assert "slots" not in one["remedy"]
+
+
+def test_a_zone_that_this_machine_does_not_know_is_named(ctl: Ctl, live: Bench) -> None:
+    live.step("x").key("nightly").cron("0 5 * * *", tz="Europe/Berlin").schedule()
+    live.drain()
+    assert ctl("status", "--check").exit_code == 0
+    live.execute("UPDATE schedd_schedules SET recurrence = replace(recurrence, 'Europe/Berlin', 'Mars/Base')")
+    assert (
+        "1 schedule in a zone that this machine does not know: nightly (Mars/Base)" in ctl("status", "--check").output
+    )
 
 
 def test_the_button_ends_what_holds_the_cap(ctl: Ctl, live: Bench, database: Database) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import logging
+from collections.abc import Callable
 
 import pytest
 
@@ -235,6 +237,53 @@ def test_what_retention_removed_says_how_it_ended(ctl: Ctl, live: Bench) -> None
     assert f"there is no task {dead} any more: it ended as dead, and retention removed it at " in text
     with pytest.raises(UnknownTaskError, match="ended as dead"):
         live.jobs.get_task(dead)
+
+
+DOORS: dict[str, Callable[[Ctl, Bench, int], object]] = {
+    **{
+        " ".join(command): lambda ctl, _, task, command=command: ctl.fails(3, *command, task)
+        for command in (
+            *(("show",), ("why",), ("logs",), ("graph",), ("cancel",), ("retry",), ("rerun",), ("wait",)),
+            *(("dlq", "replay"), ("dlq", "show"), ("copy",), ("set", "task", "--priority", "high"), ("compare",)),
+        )
+    },
+    **{
+        f"jobs.{name}": lambda _, live, task, name=name: raised(lambda: getattr(live.jobs, name)(task))
+        for name in (
+            *("get_task", "get_task_status", "get_attempts", "progress", "get_retry_count", "get_last_error"),
+            *("get_dependents", "get_task_dependencies", "cancel_task", "retry_task", "rerun", "copy_task", "logs"),
+        )
+    },
+    "jobs.dead_letters.replay": lambda _, live, task: raised(lambda: live.jobs.dead_letters.replay(task)),
+    "jobs.result": lambda _, live, task: raised(lambda: live.jobs.result(task, timeout=0)),
+    "the page": lambda _, live, task: page_of(live, task),
+    "a button": lambda _, live, task: page_of(live, task, "retry.json"),
+}
+
+
+def raised(call: Callable[[], object]) -> str:
+    with pytest.raises(UnknownTaskError) as caught:
+        call()
+    return str(caught.value)
+
+
+def page_of(live: Bench, task: int, verb: str = "") -> str:
+    with console_on(live.database) as gate:
+        answer = post(gate, f"/tasks/{task}/{verb}") if verb else ask(gate, "GET", f"/tasks/{task}")
+    assert answer.status == 404
+    return html.unescape(answer.text)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_each_door_says_that_retention_removed_a_task(ctl: Ctl, live: Bench, door: str) -> None:
+    """Its outcome is forgotten, too. An id that was never given is none of these."""
+    (dead,) = live.die("gone")
+    later = live.ended("success")
+    for table in ("schedd_attempts WHERE task_id", "schedd_tasks WHERE id"):
+        live.execute(f"DELETE FROM {table} = {dead}")
+    text = DOORS[door](ctl, live, dead)
+    assert f"there is no task {dead} any more: ids up to {later} have been given" in str(text)
+    assert "any more" not in str(DOORS[door](ctl, live, later + 1))
 
 
 def test_submit_has_what_the_builder_has(ctl: Ctl, live: Bench) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 from msgspec import UNSET
 
-from scheduler.errors import UnknownTaskError
 from scheduler.model.lanes import base_lane, rank_of, ranked_lane
 from scheduler.model.spec import TaskId, TaskSpec
 from scheduler.model.unique import is_derived
@@ -17,6 +16,7 @@ from scheduler.store.read.tasks import TaskRecord
 from scheduler.store.tasks import keys
 from scheduler.store.tasks.enqueue import enqueue
 from scheduler.store.tasks.patch import NewPayload, Patch, StoredPayload, new_key
+from scheduler.store.unknown import unknown
 
 
 def copy(tx: Tx, task_id: int, change: Patch, *, key: str | None = None, dependencies: bool = True) -> TaskId:
@@ -29,7 +29,7 @@ def copy(tx: Tx, task_id: int, change: Patch, *, key: str | None = None, depende
     """
     row = tx.run(f"SELECT {READ} FROM schedd_tasks t WHERE t.id = :id", id=task_id).first()
     if row is None:
-        raise UnknownTaskError(task_id)
+        raise unknown(tx, task_id)
     payload = NewPayload(payload_of(tx, row), base_lane(row.lane), row.schema_version)
     if change.payload is not UNSET:
         payload = change.payload(StoredPayload(task_id, row.kind, payload.text, row.schema_version))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from scheduler.errors import DuplicateKeyError, PayloadError, UnknownTaskError
+from scheduler.errors import DuplicateKeyError, PayloadError
 from scheduler.model import state as st
 from scheduler.model.lanes import base_lane, rank_of, ranked_lane
 from scheduler.model.registry import MAX_KEY
@@ -23,6 +23,7 @@ from scheduler.store.tasks import envelopes, keys
 from scheduler.store.tasks.control import reopen
 from scheduler.store.tasks.enqueue import enqueue
 from scheduler.store.tasks.patch import NewPayload, new_key, set_payload
+from scheduler.store.unknown import unknown
 
 _WHENS, _OTHERWISES = tuple(When), tuple(Otherwise)
 # Columns that a copy takes over unchanged.
@@ -108,7 +109,7 @@ def _locked(tx: Tx, task_id: int) -> sa.Row[Any]:
         sql = f"SELECT {READ} FROM schedd_tasks t WHERE t.id = :id {tx.dialect.lock}"
         row = tx.run(sql, id=int(task_id)).first()
     if row is None:
-        raise UnknownTaskError(task_id)
+        raise unknown(tx, task_id)
     if row.state != st.DEAD:
         raise not_dead(task_id, TaskState.from_code(row.state))
     return row

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from scheduler.errors import InvalidTransitionError, SchedulerError, UnknownTaskError
+from scheduler.errors import InvalidTransitionError, SchedulerError
 from scheduler.model import state as st
 from scheduler.model.state import TaskState
 from scheduler.store import audit
@@ -13,6 +13,7 @@ from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
 from scheduler.store.read.audit import last_of
 from scheduler.store.tasks.control import reopen_all
+from scheduler.store.unknown import unknown
 
 UNBEGUN = (TaskState.WAITING, TaskState.SCHEDULED)
 
@@ -36,7 +37,7 @@ def uncancel_all(tx: Tx, ids: Sequence[int]) -> Mapping[int, SchedulerError]:
     for task_id in ids:
         row = rows.get(task_id)
         if row is None:
-            refused[task_id] = UnknownTaskError(task_id)
+            refused[task_id] = unknown(tx, task_id)
         elif row.state != st.CANCELLED:
             refused[task_id] = _why_not(f"task {task_id} is {TaskState.from_code(row.state)}")
         elif task_id not in entries or entries[task_id].before not in UNBEGUN:

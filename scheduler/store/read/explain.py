@@ -30,6 +30,7 @@ from scheduler.store.read.ready import cause_of, due_since, unserved_reason
 from scheduler.store.read.stuck_workers import at
 from scheduler.store.read.workers import GONE, LOST, Fleet, WorkerRecord, fleet_of, workers
 from scheduler.store.tasks import keys, stalls
+from scheduler.store.unknown import unknown
 
 _ROW = (
     "SELECT t.id, t.claim, t.kind, t.schema_version, t.state, t.queue, t.priority, t.lane, t.unmet, t.run_at, "
@@ -78,7 +79,7 @@ def whys(tx: Tx, ids: Iterable[int]) -> dict[int, str | None]:
 def _why(tx: Tx, task_id: int, known: _Fleet) -> str | None:
     row = tx.run(_ROW, id=task_id).first()
     if row is None:
-        raise UnknownTaskError(task_id)
+        raise unknown(tx, task_id)
     if row.state not in range(len(TaskState)):
         return f"its state {row.state} is unknown: `schedctl doctor` tells what to do"
     state = TaskState.from_code(row.state)

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from scheduler.errors import UnknownTaskError
 from scheduler.model.state import EdgeVerdict, Otherwise, TaskState, When, edge_verdict
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import bind_parents, from_parents
+from scheduler.store.unknown import unknown
 
 _WHENS = tuple(When)
 _OTHERWISES = tuple(Otherwise)
@@ -141,7 +141,7 @@ def graph(tx: Tx, task_id: int, limit: int = 200) -> Graph:
         if row[2] in _STATE_CODES
     }
     if task_id not in found:
-        raise UnknownTaskError(task_id)
+        raise unknown(tx, task_id)
     nodes = [found[i] for i in order if i in found]
     kept = [e for e in edges.values() if e.parent in found and e.child in found]
     return Graph(nodes, kept, truncated)

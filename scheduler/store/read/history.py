@@ -7,13 +7,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from scheduler.errors import ResultExpiredError, TaskCancelledError, TaskFailedError, UnknownTaskError
+from scheduler.errors import ResultExpiredError, TaskCancelledError, TaskFailedError
 from scheduler.model.envelope import Envelope
 from scheduler.model.outcome import AttemptEnd
 from scheduler.model.state import TaskState
 from scheduler.store.db.tx import Tx
 from scheduler.store.tasks.attempts import Standing, stack_name, standing_name
 from scheduler.store.tasks.envelopes import envelope_of, kept
+from scheduler.store.unknown import unknown
 
 _LOG_LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")  # as the engine captures a record of ``logging``
 _TRACEBACKS = ("Traceback (most recent call last):", "  + Exception Group Traceback")
@@ -183,7 +184,7 @@ def result_of(tx: Tx, task_id: int) -> Any:
     if row is None:
         gone = tx.run("SELECT state FROM schedd_outcomes WHERE task_id = :id", id=task_id).scalar()
         if gone is None:
-            raise UnknownTaskError(task_id)
+            raise unknown(tx, task_id)
         _raise_unless_success(task_id, TaskState.from_code(gone), "its row has been removed")
         raise ResultExpiredError(task_id)
     state = TaskState.from_code(row.state)

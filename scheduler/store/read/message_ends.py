@@ -7,15 +7,19 @@ from typing import NamedTuple
 
 from scheduler.model.outgoing import sink_kind
 from scheduler.model.trouble import Side
-from scheduler.store import inbox, outbox, pauses
+from scheduler.store import pauses
 from scheduler.store.db.tx import Tx
+from scheduler.store.read import message_counts
 from scheduler.store.read.stuck_workers import transport_troubles
 from scheduler.store.read.workers import workers
 
 
 class SourceStatus(NamedTuple):
     """One source. ``trouble``: what is wrong now, as the workers say; ``last_error``: why the last message that could
-    become no task could not, at ``failed_at``. ``held_since``: when the oldest held message came."""
+    become no task could not, at ``failed_at``. ``held_since``: when the oldest held message came.
+
+    ``at_least``: others may not be counted.
+    """
 
     name: str
     paused: bool
@@ -27,10 +31,14 @@ class SourceStatus(NamedTuple):
     trouble: str | None
     last_error: str | None
     failed_at: int | None
+    at_least: bool = False
 
 
 class SinkStatus(NamedTuple):
-    """One sink. ``last_error``: of the newest message that waits for another try, or is a dead letter."""
+    """One sink. ``last_error``: of the newest message that waits for another try, or is a dead letter.
+
+    ``at_least``: others may not be counted.
+    """
 
     name: str
     paused: bool
@@ -39,6 +47,7 @@ class SinkStatus(NamedTuple):
     dead: int
     trouble: str | None
     last_error: str | None
+    at_least: bool = False
 
 
 def source_statuses(tx: Tx, names: Iterable[str]) -> list[SourceStatus]:
@@ -46,7 +55,7 @@ def source_statuses(tx: Tx, names: Iterable[str]) -> list[SourceStatus]:
     wrong = _troubles(tx, "source")
     found = []
     for name in names:
-        counts, last = inbox.counts(tx, name), inbox.last_dead(tx, name)
+        counts, last = message_counts.of_source(tx, name), message_counts.last_dead(tx, name)
         found.append(
             SourceStatus(
                 name,
@@ -54,6 +63,7 @@ def source_statuses(tx: Tx, names: Iterable[str]) -> list[SourceStatus]:
                 *(counts.open, counts.held, counts.held_since, counts.dead, counts.last_at),
                 wrong.get(name),
                 *((None, None) if last is None else last),
+                counts.at_least,
             )
         )
     return found
@@ -66,7 +76,8 @@ def sink_statuses(tx: Tx, names: Iterable[str]) -> list[SinkStatus]:
     for name in names:
         kind = sink_kind(name)
         paused = pauses.of_kind(tx, kind) is not None
-        found.append(SinkStatus(name, paused, *outbox.counts(tx, kind), wrong.get(name), outbox.last_error(tx, kind)))
+        counts, last = message_counts.of_sink(tx, kind), message_counts.last_error(tx, kind)
+        found.append(SinkStatus(name, paused, *counts[:3], wrong.get(name), last, counts.at_least))
     return found
 
 

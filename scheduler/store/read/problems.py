@@ -213,6 +213,17 @@ TABLE: tuple[ProblemType, ...] = (
         voices=OF_NO_TASK,
     ),
     ProblemType(
+        "zone",
+        "A schedule's next fire time is none by its zone's present rules, or this machine does not know its zone.",
+        "Restart a worker: it finds the fire time again. Install this machine's time zones anew: the package tzdata.",
+        tasks.other_zones,
+        "schedules",
+        rule="late_schedule",
+        after=60,
+        page=_SCHEDULES,
+        voices=OF_NO_TASK,
+    ),
+    ProblemType(
         "success",
         "Tasks wait for the failure of what has succeeded, so they never run.",
         "Cancel them: `schedctl cancel ID`.",

@@ -8,7 +8,7 @@ from scheduler.model import state as st
 from scheduler.model.lanes import QUARANTINE_LANE, executor_of, kind_of
 from scheduler.model.problem import Problem
 from scheduler.model.state import Otherwise
-from scheduler.model.texts import counted, listed, span_text
+from scheduler.model.texts import counted, listed, rfc3339, span_text
 from scheduler.model.times import SECOND
 from scheduler.ports import FOREVER
 from scheduler.store.db.tx import Tx
@@ -23,6 +23,7 @@ from scheduler.store.read.last_served import left_behind
 from scheduler.store.read.ready import cause_of, first_of, full_cap, holding, ready_since
 from scheduler.store.read.snapshot import MAX_COUNT, Snapshot, due_ids
 from scheduler.store.read.unserved import describe, unserved_schedules
+from scheduler.store.schedule_times import by_present_rules, unknown_zone
 from scheduler.store.schedules import is_ahead
 from scheduler.store.tasks import stalls
 from scheduler.store.tasks.claim import LaneHead
@@ -32,6 +33,7 @@ WAITS_LONG = 300 * SECOND  # a ready task that waits for longer wants a cause
 HELD_LONG = 86_400 * SECOND  # a message that waits longer for those before it than most gaps may last
 SCHEDULE_LATE = 60 * SECOND  # a schedule this late is stuck
 _LANES, _FIRST = 20, 500  # lanes of one kind, and tasks of each, among which those are looked for that are too new
+_ZONES = 200  # schedules whose next fire times are found again, some milliseconds
 _MAX_AWAITING = 2000  # suspended tasks among which rings are looked for
 _WAIT = list(Otherwise).index(Otherwise.WAIT)
 
@@ -281,6 +283,36 @@ def late_schedules(seen: Snapshot) -> list[Problem]:
     names = listed([row.name for row in rows])
     text = f"{counted(len(rows), 'schedule')} overdue, by up to {span_text(tx.now - rows[0].next_at)}: {names}"
     return [Problem("schedule", text, len(rows), since=rows[0].next_at)]
+
+
+def other_zones(seen: Snapshot) -> list[Problem]:
+    """Schedules that would fire by other rules of their zones than this machine has. The next ones are looked at."""
+    tx, moved, unknown = seen.tx, list[str](), list[str]()
+    for row in tx.run(
+        "SELECT name, recurrence, anchor, next_at, last_slot, created_at FROM schedd_schedules WHERE paused = 0 "
+        f"AND next_at >= :now AND next_at < {FOREVER} AND recurrence LIKE :zoned AND recurrence NOT LIKE :utc "
+        f"ORDER BY next_at, name LIMIT {_ZONES}",
+        now=tx.now,
+        zoned='%"tz":"%',
+        utc='%"tz":"UTC"%',
+    ):
+        try:
+            following = by_present_rules(row)
+        except Exception:  # reported as a schedule that cannot be read
+            continue
+        if following is not None:
+            at, right = (rfc3339(instant, exact=False) for instant in (row.next_at, following))
+            moved.append(f"{row.name} (at {at} instead of {right})")
+        elif (zone := unknown_zone(row.recurrence)) is not None:
+            unknown.append(f"{row.name} ({zone})")
+    found = []
+    if moved:
+        text = f"{counted(len(moved), 'schedule')} would fire by older rules of the zone: {listed(moved)}"
+        found.append(Problem("zone", text, len(moved)))
+    if unknown:
+        text = f"{counted(len(unknown), 'schedule')} in a zone that this machine does not know: {listed(unknown)}"
+        found.append(Problem("zone", text, len(unknown)))
+    return found
 
 
 def schedules_without_worker(seen: Snapshot) -> list[Problem]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 import sqlalchemy as sa
 
-from scheduler.errors import ConfigError, UnknownTaskError
+from scheduler.errors import ConfigError
 from scheduler.model.resources import Resources, resources_from_json
 from scheduler.model.retry import RetryPolicy
 from scheduler.model.spec import is_another
@@ -16,7 +16,6 @@ from scheduler.model.state import TaskState
 from scheduler.model.task import Priority
 from scheduler.model.task_columns import TaskColumns
 from scheduler.model.task_filter import BEFORE, SINCE, TaskFilter, Term, in_states, only
-from scheduler.model.texts import rfc3339
 from scheduler.store.broken_rows import BrokenRowError
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.table_names import NUMBERS
@@ -25,6 +24,7 @@ from scheduler.store.read.graph import EdgeRecord, dependencies, dependents, gra
 from scheduler.store.read.history import AttemptRecord, attempt_log, attempt_logs, attempts, result_of, traceback_in
 from scheduler.store.read.paging import BIGGEST, Window, ids_of
 from scheduler.store.read.where import asked
+from scheduler.store.unknown import unknown
 
 __all__ = [
     "AttemptRecord",
@@ -158,24 +158,6 @@ def get_task(tx: Tx, task_id: int) -> TaskRecord:
     if row is None or is_another(task_id, row.created_at):
         raise unknown(tx, task_id, taken=row is not None)
     return _record(row, _side_values(tx, [row]))
-
-
-def unknown(tx: Tx, task_id: int, *, taken: bool) -> UnknownTaskError:
-    """What to raise for an id that names no task, or (``taken``) another one than the caller was given it for."""
-    epochs = tx.run(_EPOCHS, id=int(task_id)).fetchall()
-    if epochs:
-        when = rfc3339(epochs[0].since, exact=False)
-        return UnknownTaskError(task_id, f"a failover or a restore, noticed at {when}, may have lost it")
-    if taken:
-        return UnknownTaskError(task_id, "a failover or a restore has lost it, and another task has its id")
-    row = tx.run("SELECT state, removed_at FROM schedd_outcomes WHERE task_id = :id", id=int(task_id)).first()
-    if row is None:
-        return UnknownTaskError(task_id)
-    ended, removed = TaskState.from_code(row.state), rfc3339(row.removed_at, exact=False)
-    return UnknownTaskError(task_id, f"it ended as {ended}, and retention removed it at {removed}", lost=False)
-
-
-_EPOCHS = "SELECT since FROM schedd_store WHERE epoch > 1 AND first_id > :id ORDER BY epoch LIMIT 1"
 
 
 def get_tasks(tx: Tx, ids: Sequence[int], broken: Callable[[str], object] | None = None) -> list[TaskRecord]:

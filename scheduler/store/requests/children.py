@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from scheduler.errors import ResultExpiredError, SchedulerError, TaskCancelledError, TaskFailedError, UnknownTaskError
+from scheduler.errors import ResultExpiredError, SchedulerError, TaskCancelledError, TaskFailedError
 from scheduler.model import state as st
 from scheduler.model.checkpoint import CheckpointType, failure_of
 from scheduler.model.spec import TaskId, TaskSpec
@@ -23,6 +23,7 @@ from scheduler.store.graph import spawned as children
 from scheduler.store.graph.spawned import End
 from scheduler.store.requests.request import Answer, AttemptRequest, Work
 from scheduler.store.tasks.enqueue import enqueue
+from scheduler.store.unknown import unknown
 
 _LOCK_TIMEOUT = "20ms"  # that a cycle waits on PostgreSQL for a row or a key that a child needs
 _SET_LOCK_TIMEOUT = f"SELECT current_setting('lock_timeout'), set_config('lock_timeout', '{_LOCK_TIMEOUT}', true)"
@@ -166,7 +167,7 @@ def _ended(work: Work, a: AttemptRequest, in_time: int) -> Answer | None:
     (task_id,) = items
     end = children.ends(work.tx, [task_id]).get(task_id)
     if end is None:
-        return {"error": failure_of(UnknownTaskError(task_id))}
+        return {"error": failure_of(unknown(work.tx, task_id))}
     if not end.state.terminal:
         return None  # another transaction has just opened it again
     if end.finished_at is not None and end.finished_at > in_time:
@@ -196,6 +197,6 @@ def results(tx: Tx, ids: Sequence[int]) -> list[tuple[str | None, Any]] | None:
     rows: list[tuple[str | None, Any]] = []
     for task_id in ids:
         end = found.get(task_id)
-        error = UnknownTaskError(task_id) if end is None else error_of(end)
+        error = unknown(tx, task_id) if end is None else error_of(end)
         rows.append((end.result if end else None, None) if error is None else (None, failure_of(error)))
     return rows

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from scheduler.errors import InvalidTransitionError, UnknownTaskError
+from scheduler.errors import InvalidTransitionError
 from scheduler.model import state as st
 from scheduler.model.spec import EdgeSpec
 from scheduler.model.state import TaskState
@@ -28,6 +28,7 @@ from scheduler.store.tasks.attempts import write_values
 from scheduler.store.tasks.claim import HAS_PARENTS
 from scheduler.store.tasks.replace import cancel_rerun
 from scheduler.store.tasks.row import edge_row, insert_edges, read_parents
+from scheduler.store.unknown import unknown
 
 
 class CancelResult(NamedTuple):
@@ -87,7 +88,7 @@ def cancel(tx: Tx, ids: Sequence[int], *, cascade: bool = False, force: bool = F
         rows |= _lock(tx, [*wanted, *below(tx, open_ids)])
     for task_id in wanted:
         if task_id not in rows:
-            raise UnknownTaskError(task_id)
+            raise unknown(tx, task_id)
     states = {i: TaskState.from_code(row.state) for i, row in rows.items()}
     finished = {i: states[i] for i in wanted if states[i].terminal}
     live = [i for i in wanted if not states[i].terminal]
@@ -143,7 +144,7 @@ def retry(tx: Tx, task_id: int, *, downstream: bool = True) -> dict[int, keys.Ot
     """
     row = _lock(tx, [task_id]).get(task_id)
     if row is None:
-        raise UnknownTaskError(task_id)
+        raise unknown(tx, task_id)
     state = TaskState.from_code(row.state)
     if state in (TaskState.RETRY, TaskState.SCHEDULED):
         due = "CASE WHEN run_at < :now THEN run_at ELSE :now END"  # an overdue task keeps its place
@@ -299,7 +300,7 @@ def add_dependency(tx: Tx, child: int, edge: EdgeSpec) -> None:
     lock_graph(tx)
     row = _lock(tx, [child]).get(child)
     if row is None:
-        raise UnknownTaskError(child)
+        raise unknown(tx, child)
     state = TaskState.from_code(row.state)
     if state not in (TaskState.WAITING, TaskState.SCHEDULED):
         raise InvalidTransitionError(f"task {child} is {state}; only a waiting or scheduled task can get a dependency")
@@ -318,7 +319,7 @@ def set_retry_policy(tx: Tx, task_id: int, retry: str | None, max_attempts: int 
     """Change the policy of a task that has not ended. Raises UnknownTaskError, InvalidTransitionError."""
     row = _lock(tx, [task_id]).get(task_id)
     if row is None:
-        raise UnknownTaskError(task_id)
+        raise unknown(tx, task_id)
     if row.state >= st.FIRST_TERMINAL:
         raise InvalidTransitionError(f"task {task_id} is {TaskState.from_code(row.state)}; it has ended")
     tx.run(

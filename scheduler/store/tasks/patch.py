@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from scheduler.errors import DuplicateKeyError, InvalidTransitionError, PayloadError, UnknownTaskError
+from scheduler.errors import DuplicateKeyError, InvalidTransitionError, PayloadError
 from scheduler.model import state as st
 from scheduler.model.lanes import LANE_SEPARATOR, PLACED_LANE, QUARANTINE_LANE, base_lane, rank_of, ranked_lane
 from scheduler.model.state import TaskState
@@ -22,6 +22,7 @@ from scheduler.store.db.tx import Tx
 from scheduler.store.tasks import envelopes, keys
 from scheduler.store.tasks.attempts import write_values
 from scheduler.store.tasks.row import INLINE
+from scheduler.store.unknown import unknown
 
 _CHANGEABLE = (st.WAITING, st.SCHEDULED, st.RETRY)
 _COLUMNS = ("id", "state", "kind", "run_at", "priority", "queue", "headers", "retry", "max_attempts", "timeout")
@@ -112,7 +113,7 @@ def patch(tx: Tx, ids: Sequence[int], change: Patch) -> Patched:
     rows = {row[0]: row for row in tx.rows(_READ.format(among=tx.dialect.among("t.id"), lock=tx.dialect.lock), **bound)}
     for task_id in ids:
         if task_id not in rows:
-            raise UnknownTaskError(task_id)
+            raise unknown(tx, task_id)
     refused = {i: _why_not(i, row[1]) for i, row in rows.items() if row[1] not in _CHANGEABLE}
     if change.payload is not UNSET or change.headers is not UNSET:
         stepped = tx.rows(_WITH_STEPS.format(among=tx.dialect.among("task_id")), **bound)

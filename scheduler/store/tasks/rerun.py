@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scheduler.errors import InvalidTransitionError, UnknownTaskError
+from scheduler.errors import InvalidTransitionError
 from scheduler.model import state as st
 from scheduler.model.state import TaskState
 from scheduler.ports import FOREVER
@@ -14,6 +14,7 @@ from scheduler.store.durable import checkpoints
 from scheduler.store.graph.descendants import all_below
 from scheduler.store.tasks import keys
 from scheduler.store.tasks.control import CLEAR, recount, with_keys
+from scheduler.store.unknown import unknown
 
 _LOCK = "SELECT t.id, t.state, t.claimed_at FROM schedd_tasks t WHERE {among} ORDER BY t.id {lock}"
 _RERUN = f"""
@@ -37,7 +38,7 @@ def rerun(tx: Tx, task_id: int, *, downstream: bool = True) -> dict[int, keys.Ot
     while True:
         rows = _locked(tx, sorted(ids))
         if task_id not in rows:
-            raise UnknownTaskError(task_id)
+            raise unknown(tx, task_id)
         found = {task_id, *all_below(tx, [task_id])} if downstream else ids
         if found <= ids:
             break

@@ -12,10 +12,11 @@ from scheduler.model.defaults import RETENTION
 from scheduler.model.state import TaskState
 from scheduler.model.task_filter import Term
 from scheduler.ports import SECOND
+from scheduler.store import inbox_held
 from scheduler.store.admin import would_remove
 from scheduler.store.admin.retention import Chosen
 from scheduler.store.db.tx import Tx
-from scheduler.store.read import alert_facts, dead_causes, figures, search
+from scheduler.store.read import alert_facts, dead_causes, figures, message_counts, search
 from scheduler.store.read.status import status
 from support.databases import Database
 from support.fleet import write
@@ -46,6 +47,14 @@ def keep(jobs: Scheduler, number: int) -> None:
         number=number,
         then=jobs.database.now() - 86_400 * SECOND,
     )
+    write(
+        jobs,
+        f"{numbers} INSERT INTO schedd_inbox (source, message_key, message_id, first_at, last_at, verdict, expires_at, "
+        "receipt, held) SELECT 'orders', 'k' || :already || '-' || i, 'm', i, i, i % 4, i, "
+        "CASE WHEN i % 4 = 0 THEN 'r' END, CASE WHEN i % 4 = 3 THEN '{}' END FROM g",
+        number=number,
+        already=number,
+    )
     write(jobs, "ANALYZE")
 
 
@@ -59,6 +68,8 @@ def jobs(database: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[Schedu
     monkeypatch.setattr(dead_causes, "WINDOW", BOUND)
     monkeypatch.setattr(alert_facts, "MAX_DEAD", BOUND)
     monkeypatch.setattr(figures, "MAX_COUNTED", BOUND)
+    monkeypatch.setattr(message_counts, "MOST", BOUND)
+    monkeypatch.setattr(inbox_held, "MOST_COUNTED", BOUND)
     made = Scheduler.for_testing(url=database.url)
     made.register(ping)
     yield made
@@ -84,6 +95,11 @@ LOOKS: dict[str, Callable[[Tx], object]] = {
     "status": lambda tx: status(tx, BOUND),
     "alerts' dead letters": alert_facts.dead_letters,
     "dead letters for Prometheus": figures.dead_letters,
+    "messages of a source": lambda tx: message_counts.of_source(tx, "orders"),
+    "messages of a source without one": lambda tx: message_counts.of_source(tx, "none"),
+    "the last dead message of a source": lambda tx: message_counts.last_dead(tx, "none"),
+    "messages of a sink": lambda tx: message_counts.of_sink(tx, "sinks.shop"),
+    "the last error of a sink": lambda tx: message_counts.last_error(tx, "sinks.shop"),
 }
 
 
@@ -112,6 +128,19 @@ def test_a_dry_run_says_that_there_is_more(jobs: Scheduler) -> None:
         assert would_remove.would_remove(tx, EXPIRED, every=True) == would_remove.Removed(tasks=5_000)
         assert would_remove.would_clean(tx, dead) == would_remove.Removed(tasks=BOUND, more=True)
         assert would_remove.would_clean(tx, dead, every=True) == would_remove.Removed(tasks=2_500)
+
+
+def test_messages_are_counted_up_to_a_bound_that_is_said(jobs: Scheduler) -> None:
+    keep(jobs, 40)
+    with jobs.database.read() as tx:
+        assert message_counts.of_source(tx, "orders") == (10, 10, 3, 10, 40, False)
+        assert message_counts.last_dead(tx, "orders") == (None, 38)
+    keep(jobs, 400)
+    with jobs.database.read() as tx:
+        found = message_counts.of_source(tx, "orders")
+        assert found == (BOUND, BOUND, found.held_since, BOUND // 1, 400, True)
+        assert message_counts.of_source(tx, "none") == (0, 0, None, 0, None, False)
+        assert message_counts.of_sink(tx, "sinks.shop") == (0, 0, 0, True), "60 dead letters of others were looked at"
 
 
 def test_a_search_that_stops_at_its_bound_says_so_and_goes_on(jobs: Scheduler) -> None:
