@@ -12,7 +12,7 @@ from scheduler.engine.dispatch.quarantine import count_crashes, judge_crashes
 from scheduler.engine.gateway.messages import Attach, Attached, Load, Loaded, Sync, Synced, Terms
 from scheduler.engine.maintenance.jobs import FORCED_TEXT
 from scheduler.engine.processes.messages import checked
-from scheduler.errors import SchedulerError
+from scheduler.errors import PermanentError, SchedulerError
 from scheduler.model.capacity import Capacity
 from scheduler.model.checkpoint import failure_of
 from scheduler.model.outcome import AttemptEnd, Lives, Outcome, OutcomeColumns
@@ -25,7 +25,7 @@ from scheduler.store.durable.resume import resume
 from scheduler.store.graph import parents
 from scheduler.store.requests import children
 from scheduler.store.requests.handle import answer
-from scheduler.store.requests.request import AttemptRequest
+from scheduler.store.requests.request import Answer, AttemptRequest
 from scheduler.store.tasks import attempts, control, stalls
 from scheduler.store.tasks import claim as claims
 from scheduler.store.tasks.claim import DUE_AT, GROUP_OF, Claimed
@@ -150,7 +150,11 @@ class GatewayWork:
         if message.asked:
             # A message may come twice: what is recorded is not done again.
             asked = [AttemptRequest(*key.pair, one.what, one.args, True) for one in message.asked]
-            given.answers, woken = answer(tx, worker, asked, one_by_one=True)
+            strange = {i: refusal for i, one in enumerate(asked) if (refusal := _strange(tx, one)) is not None}
+            usual = [one for i, one in enumerate(asked) if i not in strange]
+            answers, woken = answer(tx, worker, usual, one_by_one=True)
+            rest = iter(answers)
+            given.answers = [strange[i] if i in strange else next(rest) for i in range(len(asked))]
         if message.log:
             attempts.write_values(tx, [(key.task_id, f"log:{key.claim}", message.log[-MAX_LOG:])])
         if message.outcome is not None:
@@ -225,6 +229,21 @@ class GatewayWork:
                 raise
             except SchedulerError as error:
                 return Loaded(error=failure_of(error))
+
+
+def _strange(tx: Tx, asked: AttemptRequest) -> Answer | None:
+    """The answer to a job that would await a task of which nothing that it was given speaks; None to all else."""
+    items = asked.args.get("items")
+    if asked.what != "await_tasks" or not isinstance(items, list) or not all(type(one) is int for one in items):
+        return None
+    strangers = gateway_jobs.not_given(tx, asked.task_id, items)
+    if not strangers:
+        return None
+    error = PermanentError(
+        f"task {asked.task_id} may not await task {min(strangers)} through the gateway: it has not spawned it and does "
+        "not depend on it, and no payload, header, event or result that it was given has the id"
+    )
+    return {"held": True, "error": failure_of(error)}
 
 
 def _read(tx: Tx, key: JobKey, worker: int, what: str, args: Mapping[str, Any]) -> Any:

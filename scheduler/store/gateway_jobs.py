@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from typing import NamedTuple
 
@@ -12,6 +13,8 @@ from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import IS_HELD
 from scheduler.store.workers import STOPPED
+
+_NUMBER = re.compile(r"(?<![\w.-])[1-9][0-9]{0,18}(?![\w.])")  # a whole one, of JSON or in a text of it
 
 
 def job_incarnation(task_id: int, claim: int, life: str) -> str:
@@ -64,6 +67,32 @@ def not_of(tx: Tx, task_id: int, ids: Collection[int]) -> set[int]:
     )
     left -= {row[0] for row in known}
     if left:
-        names = tx.run("SELECT name FROM schedd_checkpoints WHERE task_id = :id", id=task_id).scalars()
+        # A step may have any name, so the type counts, too.
+        awaited = "SELECT name FROM schedd_checkpoints WHERE task_id = :id AND type = :awaited"
+        names = tx.run(awaited, id=task_id, awaited=int(CheckpointType.TASK)).scalars()
         left -= {int(name.removeprefix(prefix).partition("#")[0]) for name in names if name.startswith(prefix)}
+    return left
+
+
+def not_given(tx: Tx, task_id: int, ids: Collection[int]) -> set[int]:
+    """Those of ``ids`` that a task may not await: that :func:`not_of` names, and no data has that others gave to it.
+
+    These are its payload and headers, the results of tasks that it depends on or has awaited, and events.
+    """
+    left = not_of(tx, task_id, ids)
+    if not left:
+        return left
+    given = tx.run(
+        "SELECT coalesce(t.payload, v.value) AS text FROM schedd_tasks t LEFT JOIN schedd_task_values v "
+        "ON v.task_id = t.id AND v.name = 'payload' WHERE t.id = :id UNION ALL "
+        "SELECT t.headers FROM schedd_tasks t WHERE t.id = :id UNION ALL "
+        "SELECT c.value FROM schedd_checkpoints c WHERE c.task_id = :id AND c.type IN (:event, :awaited) UNION ALL "
+        "SELECT coalesce(p.result, v.value) FROM schedd_edges e JOIN schedd_tasks p ON p.id = e.parent "
+        "LEFT JOIN schedd_task_values v ON v.task_id = p.id AND v.name = 'result' WHERE e.child = :id",
+        id=task_id,
+        event=int(CheckpointType.EVENT),
+        awaited=int(CheckpointType.TASK),
+    )
+    for (text,) in given:
+        left -= {int(number) for number in _NUMBER.findall(text or "")}
     return left

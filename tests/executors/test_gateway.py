@@ -36,6 +36,7 @@ from scheduler.store.read import history
 from support.certificates import Certificates
 from support.databases import Database
 from support.executor_rigs import SECRET, GatewayRig
+from support.fleet import write
 from support.placing import NAME, Place
 
 
@@ -323,6 +324,7 @@ def test_a_token_reads_only_what_is_its_tasks_own(held: Held) -> None:
     assert made is not None
     ((child, _),) = json.loads(made["value"])
     awaited, foreign = (held.place.schedule() for _ in range(2))
+    write(jobs, f"UPDATE schedd_tasks SET headers = '{{\"after\": {awaited}}}' WHERE id = {held.task_id}")
     asked = Asked("await_tasks", {"name": "~map", "seq": 2, "items": [awaited], "timeout": None, "many": True})
     held.client.sync(Sync("a", first.worker, asked=[asked]))
 
@@ -337,6 +339,43 @@ def test_a_token_reads_only_what_is_its_tasks_own(held: Held) -> None:
     for ids in ((foreign,), (child, foreign), (held.task_id,), (99_999,)):
         with pytest.raises(Exception, match="403"):
             read(*ids)
+
+
+def test_a_token_awaits_only_tasks_that_its_task_was_told_of(held: Held) -> None:
+    """By its payload, its headers, an event or a result; a number that its own step returned is none of these."""
+    first, jobs = held.attach(), held.place.jobs
+    others = [held.place.schedule() for _ in range(5)]
+    for one in others:
+        jobs.cancel_task(one)
+    in_payload, in_headers, in_event, in_step, nowhere = others
+
+    def ask(what: str, **args: Any) -> dict[str, Any]:
+        (answer,) = held.client.sync(Sync("a", first.worker, asked=[Asked(what, args)])).answers
+        assert answer is not None
+        assert answer["held"]
+        return answer
+
+    def await_one(task: int) -> dict[str, Any]:
+        return ask("await_tasks", name=f"~task:{task}", seq=task, items=[task], timeout=None)
+
+    payload = {"notes": str(held.place.notes), "how": f"plain {in_payload}"}
+    write(
+        jobs,
+        f"UPDATE schedd_tasks SET payload = :payload, headers = :headers WHERE id = {held.task_id}",
+        payload=json.dumps(payload),
+        headers=json.dumps({"after": str(in_headers)}),
+    )
+    ask("record", name=f"~task:{nowhere}#1", seq=1, value=f"{in_step}")
+    jobs.emit_event("told", {"task": in_event})
+    ask("await_event", name="~event:told", seq=2, event="told", timeout=None)
+    for task in (in_payload, in_headers, in_event):
+        assert json.loads(await_one(task)["failure"])["type"] == "TaskCancelledError"
+    for task in (in_step, nowhere, held.task_id, 99_999):
+        error = await_one(task)["error"]
+        assert error["type"] == "PermanentError"
+        assert f"may not await task {task} through the gateway" in error["args"][0]
+        with pytest.raises(Exception, match="403"):
+            held.client.load(Load("a", first.worker, "ends", {"ids": [task]}))
 
 
 def test_requests_that_are_none_are_refused(held: Held) -> None:

@@ -63,7 +63,7 @@ def source_statuses(tx: Tx, names: Iterable[str]) -> list[SourceStatus]:
                 *(counts.open, counts.held, counts.held_since, counts.dead, counts.last_at),
                 wrong.get(name),
                 *((None, None) if last is None else last),
-                counts.at_least,
+                at_least=counts.at_least,
             )
         )
     return found
