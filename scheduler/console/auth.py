@@ -10,6 +10,7 @@ import os
 import pwd
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -31,8 +32,8 @@ LINKS_EVERY = 10.0  # seconds between two links that a visitor may have printed
 VERIFIED_SECONDS = 12 * 3600.0  # for which a password that was right is not hashed again
 MAX_VERIFIED = 10_000
 HASHES = 2  # passwords that are hashed at once
-SLOW_SECONDS = 0.5  # before the next password of a client or a name that has failed too often; one at a time
-SLOW_WAITING = 8  # of those that wait for it
+SLOW_SECONDS = 0.5  # after a wrong password of a client or a name that has failed too often
+WAITING, SLOW_WAITING = 64, 8  # passwords of one client that wait; of one with too many failures, for one name
 SCRYPT_N, SCRYPT_R, SCRYPT_P = 2**14, 8, 1
 SCRYPT_MEMORY = 64 * 1024 * 1024
 PROXY_SECRET_HEADER = "x-schedd-proxy-secret"
@@ -197,6 +198,14 @@ class TokenAuth(Auth):
         return found
 
 
+class _Lane:
+    """The passwords of one client that are to be looked at. ``waiting``: how many, by name, with the one that is."""
+
+    def __init__(self) -> None:
+        self.turn = anyio.Lock()
+        self.waiting: Counter[str] = Counter()
+
+
 class BasicAuth(Auth):
     """Names and passwords of the users file (scrypt)."""
 
@@ -209,7 +218,7 @@ class BasicAuth(Auth):
         self._verified: dict[bytes, float] = {}
         self._by_name = Failures()
         self._by_client = Failures(20)
-        self._slow_waiting = 0
+        self._lanes: dict[str, _Lane] = {}
         self._decoy_hash = hash_password(secrets.token_hex())  # hashed against where there is no such user
 
     async def identify(self, request: Request, peer: Peer) -> Principal | None:
@@ -230,33 +239,36 @@ class BasicAuth(Auth):
     def _hashing(self) -> anyio.CapacityLimiter:
         return anyio.CapacityLimiter(HASHES)
 
-    @cached_property
-    def _slow(self) -> anyio.Lock:
-        return anyio.Lock()
-
     async def _check(self, user: User | None, name: str, password: str, client: str) -> bool:
-        """Whether a password is right. Where many were wrong, passwords are slow to guess, and never refused unseen
-        unless a crowd of them waits; who was right before does not wait."""
+        """Whether a password is right. Those of one client are looked at one after the other, so that many guesses of
+        one delay no other; a wrong one of a client or name with too many failures holds up those behind it.
+
+        A right one is answered when it has been looked at, and one that was right before at once.
+        """
         stored = user.hash if user is not None else self._decoy_hash
         mark = hmac.digest(self._key, f"{name}\0{stored}\0{password}".encode("utf-8", "replace"), "sha256")
         if user is not None and self._verified.get(mark, 0.0) > time.monotonic():
             return True
         place = f"{client} {name}"
-        if self._by_name.refuses(place) or self._by_client.refuses(client):
-            if self._slow_waiting >= SLOW_WAITING:
-                raise TooManyAttemptsError
-            self._slow_waiting += 1
-            try:
-                async with self._slow:
-                    await anyio.sleep(SLOW_SECONDS)
-                    right = await self._hashed(stored, password)
-            finally:
-                self._slow_waiting -= 1
-        else:
-            right = await self._hashed(stored, password)
-        if not right or user is None:
-            self._by_name.add(place)
-            self._by_client.add(client)
+        lane = self._lanes.setdefault(client, _Lane())
+        guessed = self._by_name.refuses(place) or self._by_client.refuses(client)
+        if lane.waiting.total() >= WAITING or (guessed and lane.waiting[name] >= SLOW_WAITING):
+            raise TooManyAttemptsError
+        lane.waiting[name] += 1
+        try:
+            async with lane.turn:
+                right = await self._hashed(stored, password) and user is not None
+                if not right:
+                    guessed = self._by_name.refuses(place) or self._by_client.refuses(client)
+                    self._by_name.add(place)
+                    self._by_client.add(client)
+                    if guessed:
+                        await anyio.sleep(SLOW_SECONDS)
+        finally:
+            lane.waiting -= Counter((name,))
+            if not lane.waiting:
+                self._lanes.pop(client, None)
+        if not right:
             return False
         now = time.monotonic()
         if len(self._verified) >= MAX_VERIFIED:

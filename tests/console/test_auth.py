@@ -9,9 +9,14 @@ from http.client import HTTPConnection
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import anyio
 import pytest
+from starlette.requests import Request
 
+from scheduler.console import auth
 from scheduler.console.auth import SLOW_SECONDS, hash_password, hash_token
+from scheduler.console.roles import read_roles
+from scheduler.console.security import Peer
 from scheduler.errors import ConfigError
 from support.consoles import ORIGIN, ask, served
 from support.databases import Database, one_database
@@ -97,6 +102,51 @@ def test_a_password_that_was_guessed_at_is_still_taken(database: Database, tmp_p
         assert time.monotonic() - began >= 3 * SLOW_SECONDS
         right = base64.b64encode(b"ada:pass word").decode()
         assert ask(server.gate, "GET", "/", headers={"authorization": f"Basic {right}"}).status == 200
+
+
+def basic(text: str, client: str) -> tuple[Request, Peer]:
+    header = f"Basic {base64.b64encode(text.encode()).decode()}".encode()
+    return Request({"type": "http", "headers": [(b"authorization", header)]}), Peer(client, None, False, client)
+
+
+@pytest.mark.parametrize("before", [0, 25], ids=["a burst", "after many failures"])
+def test_guesses_from_elsewhere_delay_no_first_log_in(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int
+) -> None:
+    """The user has failed often enough to be slow, and is right now. Only hashes that have begun come first."""
+    looked: list[str] = []
+    hash_it = auth.hash_password
+
+    def counted(password: str, salt: bytes | None = None) -> str:
+        looked.append(password)
+        return hash_it(password, salt)
+
+    path = Path(users(tmp_path, f"ada admin {hash_password('pass word')}"))
+    checks = auth.BasicAuth(auth.Users(path, read_roles(()), "scrypt"))
+    monkeypatch.setattr(auth, "SLOW_SECONDS", 0.01)
+
+    async def guess(text: str, client: str) -> bool:
+        try:
+            return await checks.identify(*basic(text, client)) is not None
+        except (auth.WrongCredentialsError, auth.TooManyAttemptsError):
+            return False
+
+    async def run() -> None:
+        for n in range(before):
+            assert not await guess(f"ada:no {n}", "10.0.0.9")
+        for n in range(6):
+            assert not await guess(f"ada:typo {n}", "10.0.0.1")
+        monkeypatch.setattr(auth, "hash_password", counted)
+        monkeypatch.setattr(auth, "SLOW_SECONDS", 60.0)
+        async with anyio.create_task_group() as tasks:
+            for n in range(200):
+                tasks.start_soon(guess, f"ada:guess {n}", "10.0.0.9")
+            await anyio.wait_all_tasks_blocked()
+            assert await guess("ada:pass word", "10.0.0.1")
+            assert len(looked) <= auth.HASHES + 2
+            tasks.cancel_scope.cancel()
+
+    anyio.run(run)
 
 
 def test_a_role_of_ones_own(database: Database, tmp_path: Path) -> None:

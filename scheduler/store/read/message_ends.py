@@ -56,16 +56,9 @@ def source_statuses(tx: Tx, names: Iterable[str]) -> list[SourceStatus]:
     found = []
     for name in names:
         counts, last = message_counts.of_source(tx, name), message_counts.last_dead(tx, name)
-        found.append(
-            SourceStatus(
-                name,
-                pauses.of_source(tx, name) is not None,
-                *(counts.open, counts.held, counts.held_since, counts.dead, counts.last_at),
-                wrong.get(name),
-                *((None, None) if last is None else last),
-                at_least=counts.at_least,
-            )
-        )
+        error, failed_at = (None, None) if last is None else last
+        paused, trouble = pauses.of_source(tx, name) is not None, wrong.get(name)
+        found.append(SourceStatus(name, paused, *counts[:5], trouble, error, failed_at, counts.at_least))
     return found
 
 
