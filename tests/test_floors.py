@@ -35,7 +35,7 @@ HOUSE: tuple[frozenset[str], ...] = (
 STORE: tuple[frozenset[str], ...] = (
     frozenset({"schema"}),
     frozenset({"db"}),
-    frozenset({"audit", "broken_rows", "predicates"}),
+    frozenset({"audit", "broken_rows", "predicates", "unknown"}),
     frozenset({"alerts", "bulks", "console_sessions", "durable", "masks", "pauses", "settings", "views"}),
     frozenset({"graph"}),
     frozenset({"tasks"}),

@@ -43,6 +43,7 @@ def upgrade(session: Session, /, dry_run: bool, beside: bool) -> None:
     A failed upgrade leaves the database as it was. An older SQLite file is copied first, beside itself. The upgrade
     is refused while workers live that could not go on with the new schema.
     """
+    from scheduler.model.texts import listed
     from scheduler.operations import upkeep
 
     if dry_run:
@@ -51,11 +52,14 @@ def upgrade(session: Session, /, dry_run: bool, beside: bool) -> None:
         if not sql:
             note("nothing to do: the database is up to date")
         return
-    before, after, copy = upkeep.upgrade(session.database, beside=beside)
+    before, after, copy, older = upkeep.upgrade(session.database, beside=beside)
     if not print_object(session, {"from": before, "to": after, "copy": None if copy is None else str(copy)}):
         say(f"up to date: {after}" if before == after else f"upgraded: {before or 'nothing'} -> {after}")
         if copy is not None:
             note(f"the database as it was before is in {copy}; delete that once you have seen the new one work")
+    if older:
+        them = f"worker {older[0]} of an older schedd works" if len(older) == 1 else f"workers {listed(older)} work"
+        note(f"{them} on with schema {after}, but not with a later one: upgrade schedd there before the next upgrade")
 
 
 @db_command.command(name="check")

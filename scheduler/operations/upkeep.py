@@ -50,11 +50,15 @@ class Checked(NamedTuple):
 
 
 class Upgraded(NamedTuple):
-    """The revisions before and after, and the copy that was made of an older SQLite file."""
+    """The revisions before and after, and the copy that was made of an older SQLite file.
+
+    ``older``: live workers of older programs, which go on with this schema.
+    """
 
     before: str | None
     after: str | None
     copy: Path | None
+    older: list[str]
 
 
 def gc(desk: Desk, kept: Mapping[str, float], *, dry_run: bool = False, every: bool = False) -> Removed:
@@ -157,7 +161,8 @@ def upgrade(database: Database, *, beside: bool = False) -> Upgraded:
     """Bring a database to this program's schema; makes a SQLite database that is not there yet."""
     before = maintenance.health(database).revision
     copy = maintenance.upgrade(database, beside=beside)
-    return Upgraded(before, maintenance.health(database).revision, copy)
+    after = maintenance.health(database).revision
+    return Upgraded(before, after, copy, [] if before in (None, after) else maintenance.older_workers(database))
 
 
 def backup(desk: Desk, target: Path | None = None) -> tuple[Path, int]:

@@ -85,6 +85,18 @@ def upgrade(database: Database, *, beside: bool = False) -> Path | None:
         engine.dispose()
 
 
+def older_workers(database: Database) -> list[str]:
+    """Live workers whose programs were made for an older schema than this one's. Raises StoreUnavailableError."""
+    engine, _ = make_engine(database.url, looks=True)
+    try:
+        with engine.connect() as connection:
+            return migrate.older_workers(connection, database.clock.now())
+    except sa.exc.SQLAlchemyError as error:
+        raise translate(error, database.url) from cause(error)
+    finally:
+        engine.dispose()
+
+
 def shrink(database: Database) -> int:
     """Give the space that is free inside a SQLite file back to the file system. Returns how many bytes.
 

@@ -273,6 +273,21 @@ def _refuse(connection: sa.Connection, version: str | None, *, by_hand: bool, no
 
 def _refuse_beside_workers(connection: sa.Connection, version: str, by_hand: bool, now: int | None) -> None:
     """Raise StoreError while workers live that could not go on with this program's schema."""
+    live = _live(connection, now)
+    if by_hand and not _BREAKING & {f"{number:04}" for number in range(int(version) + 1, int(HEAD) + 1)}:
+        live = [row for row in live if int(_knows(row.pools) or version) + 1 < int(HEAD)]
+    if live:
+        names = listed([_label(row) for row in live])
+        kind, them = ("worker", "it") if len(live) == 1 else ("workers", "them")
+        raise StoreError(
+            f"{older(version)}, and {kind} {names} of an older schedd cannot go on with that: nothing was changed; "
+            f"stop {them} first (the last lease ends at "
+            f"{rfc3339(max(row.lease_until for row in live), exact=False)})",
+            heals=True,
+        )
+
+
+def _live(connection: sa.Connection, now: int | None) -> Sequence[sa.Row[Any]]:
     if connection.dialect.name == "postgresql":
         now = round(
             1e6 * connection.execute(sa.text("SELECT extract(epoch FROM clock_timestamp())::float8")).scalar_one()
@@ -281,18 +296,16 @@ def _refuse_beside_workers(connection: sa.Connection, version: str, by_hand: boo
         "SELECT id, host, pid, version, pools, lease_until FROM schedd_workers "
         f"WHERE state < 2 AND lease_until > :now AND lease_until < {FOREVER} ORDER BY id"
     )
-    live = connection.execute(sa.text(sql), {"now": SystemClock().now() if now is None else now}).all()
-    if by_hand and not _BREAKING & {f"{number:04}" for number in range(int(version) + 1, int(HEAD) + 1)}:
-        live = [row for row in live if int(_knows(row.pools) or version) + 1 < int(HEAD)]
-    if live:
-        names = listed([f"{row.id} ({row.host}:{row.pid}, schedd {row.version})" for row in live])
-        kind, them = ("worker", "it") if len(live) == 1 else ("workers", "them")
-        raise StoreError(
-            f"{older(version)}, and {kind} {names} of an older schedd cannot go on with that: nothing was changed; "
-            f"stop {them} first (the last lease ends at "
-            f"{rfc3339(max(row.lease_until for row in live), exact=False)})",
-            heals=True,
-        )
+    return connection.execute(sa.text(sql), {"now": SystemClock().now() if now is None else now}).all()
+
+
+def _label(row: sa.Row[Any]) -> str:
+    return f"{row.id} ({row.host}:{row.pid}, schedd {row.version})"
+
+
+def older_workers(connection: sa.Connection, now: int) -> list[str]:
+    """Live workers whose programs were made for an older schema than this one: they go on beside it, and no later."""
+    return [_label(row) for row in _live(connection, now) if (_knows(row.pools) or "") < HEAD]
 
 
 def _knows(pools: str) -> str | None:

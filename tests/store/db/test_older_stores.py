@@ -285,11 +285,18 @@ def test_workers_of_this_schema_may_live_beside_an_upgrade_by_hand_alone(
     with pytest.raises(StoreUnavailableError, match="nothing was changed"):
         Store(empty_database.url, SystemClock(), auto_migrate=True).open()
     if by_hand:
-        migrate.upgrade(empty_database.url)
+        code, said = schedctl(empty_database, "db", "upgrade")
+        assert code == 0
+        assert f"upgraded: {int(NEXT) - 1:04} -> {NEXT}" in said
+        assert "worker 1 (host:" in said
+        assert f"works on with schema {NEXT}, but not with a later one" in said
+        again = schedctl(empty_database, "db", "upgrade")
+        assert again == (0, f"up to date: {NEXT}\n")
         assert ("schedd_colours" in everything(empty_database)) is True
     else:
-        with pytest.raises(StoreUnavailableError, match="nothing was changed"):
-            migrate.upgrade(empty_database.url)
+        code, said = schedctl(empty_database, "db", "upgrade")
+        assert code == 5
+        assert "nothing was changed; stop it first" in said
     assert (NEXT in str(everything(empty_database)[migrate.VERSION_TABLE])) is by_hand
 
 
