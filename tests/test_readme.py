@@ -24,7 +24,7 @@ BIN = Path(sys.executable).parent
 PATIENCE = 60
 
 PROGRAMS = (
-    *("quickstart", "building", "transaction", "handlers", "nightly"),
+    *("quickstart", "building", "chained", "transaction", "handlers", "nightly"),
     *("test_reminders", "test_shipping"),
     *("shop/shop_tasks", "shop/order"),
 )
@@ -81,7 +81,9 @@ def test_no_other_program_is_shown() -> None:
     assert there - project == {name for name in FILES if name.endswith(".py")}
 
 
-@pytest.mark.parametrize(("name", "times"), [("quickstart", 2), ("transaction", 2), ("handlers", 1), ("nightly", 1)])
+@pytest.mark.parametrize(
+    ("name", "times"), [("quickstart", 2), ("transaction", 2), ("handlers", 1), ("nightly", 1), ("chained", 2)]
+)
 def test_programs_print_what_it_says(name: str, times: int, tmp_path: Path) -> None:
     """Those that can be run again print the same then."""
     printed = [run(tmp_path, sys.executable, EXAMPLES / f"{name}.py") for _ in range(times)]

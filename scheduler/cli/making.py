@@ -16,6 +16,7 @@ from scheduler.cli.session import Session, note, note_no_worker
 from scheduler.cli.streams import say
 from scheduler.model.catchup import CATCHUPS, OVERLAPS
 from scheduler.model.defaults import POOLS
+from scheduler.ports import SECOND
 
 if TYPE_CHECKING:
     from scheduler.model.spec import EdgeSpec, TaskSpec
@@ -36,17 +37,23 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
         "edges",
         type=EDGE,
         multiple=True,
-        metavar="ID[:when]",
-        help="Wait for this task's success, or failure or finished; ID:when:otherwise says what happens else.",
+        metavar="[NAME=]ID[:when]",
+        help="Wait for this task's success, or failure or finished; ID:when:otherwise says what happens else. With "
+        "NAME= its result is the field NAME of the payload.",
     ),
     click.option("--in", "delay", type=SPAN, metavar="5m", help="Not before this long from now."),
     click.option("--at", "run_at", type=INSTANT, metavar="T", help="Not before this time (with its zone)."),
     click.option("--cron", metavar="EXPR", help="Again and again: a cron expression of five fields."),
+    click.option("--every", type=SPAN, metavar="10m", help="Again and again: an interval from the first registration."),
+    click.option("--fixed-delay", is_flag=True, help="With --every: count from the end of each run."),
+    click.option("--run-on-startup", is_flag=True, help="With --cron or --every: run once now if it is new."),
     click.option("--tz", metavar="ZONE", help="The zone of --cron; else [schedules] timezone."),
-    click.option("--starts", type=INSTANT, metavar="T", help="With --cron: never before this time (with its zone)."),
-    click.option("--ends", type=INSTANT, metavar="T", help="With --cron: never after this time."),
-    click.option("--jitter", type=SPAN, metavar="5m", help="With --cron: due up to this long after each fire time."),
+    click.option("--starts", type=INSTANT, metavar="T", help="Of a schedule: never before this time (with its zone)."),
+    click.option("--ends", type=INSTANT, metavar="T", help="Of a schedule: never after this time."),
+    click.option("--jitter", type=SPAN, metavar="5m", help="Of a schedule: due up to this long after each fire time."),
     click.option("--retry", type=Number(0), metavar="N", help="Retry up to N times after failures."),
+    click.option("--retry-wait", type=SPAN, metavar="10s", help="With --retry: wait this long, doubled each time."),
+    click.option("--retry-max-wait", type=SPAN, metavar="1h", help="With --retry: wait at most this long."),
     click.option("--priority", type=click.Choice(POOLS, case_sensitive=False), help="The pool that runs it first."),
     click.option("--key", metavar="K", help="Your name for it: the same kind and key is the same task."),
     click.option(
@@ -54,6 +61,8 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
         type=click.Choice(("keep", "replace", "reject")),
         help="If the key is held: keep its task (the default), replace that, or end with status 4.",
     ),
+    click.option("--key-retention", type=SPAN, metavar="24h", help="How long after its success the key stays taken."),
+    click.option("--rank", type=int, metavar="N", help="From 33, the first, to -33, for kinds with ranks."),
     click.option("--queue", metavar="Q", help="The namespace whose workers may run it."),
     click.option("--timeout", type=SPAN, metavar="S", help="The longest one attempt may run."),
     click.option("--correlation", metavar="C", help="An id that tasks which belong together share."),
@@ -65,13 +74,14 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option("--payload-ref", metavar="URI", help="The address of data that is too large to store."),
     click.option("--max-duration", type=SPAN, metavar="1h", help="Cancel it once it has lived this long."),
     click.option("--max-delay", type=SPAN, metavar="1h", help="Cancel it after this long without progress."),
-    click.option("--catch-up", type=click.Choice(CATCHUPS), help="With --cron: which missed fire times run."),
+    click.option("--catch-up", type=click.Choice(CATCHUPS), help="Of a schedule: which missed fire times run."),
     click.option(
         "--overlap",
         type=click.Choice(OVERLAPS),
-        help="With --cron: what happens at a fire time while the last run is under way.",
+        help="Of a schedule: what happens at a fire time while the last run is under way.",
     ),
     click.option("--executor", metavar="NAME", help="Run it as a job of [executors.NAME]; local: in a worker."),
+    click.option("--executor-options", metavar="JSON", help="An object of the executor's own options."),
     click.option("--resources", metavar="cpu=2,…", help="Its needs there: cpu, memory, gpu, disk (memory=4G)."),
 )
 
@@ -85,25 +95,32 @@ def make_options(command: F) -> F:
 
 def made_fields(given: Mapping[str, Any]) -> tuple[str, str]:
     """The fields that :func:`schedule` prints with these options."""
-    return ("id" if given["cron"] is None else "schedule"), "created"
+    return ("id" if given["cron"] is None and given["every"] is None else "schedule"), "created"
 
 
 @dataclass
 class TaskOptionsGiven:
     """The options of a new task on the command line. Times and spans are microseconds."""
 
-    edges: tuple[EdgeSpec, ...] = ()
+    edges: tuple[tuple[str | None, EdgeSpec], ...] = ()
     delay: int | None = None
     run_at: int | None = None
     cron: str | None = None
+    every: int | None = None
+    fixed_delay: bool = False
+    run_on_startup: bool = False
     tz: str | None = None
     starts: int | None = None
     ends: int | None = None
     jitter: int | None = None
     retry: int | None = None
+    retry_wait: int | None = None
+    retry_max_wait: int | None = None
     priority: str | None = None
     key: str | None = None
     conflict: str | None = None
+    key_retention: int | None = None
+    rank: int | None = None
     queue: str | None = None
     timeout: int | None = None
     correlation: str | None = None
@@ -118,21 +135,34 @@ class TaskOptionsGiven:
     catch_up: str | None = None
     overlap: str | None = None
     executor: str | None = None
+    executor_options: str | None = None
     resources: str | None = None
 
     def check(self) -> None:
         """Refuse options that exclude each other. Raises UsageError."""
         if self.delay is not None and self.run_at is not None:
             raise click.UsageError("--in and --at exclude each other")
+        if self.cron is not None and self.every is not None:
+            raise click.UsageError("--cron and --every exclude each other")
         if self.cron is None and self.tz is not None:
             raise click.UsageError("--tz belongs to --cron")
-        for name in ("starts", "ends", "jitter", "catch_up", "overlap"):
-            if self.cron is None and getattr(self, name) is not None:
-                raise click.UsageError(f"--{name.replace('_', '-')} belongs to --cron")
+        if self.every is None and self.fixed_delay:
+            raise click.UsageError("--fixed-delay belongs to --every")
+        for name in ("starts", "ends", "jitter", "catch_up", "overlap", "run_on_startup"):
+            if not self.recurs and getattr(self, name) not in (None, False):
+                raise click.UsageError(f"--{name.replace('_', '-')} belongs to --cron or --every")
+        for name in ("retry_wait", "retry_max_wait"):
+            if self.retry is None and getattr(self, name) is not None:
+                raise click.UsageError(f"--{name.replace('_', '-')} belongs to --retry")
+        if self.key is None and self.key_retention is not None:
+            raise click.UsageError("--key-retention belongs to --key")
+        if self.executor is None and self.executor_options is not None:
+            raise click.UsageError("--executor-options belongs to --executor")
         if self.jitter is not None and self.jitter > _MAX_JITTER:
             raise click.UsageError("--jitter is at most 24h")
-        if self.cron is not None and (self.delay is not None or self.run_at is not None or self.edges):
-            raise click.UsageError("--cron goes with neither --in, --at nor --depend-on: each run is a new task")
+        if self.recurs and (self.delay is not None or self.run_at is not None or self.edges):
+            which = "--cron" if self.every is None else "--every"
+            raise click.UsageError(f"{which} goes with neither --in, --at nor --depend-on: each run is a new task")
         for name, longest in _TEXTS.items():
             value = getattr(self, name)
             if value is not None and not 1 <= len(value) <= longest:
@@ -142,14 +172,29 @@ class TaskOptionsGiven:
                 raise click.UsageError(f"--{name.replace('_', '-')} must be more than 0")
         if self.conflict is not None and self.key is None:
             raise click.UsageError("--conflict belongs to --key")
-        if self.cron is not None and self.conflict not in (None, "replace"):
-            raise click.UsageError("--conflict replace is the only one that goes with --cron")
+        if self.recurs and self.conflict not in (None, "replace"):
+            which = "--cron" if self.every is None else "--every"
+            raise click.UsageError(f"--conflict replace is the only one that goes with {which}")
         if self.timeout == 0:
             raise click.UsageError("--timeout must be more than 0")
         seen: dict[int, EdgeSpec] = {}
-        for edge in self.edges:
+        for _, edge in self.edges:
             if seen.setdefault(edge.parent, edge) != edge:
                 raise click.UsageError(f"--depend-on names {edge.parent} twice with different conditions")
+        named: dict[str, int] = {}
+        for given, edge in self.edges:
+            if given is not None and named.setdefault(given, edge.parent) != edge.parent:
+                raise click.UsageError(f"--depend-on names two tasks {given!r}: {named[given]} and {edge.parent}")
+
+    @property
+    def recurs(self) -> bool:
+        """Whether it is a schedule."""
+        return self.cron is not None or self.every is not None
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of parents, whose results complete the payload."""
+        return frozenset(name for name, _ in self.edges if name is not None)
 
     def _placing(self, options: Mapping[str, Any]) -> dict[str, str | None]:
         """Where it runs: as the kind says, or as was given. Raises ConfigError."""
@@ -160,12 +205,20 @@ class TaskOptionsGiven:
             chosen = parse_executor(self.executor)
             if chosen != made["executor"]:
                 made |= {"executor": chosen, "executor_options": None}
+        if self.executor_options is not None:
+            import msgspec
+
+            from scheduler.model.resources import parse_options
+
+            given = parse_options(read_json("--executor-options", self.executor_options))
+            made["executor_options"] = msgspec.json.encode(given).decode()
         if self.resources is not None:
             made["resources"] = read_resources(self.resources).to_json()
         return made
 
     def spec(self, kind: str, payload: dict[str, Any], record: KindRecord | None) -> TaskSpec:
         """The task to store: the kind's options, and over them what was given. Raises SchedulerError."""
+        from scheduler.model.lanes import check_rank, ranked_lane
         from scheduler.model.names import check_name
         from scheduler.model.retry import RetryPolicy
         from scheduler.model.task import Priority
@@ -178,22 +231,32 @@ class TaskOptionsGiven:
         made.payload, made.lane = encode_payload(kind, payload), lane_of(kind, payload, record)
         if self.retry is not None:
             policy = RetryPolicy(max_attempts=self.retry + 1)
+            if self.retry_wait is not None:
+                longest = max(policy.max_wait, self.retry_wait / SECOND)
+                policy = RetryPolicy(self.retry_wait / SECOND, longest, self.retry + 1)
+            if self.retry_max_wait is not None:
+                policy = RetryPolicy(policy.min_wait, self.retry_max_wait / SECOND, self.retry + 1)
             made.retry, made.max_attempts = policy.to_json(), policy.max_attempts
         if self.queue is not None:
             made.queue = check_name("queue", self.queue)
         if self.priority is not None:
             made.priority = int(Priority.parse(self.priority))
+        if self.rank is not None:
+            made.lane = ranked_lane(check_rank(self.rank, kind, ranked=bool(options.get("ranked"))), made.lane)
         if self.headers is not None:
             made.headers = encode_headers(read_json("--headers", self.headers))
         if self.key is not None:
-            made.key, made.key_retention = self.key, options.get("key_retention")
+            retention = self.key_retention
+            made.key, made.key_retention = self.key, options.get("key_retention") if retention is None else retention
         for name in _AS_GIVEN:
             value = getattr(self, name)
             if value is not None:
                 setattr(made, name, value)
         for name, value in self._placing(options).items():
             setattr(made, name, value)
-        made.edges = list({edge.parent: edge for edge in self.edges}.values())
+        made.edges = list({edge.parent: edge for _, edge in self.edges}.values())
+        at = {edge.parent: position for position, edge in enumerate(made.edges)}
+        made.parent_names = {name: at[edge.parent] for name, edge in self.edges if name is not None} or None
         return made
 
 
@@ -205,7 +268,7 @@ def schedule(
 
     spec = given.spec(kind, payload, record)
     desk = session.making()
-    if given.cron is not None:
+    if given.recurs:
         _register(session, desk, given, spec)
         no_worker, unserved = tasks.served(desk, spec)
     else:
@@ -223,12 +286,16 @@ def schedule(
 def _register(session: Session, desk: Desk, given: TaskOptionsGiven, spec: TaskSpec) -> None:
     import msgspec
 
-    from scheduler.model.recurrence import cron
+    from scheduler.model.recurrence import cron, every
     from scheduler.operations import schedules
 
     name = spec.key or f"{spec.kind}-cli-{hashlib.sha256(spec.payload.encode()).hexdigest()[:12]}"
+    if given.every is not None:
+        recurrence = every(given.every / SECOND, "fixed_delay" if given.fixed_delay else "fixed_rate")
+    else:
+        recurrence = cron(given.cron or "", given.tz or session.config.schedules.timezone)
     recurrence = msgspec.structs.replace(
-        cron(given.cron or "", given.tz or session.config.schedules.timezone).named(name),
+        recurrence.named(name),
         start_us=given.starts,
         end_us=given.ends,
     )
@@ -239,6 +306,7 @@ def _register(session: Session, desk: Desk, given: TaskOptionsGiven, spec: TaskS
         task,
         given.catch_up or "skip",
         given.overlap or "allow",
+        run_on_startup=given.run_on_startup,
         replace=spec.conflict == "replace",
         jitter=given.jitter or 0,
     )

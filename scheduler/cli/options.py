@@ -189,15 +189,18 @@ class _Ago(_Type):
 
 
 class _Edge(_Type):
-    """``ID``, ``ID:when`` or ``ID:when:otherwise``."""
+    """``ID``, ``ID:when`` or ``ID:when:otherwise``, and before it ``NAME=``: the name, if any, and the edge."""
 
-    name = "id[:when]"
+    name = "[name=]id[:when]"
 
-    def read(self, text: str) -> EdgeSpec:
+    def read(self, text: str) -> tuple[str | None, EdgeSpec]:
         from scheduler.model.spec import EdgeSpec
         from scheduler.model.state import DEFAULT_OTHERWISE, Otherwise, When
 
-        parent, _, rest = text.partition(":")
+        before, equals, after = text.partition("=")
+        if equals and not before:
+            raise ValueError(f"{text!r} has no name before the =")
+        parent, _, rest = (after if equals else text).partition(":")
         when, _, otherwise = rest.partition(":")
         try:
             end = When(when or "success")
@@ -206,7 +209,7 @@ class _Edge(_Type):
             raise ValueError(
                 f"{text!r} is not ID[:when[:otherwise]]: when is {', '.join(When)}; otherwise {', '.join(Otherwise)}"
             ) from None
-        return EdgeSpec(TASK_ID.read(parent), end, other)
+        return before if equals else None, EdgeSpec(TASK_ID.read(parent), end, other)
 
 
 TASK_ID, INSTANT, SPAN, AGO, EDGE, ZONE = _TaskId(), _Instant(), _Span(), _Ago(), _Edge(), _Zone()

@@ -29,13 +29,17 @@ def submit_command(session: Session, /, kind: str, params: tuple[str, ...], **gi
     The payload is checked against the kind's schema. -P to=me@example.com gives a text, -P count:=3 any JSON.
     """
     from scheduler.cli.payload import read_params, validate
-    from scheduler.operations.published import get_published
+    from scheduler.operations.published import get_published, without
 
     payload = read_params(params)
+    options = TaskOptionsGiven(**given)
+    twice = sorted(options.names & payload.keys())
+    if twice:
+        raise click.UsageError(f"-P and --depend-on both give {twice[0]}")
     with session.desk.read() as tx:
         record = get_published(tx, kind)
-    validate(record, payload)
-    schedule(session, TaskOptionsGiven(**given), kind, payload, record)
+    validate(without(record, options.names), payload)
+    schedule(session, options, kind, payload, record)
 
 
 @click.command(name="run", context_settings={"allow_interspersed_args": False})

@@ -59,6 +59,14 @@ class Batch:
         self._builders.append(builder)
         return builder
 
+    def schedule_chain(self, builder: TaskBuilder[R], connection: AnyConnection | None) -> TaskId[R]:
+        """Raises ConfigError: this batch is no :class:`Chain`."""
+        raise ConfigError("this builder belongs to a batch, which stores it at its end; do not schedule() it")
+
+    async def schedule_chain_async(self, builder: TaskBuilder[R], connection: AnyConnection | None) -> TaskId[R]:
+        """:meth:`schedule_chain`, awaited."""
+        return self.schedule_chain(builder, connection)
+
     @property
     def ids(self) -> list[TaskId]:
         """The tasks' ids in creation order; ConfigError before the batch is stored."""
@@ -91,3 +99,25 @@ class Batch:
     def _specs(self) -> list[TaskSpec]:
         positions = {builder: i for i, builder in enumerate(self._builders)}
         return [builder._finished(positions) for builder in self._builders]
+
+
+class Chain(Batch):
+    """The tasks that :meth:`TaskBuilder.then` has made, one after the other: ``schedule()`` of one stores all."""
+
+    def add(self, builder: TaskBuilder[Any]) -> None:
+        """Take in the builder that the chain begins with."""
+        self._builders.append(builder)
+
+    def schedule_chain(self, builder: TaskBuilder[R], connection: AnyConnection | None) -> TaskId[R]:
+        """Store all; the id of this one. Raises ConfigError if that is done."""
+        ids = self._ids = self._caller.store(self._once(), connection)
+        return ids[self._builders.index(builder)]
+
+    async def schedule_chain_async(self, builder: TaskBuilder[R], connection: AnyConnection | None) -> TaskId[R]:
+        ids = self._ids = await self._caller.store_async(self._once(), connection)
+        return ids[self._builders.index(builder)]
+
+    def _once(self) -> list[TaskSpec]:
+        if self._ids is not None:
+            raise ConfigError("this chain is stored already; begin another one")
+        return self._specs()

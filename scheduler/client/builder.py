@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeAlias, get_args, overload
 
 import msgspec
 
+from scheduler.client.given import Given
 from scheduler.client.placing_calls import PlacingCalls
 from scheduler.client.recurrence_calls import RecurrenceCalls
 from scheduler.client.submitter import TaskSubmitter
 from scheduler.errors import ConfigError, InvalidScheduleError, PayloadError
-from scheduler.model.lanes import MAX_RANK, base_lane, ranked_lane
+from scheduler.model.lanes import base_lane, check_rank, ranked_lane
 from scheduler.model.names import check_name, check_text
+from scheduler.model.parent_names import MAX_NAME
 from scheduler.model.recurrence import Recurrence
-from scheduler.model.registry import MAX_KEY, Kind, bind, parts_of
+from scheduler.model.registry import MAX_KEY, Kind, bind, bind_some, parts_of
 from scheduler.model.retry import RetryPolicy
 from scheduler.model.running import inherit
 from scheduler.model.spec import Draft, EdgeSpec, TaskId, TaskSpec
 from scheduler.model.state import DEFAULT_OTHERWISE, Otherwise, OtherwiseName, When, WhenName
 from scheduler.model.task import Priority, PriorityName, Task, TaskFunction
+from scheduler.model.texts import storable
 from scheduler.model.times import instant_us, span_us
-from scheduler.model.typed import R_co
+from scheduler.model.typed import R, R_co, Runs, RunsAsync
 from scheduler.operations.published import PublishedKind, encode_headers
 from scheduler.store.schedules import ScheduleSpec
 
@@ -43,6 +46,7 @@ _NO_CONFLICT = "a schedule of the same name is updated: key(conflict='reject') i
 
 Seconds = float | timedelta | str
 Conflict = Literal["keep", "reject", "replace"]
+_Parents: TypeAlias = "int | TaskBuilder[Any] | Iterable[int | TaskBuilder[Any]]"
 
 
 class _Builder(PlacingCalls, RecurrenceCalls["RecurringBuilder"]):
@@ -56,6 +60,8 @@ class _Builder(PlacingCalls, RecurrenceCalls["RecurringBuilder"]):
         self._batch = batch
         self._spec = kind.spec(value)
         self._parents: dict[int | TaskBuilder[Any], tuple[When, Otherwise]] = {}
+        self._given: Given | None = None
+        self._names: dict[str, int | TaskBuilder[Any]] | None = None
 
     def key(self, key: str, conflict: Conflict = "keep", retention: Seconds | None = None) -> Self:
         """The caller's name for this piece of work, unique per kind while it lives or is retained.
@@ -82,16 +88,23 @@ class _Builder(PlacingCalls, RecurrenceCalls["RecurringBuilder"]):
 
     def depend_on(
         self,
-        tasks: int | TaskBuilder[Any] | Iterable[int | TaskBuilder[Any]],
+        tasks: _Parents | Mapping[str, int | TaskBuilder[Any]],
         when: When | WhenName = "success",
         otherwise: Otherwise | OtherwiseName | None = None,
+        *,
+        name: str | None = None,
     ) -> Self:
         """Wait for these tasks: ids, or builders of the same batch.
 
         ``when``: success, failure or finished. ``otherwise``: fail, skip, run or wait: what happens once the condition
-        can no longer be met (default: fail for success, skip for failure). Raises ConfigError for other values, and
-        for one task with two different conditions.
+        can no longer be met (default: fail for success, skip for failure). ``name``: of one task; several have theirs
+        in a mapping, ``{"load": load_id}``. The result of a named task is the argument of that name where the handler
+        is a function, and the field of that name of a Task class; ``ctx.results["load"]`` is it, too. Raises
+        ConfigError for other values, for one task with two different conditions, and for a name that is taken or that
+        the function has no parameter for.
         """
+        if name is not None or isinstance(tasks, Mapping):
+            tasks = self._name_parents(tasks, name)
         if self._recurrence is not None:
             raise InvalidScheduleError("a recurring schedule cannot depend on tasks: each of its runs is a new task")
         edge = _conditions(when, otherwise)
@@ -110,6 +123,29 @@ class _Builder(PlacingCalls, RecurrenceCalls["RecurringBuilder"]):
                 )
         known.update(new)
         return self
+
+    def _name_parents(self, tasks: Any, name: str | None) -> Iterable[int | TaskBuilder[Any]]:
+        """Note the names of parents. Raises ConfigError."""
+        if name is not None:
+            if not isinstance(tasks, int | TaskBuilder):
+                raise ConfigError(f'a name is for one task, not {tasks!r:.80}: several are {{"name": task, …}}')
+            tasks = {name: tasks}
+        names = {} if self._names is None else self._names
+        for one, parent in tasks.items():
+            self._check_parent(parent)
+            if not isinstance(one, str) or not 1 <= len(one) <= MAX_NAME or one != storable(one):
+                raise ConfigError(f"the name of a parent is a text of 1 to {MAX_NAME} characters, not {one!r:.80}")
+            if names.get(one, parent) != parent:
+                raise ConfigError(f"depend_on names two tasks {one!r}: {names[one]!r} and {parent!r}")
+            if self._given is not None:
+                self._given.check(one)
+        self._names = {**names, **tasks}
+        return list(dict.fromkeys(tasks.values()))
+
+    def _check_complete(self) -> None:
+        """Raise PayloadError if the function lacks an argument that no parent brings."""
+        if self._given is not None and self._given.lacking:
+            self._given.refuse_lacking(self._spec.payload, self._names or ())
 
     def _check_parent(self, parent: int | TaskBuilder[Any]) -> None:
         if isinstance(parent, TaskBuilder):
@@ -144,10 +180,7 @@ class _Builder(PlacingCalls, RecurrenceCalls["RecurringBuilder"]):
 
         For kinds that are ``ranked=True``: each rank is a lane of its own. Raises ConfigError.
         """
-        if not isinstance(number, int) or isinstance(number, bool) or not -MAX_RANK <= number <= MAX_RANK:
-            raise ConfigError(f"rank is a whole number from -{MAX_RANK} to {MAX_RANK}, not {number!r}")
-        if number and not self._kind.options.ranked:
-            raise ConfigError(f"kind {self._kind.name} has no ranks: make it with ranked=True")
+        check_rank(number, self._kind.name, ranked=self._kind.options.ranked)
         self._spec.lane = ranked_lane(number, base_lane(self._spec.lane))
         return self
 
@@ -234,6 +267,7 @@ class _Builder(PlacingCalls, RecurrenceCalls["RecurringBuilder"]):
     def _recurring(self, recurrence: Recurrence) -> RecurringBuilder:
         if self._batch is not None:
             raise InvalidScheduleError("a batch holds single tasks; register a recurring schedule outside of it")
+        self._check_complete()
         if self._parents:
             raise InvalidScheduleError("a recurring schedule cannot depend on tasks: each of its runs is a new task")
         if self._kind.makes_keys:
@@ -258,13 +292,39 @@ class TaskBuilder(_Builder, Generic[R_co]):
     def __repr__(self) -> str:
         return f"<builder of {self._kind.name}>"
 
+    @overload
+    def then(self, task: RunsAsync[R], /) -> TaskBuilder[R]: ...
+    @overload
+    def then(self, task: Runs[R], /) -> TaskBuilder[R]: ...
+    @overload
+    def then(self, task: Task | str, /, *args: Any) -> TaskBuilder: ...
+    @overload
+    def then(self, task: TaskFunction[..., Coroutine[Any, Any, R]], /, *args: Any, **kwargs: Any) -> TaskBuilder[R]: ...
+    @overload
+    def then(self, task: TaskFunction[..., R], /, *args: Any, **kwargs: Any) -> TaskBuilder[R]: ...
+    def then(self, task: Any, /, *args: Any, **kwargs: Any) -> TaskBuilder[Any]:
+        """Begin the task that follows this one's success, and return its builder.
+
+        The result of this task is the first parameter of a function that you leave out: ``.then(parse, width=3)``. A
+        function without one, and a Task instance, only come after it. ``schedule()`` of any builder of the chain
+        stores all of them, or none, and returns that one's id. Raises UnregisteredKindError, PayloadError.
+        """
+        from scheduler.client.batch import Chain
+
+        if self._batch is None:
+            self._batch = chain = Chain(self._caller)
+            chain.add(self)
+        made: TaskBuilder[Any] = self._batch.task(task, *args, **kwargs)
+        return made.depend_on(self, name=None if made._given is None else made._given.free())
+
     def schedule(self, connection: sa.Connection | Session | OfDjango | None = None) -> TaskId[R_co]:
         """Store the task and return its id, an int with ``.created``. A task whose id was returned survives a crash.
 
         ``connection``: the caller's own, SQLAlchemy's or Django's; the task then commits or rolls back with its rows.
         Raises UnknownDependencyError, DuplicateKeyError, StoreUnavailableError.
         """
-        self._check_alone()
+        if self._batch is not None:
+            return self._batch.schedule_chain(self, connection)
         return self._caller.store_one(self._finished({}), connection)
 
     async def schedule_async(self, connection: AsyncConnection | AsyncSession | None = None) -> TaskId[R_co]:
@@ -275,17 +335,14 @@ class TaskBuilder(_Builder, Generic[R_co]):
         """
         if connection is None:
             return await self._caller.threads.call(self.schedule)
-        self._check_alone()
-        return (await self._caller.store_async([self._finished({})], connection))[0]
-
-    def _check_alone(self) -> None:
         if self._batch is not None:
-            raise ConfigError("this builder belongs to a batch, which stores it at its end; do not schedule() it")
+            return await self._batch.schedule_chain_async(self, connection)
+        return (await self._caller.store_async([self._finished({})], connection))[0]
 
     def _drafted(self) -> Draft:
         """The draft for a handler that spawns this task. Raises ConfigError."""
         if self._batch is not None:
-            raise ConfigError("this builder belongs to a batch, which stores it at its end; do not spawn it")
+            raise ConfigError("this builder belongs to a batch or a chain, which stores it at its end; do not spawn it")
         return Draft(self._kind.name, lambda: self._finished({}))
 
     def _finished(self, positions: Mapping[TaskBuilder[Any], int]) -> TaskSpec:
@@ -297,6 +354,7 @@ class TaskBuilder(_Builder, Generic[R_co]):
     def _with_edges(self, positions: Mapping[TaskBuilder[Any], int]) -> TaskSpec:
         if self._caller.before_schedule is not None:
             self._caller.before_schedule(self)
+        self._check_complete()
         spec = copy.copy(self._spec) if self._batch is None else self._spec  # a batch stores it once
         if self._parents:
             spec.edges = [
@@ -305,6 +363,9 @@ class TaskBuilder(_Builder, Generic[R_co]):
                 else EdgeSpec(int(p), when, other)
                 for p, (when, other) in self._parents.items()
             ]
+            if self._names is not None:
+                at = {parent: i for i, parent in enumerate(self._parents)}
+                spec.parent_names = {name: at[parent] for name, parent in self._names.items()}
         return spec
 
 
@@ -386,13 +447,28 @@ def make_builder(
 
     Raises UnregisteredKindError, PayloadError.
     """
+    made: TaskBuilder[Any]
     if isinstance(task, str):
         if len(args) != 1 or kwargs:
             raise PayloadError(f'a kind by its name takes its payload: ("{task:.80}", {{"field": value, …}})')
-        return TaskBuilder(caller, *caller.named(task, args[0]), batch)
+        named, value, lacking = caller.named(task, args[0])
+        made = _partial(caller, named, value, batch, lacking)
+        if isinstance(args[0], Mapping):
+            made._given = Given(named, None, tuple(args[0]), lacking)
+        return made
     if isinstance(task, TaskFunction):
         kind = caller.registry.of(task)
-        return TaskBuilder(caller, kind, bind(kind, args, kwargs), batch)
+        given = (*task.positional[: len(args)], *kwargs)
+        try:
+            made = TaskBuilder(caller, kind, bind(kind, args, kwargs), batch)
+            made._given = Given(kind, kind.struct.__struct_fields__, given)
+        except PayloadError:
+            value, lacking = bind_some(kind, args, kwargs)
+            if not lacking:
+                raise
+            made = _partial(caller, kind, value, batch, lacking)
+            made._given = Given(kind, kind.struct.__struct_fields__, given, lacking)
+        return made
     if isinstance(task, Task):
         if args or kwargs:
             raise PayloadError("a task instance takes no further arguments: its fields are the payload")
@@ -400,6 +476,18 @@ def make_builder(
     if isinstance(task, type) and issubclass(task, Task):
         raise PayloadError(f"pass an instance, {task.__name__}(…), not the class")
     raise PayloadError(f"task() takes a Task instance, a @task function or a kind's name, not {task!r:.80}")
+
+
+def _partial(
+    caller: TaskSubmitter, kind: Kind | PublishedKind, value: Any, batch: Any, lacking: frozenset[str]
+) -> TaskBuilder[Any]:
+    """A builder whose payload lacks fields that its parents are to bring."""
+    try:
+        return TaskBuilder(caller, kind.without(lacking), value, batch)
+    except PayloadError:
+        if lacking and isinstance(kind, PublishedKind):
+            kind.spec(value)  # a lane or a key is made of them: say what is missing
+        raise
 
 
 class SpecFactory:

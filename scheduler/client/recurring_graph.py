@@ -58,6 +58,14 @@ class RecurringGraph(RecurrenceCalls["RecurringGraph"]):
         self._builders.append(builder)
         return builder
 
+    def schedule_chain(self, builder: TaskBuilder[Any], connection: Any) -> Any:
+        """Raises ConfigError: the graph stores its tasks."""
+        raise ConfigError("this builder belongs to a recurring graph, which is registered whole; do not schedule() it")
+
+    async def schedule_chain_async(self, builder: TaskBuilder[Any], connection: Any) -> Any:
+        """:meth:`schedule_chain`, awaited."""
+        self.schedule_chain(builder, connection)
+
     def schedule(self, *, replace: bool = False) -> str:
         """Register the graph, or update the one of the same name; returns the name.
 

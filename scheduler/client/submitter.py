@@ -62,15 +62,17 @@ class TaskSubmitter:
         self._sinks: dict[str, bool] = {}  # those looked for, and whether a worker has each
         self._unkeyed: dict[str, Recurrence] = {}  # what this program has registered, by the names made for it
 
-    def named(self, name: str, payload: Any) -> tuple[Kind | PublishedKind, Any]:
-        """A kind and the value of a payload: as registered here, else as workers have published it.
+    def named(self, name: str, payload: Any) -> tuple[Kind | PublishedKind, Any, frozenset[str]]:
+        """A kind, the value of a payload, and the fields that it lacks: as registered, else as workers have published.
 
         Raises UnregisteredKindError, PayloadError.
         """
         known = self.registry.get(name)
         if known is None:
-            return read_kind(self.database, name), payload
-        return known, known.decode(encode_json(payload, f"payload of {name}"))
+            published = read_kind(self.database, name)
+            return published, payload, published.lacking(payload)
+        lacking = known.lacking(payload)
+        return known, known.without(lacking).decode(encode_json(payload, f"payload of {name}")), lacking
 
     def check_sinks(self, kinds: Iterable[str]) -> None:
         """Look whether a worker has the sinks that these kinds name in ``on_success``.

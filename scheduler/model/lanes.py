@@ -7,6 +7,8 @@ this order.
 
 from __future__ import annotations
 
+from scheduler.errors import ConfigError
+
 LANE_SEPARATOR = "\x1f"
 QUARANTINE_LANE = "!"  # no kind and no executor begins with a mark
 PLACED_LANE = "@"
@@ -19,6 +21,15 @@ _MARK_LENGTH = len("#NN") + len(LANE_SEPARATOR)
 def placed_lane(executor: str | None, lane: str) -> str:
     """The lane of tasks that this executor places; the lane itself for None."""
     return lane if executor is None else f"{PLACED_LANE}{executor}{LANE_SEPARATOR}{lane}"
+
+
+def check_rank(number: int, kind: str, *, ranked: bool) -> int:
+    """Check the rank of a task of this kind. Raises ConfigError."""
+    if not isinstance(number, int) or isinstance(number, bool) or not -MAX_RANK <= number <= MAX_RANK:
+        raise ConfigError(f"rank is a whole number from -{MAX_RANK} to {MAX_RANK}, not {number!r}")
+    if number and not ranked:
+        raise ConfigError(f"kind {kind} has no ranks: make it with ranked=True")
+    return number
 
 
 def ranked_lane(rank: int, lane: str) -> str:

@@ -89,6 +89,7 @@ class Kind:
             raise ConfigError(f"task type {self.name}: {problem}") from None
         except Exception as error:  # evaluating an annotation may raise anything
             raise ConfigError(f"task type {self.name}: cannot read its annotations: {describe(error).text}") from None
+        self._partial: dict[frozenset[str], Kind] = {}
         rule, own = options.concurrency_key, build is not None or self._serialize is not None
         self._verbatim = own or not isinstance(rule, str) or is_verbatim(rule, struct)
 
@@ -98,6 +99,42 @@ class Kind:
         own = self.build is not None and self.build != getattr(self.source, "build", None)
         build = reference_of(self.build, f"build of task type {self.name}") if own else None
         return reference_of(self.source, f"task type {self.name}"), build
+
+    def without(self, names: frozenset[str]) -> Kind:
+        """The same kind with a payload that lacks these fields: results of parents bring them later."""
+        names &= frozenset(self.struct.__struct_fields__)
+        if not names or self.build is not None or self._serialize is not None:
+            return self
+        made = self._partial.get(names)
+        if made is None:
+            made = self._partial[names] = copy.copy(self)
+            given = [f for f in msgspec.structs.fields(self.struct) if f.name not in names]
+            fields = [(f.name, f.type, _as_given(f)) for f in given]
+            made.struct = msgspec.defstruct(self.name, fields, kw_only=True, forbid_unknown_fields=True)
+            made._decoder = msgspec.json.Decoder(made.struct)
+        return made
+
+    def lacking(self, payload: Any) -> frozenset[str]:
+        """The fields that a payload of JSON needs and has not."""
+        if not isinstance(payload, Mapping) or self.build is not None or self._serialize is not None:
+            return frozenset()
+        fields = msgspec.structs.fields(self.struct)
+        return frozenset(f.name for f in fields if f.required and f.encode_name not in payload)
+
+    def takes(self, name: str) -> bool:
+        """Whether a parent's result of this name becomes a field of the payload."""
+        return self.build is None and self._serialize is None and name in self.struct.__struct_fields__
+
+    def decode_with(self, text: str, version: int, task_id: int, results: Mapping[str, Any]) -> Any:
+        """:meth:`decode`, with the results of parents as the fields of their names. Raises PayloadError."""
+        taken = {name: value for name, value in results.items() if self.takes(name)}
+        if taken:
+            encoded = dict(zip(self.struct.__struct_fields__, self.struct.__struct_encode_fields__, strict=True))
+            found = msgspec.json.decode(self.upgraded(text, version))
+            if isinstance(found, dict):
+                found |= {encoded[name]: value for name, value in taken.items()}
+                text, version = encode_json(found, f"payload of {self.name}"), self.options.schema_version
+        return self.decode(text, version, task_id)
 
     def encode(self, value: Any) -> str:
         """The payload of an instance as JSON text, checked by reading it back. Raises PayloadError."""
@@ -267,6 +304,14 @@ class Kind:
             return {} if self._serialize is not None else msgspec.json.schema(self.struct)
         except TypeError:
             return {}
+
+
+def _as_given(field: msgspec.structs.FieldInfo) -> Any:
+    if field.default is not msgspec.NODEFAULT:
+        return msgspec.field(default=field.default, name=field.encode_name)
+    if field.default_factory is not msgspec.NODEFAULT:
+        return msgspec.field(default_factory=field.default_factory, name=field.encode_name)
+    return msgspec.field(name=field.encode_name)
 
 
 def _usual_spec(options: TaskOptions) -> TaskSpec:
@@ -484,11 +529,28 @@ def bind(kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     try:
         bound = kind.source.signature.bind(None, *args, **kwargs)
     except TypeError as error:
-        first = next(iter(kind.source.signature.parameters))
-        hint = "" if first in NAMES else f" (its first parameter, {first!r}, is the Context)"
-        raise PayloadError(f"payload of {kind.name} does not fit: {error}{hint}") from None
+        raise PayloadError(f"payload of {kind.name} does not fit: {error}{context_hint(kind.source)}") from None
     values = dict(list(bound.arguments.items())[1:])
     return kind.struct(**values)
+
+
+def context_hint(function: TaskFunction[Any, Any]) -> str:
+    """Says which parameter is the Context, where its name does not."""
+    first = next(iter(function.signature.parameters))
+    return "" if first in NAMES else f" (its first parameter, {first!r}, is the Context)"
+
+
+def bind_some(kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, frozenset[str]]:
+    """:func:`bind` for a call that lacks arguments: the payload without them, and their names. Raises PayloadError."""
+    assert isinstance(kind.source, TaskFunction)
+    try:
+        given = dict(list(kind.source.signature.bind_partial(None, *args, **kwargs).arguments.items())[1:])
+    except TypeError:
+        bind(kind, args, kwargs)  # says what is wrong
+        raise
+    parameters = list(kind.source.signature.parameters.values())[1:]
+    lacking = frozenset(p.name for p in parameters if p.default is p.empty and p.name not in given)
+    return kind.without(lacking).struct(**given), lacking
 
 
 def parts_of(source: Any, item: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:

@@ -28,6 +28,7 @@ class TaskSpec(msgspec.Struct, gc=False):  # a large batch has many, and no cycl
     how long after the first call at most it is due, when a call replaces another one.
     ``executor``: that places it; ``resources``, ``executor_options``: JSON. ``lane``: without the executor's mark.
     ``delay``: due that long after the transaction's now; ``run_at``: due at that time. The later one counts.
+    ``parent_names``: name -> the position in ``edges`` of the parent with this name.
     """
 
     kind: str
@@ -67,6 +68,7 @@ class TaskSpec(msgspec.Struct, gc=False):  # a large batch has many, and no cycl
     resources: str | None = None
     executor_options: str | None = None
     edges: Sequence[EdgeSpec] = ()
+    parent_names: dict[str, int] | None = None
 
 
 class Draft(NamedTuple):

@@ -9,6 +9,7 @@ from msgspec import UNSET
 
 from scheduler.errors import ConfigError
 from scheduler.model.names import check_text
+from scheduler.model.parent_names import named_in
 from scheduler.model.registry import MAX_KEY
 from scheduler.model.spec import TaskId, check_id
 from scheduler.model.state import TaskState
@@ -96,7 +97,9 @@ def replay(
         new = None
         if changed:
             task = get_task(tx, wanted[0])
-            present = StoredPayload(task.id, task.kind, task.payload or "null", task.schema_version)
+            present = StoredPayload(
+                task.id, task.kind, task.payload or "null", task.schema_version, named_in(task.headers)
+            )
             new = payload_maker(desk, tx, payload, fields)(present)
         made = [store.replay(tx, task_id, key=key, payload=new, copy=copy) for task_id in wanted]
         left = {task_id: other for again in made for task_id, other in again.left.items()}

@@ -12,7 +12,7 @@ from scheduler.model.registry import Kind, Registry, encode_json
 from scheduler.model.spec import plain
 from scheduler.model.task import Task
 from scheduler.model.unique import DerivedKey, key_of
-from scheduler.operations.published import as_read, encode_payload, lane_of, validate
+from scheduler.operations.published import as_read, encode_payload, lane_of, validate, without
 from scheduler.store.db.tx import Tx
 from scheduler.store.read.kinds import KindRecord, get_kind
 from scheduler.store.tasks.patch import NewPayload, StoredPayload
@@ -31,8 +31,9 @@ def of_registered(
         text = kind.upgraded(present.text, present.schema_version)
         value = {**_decoded_fields(present.id, text), **fields}
     if not isinstance(value, Task):
+        kind = kind.without(kind.lacking(value) & present.named)
         value = kind.decode(encode_json(value, f"payload of {kind.name}"))
-    elif registry.of_instance(value) is not kind:
+    elif registry.of_instance(value).name != kind.name:
         raise PayloadError(f"task {present.id} is of kind {kind.name}; {type(value).__name__} is another one")
     text = kind.encode(value)
     key = kind.derived_key(value, text, present.text, present.schema_version, present.id)
@@ -43,6 +44,7 @@ def of_published(
     record: KindRecord, present: StoredPayload, value: Any, fields: Mapping[str, Any] | None = None
 ) -> NewPayload:
     """:func:`of_registered` for a kind that only workers have. Raises PayloadError."""
+    record = without(record, present.named)
     if fields is not None:
         _refuse_older(record, present)
         value = {**_decoded_fields(present.id, present.text), **fields}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, Union
 
 import msgspec
@@ -13,6 +13,7 @@ import msgspec
 from scheduler.errors import PayloadError, UnregisteredKindError, shown_as
 from scheduler.model.concurrency_keys import fields_of
 from scheduler.model.lanes import LANE_SEPARATOR
+from scheduler.model.parent_names import HEADER
 from scheduler.model.registry import MAX_KEY, MAX_PAYLOAD, encode_json
 from scheduler.model.retry import RetryPolicy
 from scheduler.model.secrets import Mask, hide_in
@@ -40,14 +41,29 @@ class PublishedKind:
             ranked=bool(record.options.get("ranked")),
         )
 
+    def lacking(self, payload: Any) -> frozenset[str]:
+        """The fields that a payload needs and has not."""
+        if not isinstance(payload, Mapping):
+            return frozenset()
+        return frozenset(required_of(self.record)) - frozenset(payload)
+
+    def without(self, names: frozenset[str]) -> PublishedKind:
+        """The same kind with a payload that lacks these fields: results of parents bring them later."""
+        return PublishedKind(without(self.record, names)) if names else self
+
+    def decode(self, text: str) -> Any:
+        """The payload, checked. Raises PayloadError."""
+        payload = msgspec.json.decode(text)
+        validate(self.record, payload)
+        return payload
+
     def spec(self, value: Any) -> TaskSpec:
         """Make a new task of this kind with the kind's own options. Raises PayloadError."""
         if not isinstance(value, Mapping):
             raise PayloadError(f"payload of {self.name} is a mapping of its fields, not {value!r:.80}")
         refuse_own_keys(self.record)
         text = encode_payload(self.name, value)
-        payload = msgspec.json.decode(text)  # as the worker reads it
-        validate(self.record, payload)
+        payload = self.decode(text)  # as the worker reads it
         made = usual_task(self.name, self.record)
         made.payload, made.lane = text, lane_of(self.name, payload, self.record)
         return made
@@ -107,6 +123,8 @@ def encode_headers(headers: Mapping[str, Any]) -> str:
     """Headers as JSON text. Raises PayloadError."""
     if not isinstance(headers, Mapping):
         raise PayloadError(f"headers must be a mapping, not {headers!r:.80}")
+    if HEADER in headers:
+        raise PayloadError(f"the header {HEADER} is schedd's own: depend_on(parent, name=…) sets it")
     text = encode_json(dict(headers), "headers")
     if len(text) > MAX_HEADERS:
         raise PayloadError(f"headers are {len(text)} bytes of JSON, over the limit of {MAX_HEADERS}")
@@ -188,11 +206,30 @@ def as_read(
 
 
 def _fields(kind: KindRecord) -> dict[str, Any]:
-    schema = kind.schema
-    if "$ref" in schema:
-        schema = kind.schema.get("$defs", {}).get(str(schema["$ref"]).rpartition("/")[2], {})
-    fields: dict[str, Any] = schema.get("properties", {})
+    fields: dict[str, Any] = _root(kind.schema).get("properties", {})
     return fields
+
+
+def _root(schema: dict[str, Any]) -> dict[str, Any]:
+    if "$ref" not in schema:
+        return schema
+    found: dict[str, Any] = schema.get("$defs", {}).get(str(schema["$ref"]).rpartition("/")[2], {})
+    return found
+
+
+def required_of(kind: KindRecord) -> list[str]:
+    """The fields that each payload has."""
+    return list(_root(kind.schema).get("required", ()))
+
+
+def without(kind: KindRecord, names: Collection[str]) -> KindRecord:
+    """The kind with a schema that does not ask for these fields: results of parents bring them later."""
+    root = _root(kind.schema)
+    loose = root | {"required": [name for name in root.get("required", ()) if name not in names]}
+    if root is kind.schema:
+        return kind._replace(schema=loose)
+    own = str(kind.schema["$ref"]).rpartition("/")[2]
+    return kind._replace(schema=kind.schema | {"$defs": kind.schema.get("$defs", {}) | {own: loose}})
 
 
 _TYPES = {"number": float, "integer": int, "boolean": bool, "null": None, "string": str}

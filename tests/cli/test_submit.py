@@ -83,6 +83,50 @@ def test_options_given_win(ctl: Ctl, mail: Bench) -> None:
     assert edges == [(parent, "success", "fail", True), (other, "finished", "skip", False)]
 
 
+def test_a_result_of_a_parent_becomes_a_field(ctl: Ctl, mail: Bench) -> None:
+    parent = int(ctl("submit", "Mail", "-P", "to=first").stdout)
+    task = submitted(ctl, "Mail", "--depend-on", f"to={parent}:finished", "--depend-on", f"other={parent}:finished")
+    assert task["payload"] == {}
+    assert task["headers"] == {"schedd-parents": {"other": parent, "to": parent}}
+    mail.drain()
+    ended = ctl.json("show", task["id"])
+    assert "does not fit: Expected `str`, got `object` - at `$.to`" in ended["error"]
+
+
+def test_every_and_the_other_options_of_a_builder(ctl: Ctl, mail: Bench) -> None:
+    made = ctl.json(
+        *("submit", "Mail", "-P", "to=x", "--every", "10m", "--fixed-delay", "--run-on-startup", "--key", "often"),
+        *("--overlap", "skip", "--retry", 3, "--retry-wait", "2m", "--retry-max-wait", "5m", "--key-retention", "7d"),
+    )
+    assert made == {"schedule": "often", "created": True}
+    (listed,) = ctl.json("list", "--limit", 5)
+    assert (listed["schedule"], listed["state"]) == ("often", "scheduled")
+    assert (listed["retry"]["min_wait"], listed["retry"]["max_wait"]) == (120.0, 300.0)
+    assert "often" in ctl("list", "--columns", "id,schedule").stdout
+    (schedule,) = ctl.json("cron", "list")
+    assert "10" in schedule["recurrence"]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--depend-on", "to=1", "--depend-on", "to=2"], "--depend-on names two tasks 'to': 1 and 2"),
+        (["--depend-on", "=1"], "has no name before the ="),
+        (["-P", "to=x", "--depend-on", "to=1"], "-P and --depend-on both give to"),
+        (["-P", "to=x", "--retry-wait", "5"], "--retry-wait belongs to --retry"),
+        (["-P", "to=x", "--fixed-delay"], "--fixed-delay belongs to --every"),
+        (["-P", "to=x", "--every", "1m", "--cron", "* * * * *"], "--cron and --every exclude each other"),
+        (["-P", "to=x", "--rank", "3"], "kind Mail has no ranks"),
+        (["-P", "to=x", "--key-retention", "3"], "--key-retention belongs to --key"),
+        (["-P", "to=x", "--executor-options", "{}"], "--executor-options belongs to --executor"),
+    ],
+)
+def test_options_that_do_not_go_together(ctl: Ctl, mail: Bench, options: list[str], expected: str) -> None:
+    result = ctl("submit", "Mail", *options)
+    assert result.exit_code != 0
+    assert expected in result.stderr
+
+
 def test_at(ctl: Ctl, mail: Bench) -> None:
     task = submitted(ctl, "Mail", "-P", "to=x", "--at", "2030-01-31T02:30:00+01:00", "--retry", 0)
     assert task["run_at"] == "2030-01-31T01:30:00Z"

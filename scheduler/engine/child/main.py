@@ -46,6 +46,7 @@ from scheduler.errors import ConfigError, ProcessDied, TaskTimeout
 from scheduler.forking import after_fork
 from scheduler.model.fingerprint import describe
 from scheduler.model.outcome import Outcome
+from scheduler.model.parent_names import has_names
 from scheduler.model.reference import MAIN
 from scheduler.model.registry import Kind, Registry
 from scheduler.model.texts import storable
@@ -330,7 +331,12 @@ class ChildProcess:
             attempt.started_at = started
             self.attempt = attempt
             call = getattr(found, hook)
-            value = found.decode(attempt.claimed.payload or "", attempt.claimed.schema_version, attempt.claimed.id)
+            c = attempt.claimed
+            results: dict[str, Any] = {}
+            if has_names(c.headers):
+                ctx: Context[Any] = Context(attempt, self.remote)
+                results = ctx._by_name(ctx.results())
+            value = found.decode_with(c.payload or "", c.schema_version, c.id, results)
             token = current_attempt.set(attempt)
             try:
                 if found.is_async:

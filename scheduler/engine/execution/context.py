@@ -16,8 +16,10 @@ from scheduler.engine.durable.calls import Durable, as_decorator, durable_of
 from scheduler.engine.durable.thread_driver import drive
 from scheduler.engine.execution import leftovers
 from scheduler.engine.execution.offload import wait_for, wait_for_async
+from scheduler.engine.execution.results import AsyncResults, Results
 from scheduler.errors import PermanentError
 from scheduler.model.envelope import created_at, idempotency_key
+from scheduler.model.parent_names import names_in, without_names
 from scheduler.model.spec import TaskId
 from scheduler.model.task import Task, TaskFunction
 from scheduler.model.texts import storable
@@ -96,7 +98,7 @@ class _ContextBase(Generic[App_co]):
         """The headers it was scheduled with."""
         text = self._attempt.claimed.headers
         headers: dict[str, Any] = msgspec.json.decode(text) if text else {}
-        return headers
+        return without_names(headers)
 
     @property
     def correlation_id(self) -> str:
@@ -229,6 +231,19 @@ class _ContextBase(Generic[App_co]):
     def _decoded(self, rows: Iterable[tuple[int, str | None]] | None) -> dict[int, Any]:
         texts = self._by_id(rows)
         return {parent: None if text is None else msgspec.json.decode(text) for parent, text in texts.items()}
+
+    def _by_name(self, results: Mapping[int, Any]) -> dict[str, Any]:
+        """Those of these results whose parents have names."""
+        names = names_in(self._attempt.claimed.headers)
+        return {name: results[parent] for name, parent in names.items() if parent in results}
+
+    def _one_of(self, results: Mapping[int, Any], parent: str | int) -> Any:
+        """Raises KeyError that says which there are."""
+        found: Mapping[Any, Any] = results if isinstance(parent, int) else self._by_name(results)
+        if parent not in found:
+            there = f"there are {', '.join(map(str, found))}" if found else "it has none"
+            raise KeyError(f"task {self.id} depends on no task {parent!r}: {there}")
+        return found[parent]
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("ctx stays in its process: pass what the function needs of it as arguments")
@@ -392,12 +407,17 @@ class Context(_ContextBase[App_co]):
         """
         return drive(self._durable, self._durable.map(kind, items, name))
 
-    def results(self) -> dict[int, Any]:
-        """The results of its parents by id; None for one that returned nothing or did not succeed.
+    @property
+    def results(self) -> Results:
+        """The results of its parents: ``ctx.results["load"]`` by the name that ``depend_on`` gave one, or by its id.
 
-        Raises ResultExpiredError if one is removed. Results of parents that had to succeed stay until this task has
-        succeeded or is removed.
+        ``ctx.results()`` is all by id. None for a parent that returned nothing or did not succeed. Raises
+        ResultExpiredError if one is removed. Results of parents that had to succeed stay until this task has succeeded
+        or is removed.
         """
+        return Results(self._results, self._one_of)
+
+    def _results(self) -> dict[int, Any]:
         self._check()
         return self._decoded(self._runtime.load(self._attempt, "results", {}))
 
@@ -539,8 +559,12 @@ class AsyncContext(_ContextBase[App_co]):
         """Schedule a child for each item; their results in the items' order. See :class:`Context`."""
         return await drive_async(self._durable, self._durable.map(kind, items, name))
 
-    async def results(self) -> dict[int, Any]:
-        """The results of the tasks it depends on, by id. See :class:`Context`."""
+    @property
+    def results(self) -> AsyncResults:
+        """``await ctx.results["load"]``, ``await ctx.results()``. See :class:`Context`."""
+        return AsyncResults(self._results, self._one_of)
+
+    async def _results(self) -> dict[int, Any]:
         self._check()
         with active(self._attempt):
             return self._decoded(await read(self._runtime.load, self._attempt, "results", {}))

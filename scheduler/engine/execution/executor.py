@@ -26,11 +26,13 @@ from scheduler.errors import PayloadError
 from scheduler.model import state as st
 from scheduler.model.fingerprint import describe
 from scheduler.model.outcome import AttemptEnd, Outcome
+from scheduler.model.parent_names import has_names
 from scheduler.model.policy import lived_too_long
 from scheduler.model.running import log_fields
 from scheduler.ports import SECOND
 
 log = logging.getLogger("scheduler.engine")
+_NAMED: Any = object()  # in place of a payload that results of parents complete
 
 
 def execute(attempt: Attempt, runtime: Runtime) -> Outcome:
@@ -43,6 +45,10 @@ def execute(attempt: Attempt, runtime: Runtime) -> Outcome:
         ctx = Context(attempt, runtime)
         around = runtime.around_run if attempt.trace is None else attempt.trace.around(runtime.around_run)
         try:
+            if decoded is _NAMED:
+                decoded = _completed(attempt, runtime, ctx._by_name(ctx.results()))
+                if isinstance(decoded, Outcome):
+                    return decoded
             if around is None:
                 result = attempt.kind.run(decoded, ctx)
             else:
@@ -53,7 +59,7 @@ def execute(attempt: Attempt, runtime: Runtime) -> Outcome:
             return outcome_of_result(attempt, runtime, result)
         except BaseException as error:
             outcome, hook = outcome_of_error(attempt, runtime, error)
-            if hook is not None:
+            if hook is not None and decoded is not _NAMED:
                 runtime.decided(attempt, outcome)
                 _call_hook(attempt, hook, decoded, ctx, error)
             return with_log(attempt, outcome)
@@ -74,6 +80,10 @@ async def execute_async(attempt: Attempt, runtime: Runtime) -> Outcome:
         ctx = AsyncContext(attempt, runtime)
         around = runtime.around_run if attempt.trace is None else attempt.trace.around(runtime.around_run)
         try:
+            if decoded is _NAMED:
+                decoded = _completed(attempt, runtime, ctx._by_name(await ctx.results()))
+                if isinstance(decoded, Outcome):
+                    return decoded
             if around is None:
                 result = await attempt.kind.run(decoded, ctx)
             else:
@@ -94,7 +104,7 @@ async def execute_async(attempt: Attempt, runtime: Runtime) -> Outcome:
                 await leftovers.end(attempt)
                 if outcome is not attempt.committed_outcome:
                     outcome = leftovers.ended_later(outcome, runtime.now())
-            if hook is not None:
+            if hook is not None and decoded is not _NAMED:
                 runtime.decided(attempt, outcome)
                 pending = _call_hook(attempt, hook, decoded, ctx, error)
                 if inspect.isawaitable(pending):
@@ -163,9 +173,20 @@ def _begin(attempt: Attempt, runtime: Runtime) -> Any:
     try:
         if c.payload is None:
             raise PayloadError("the payload is missing from the database")
+        if has_names(c.headers):
+            return _NAMED
         return kind.decode(c.payload, c.schema_version, c.id)
     except BaseException as error:  # also SystemExit of a build() or an upgrade()
         # A broken row or upgrade is broken next time, too: no retry.
+        return permanent_failure(attempt, runtime, describe(error))
+
+
+def _completed(attempt: Attempt, runtime: Runtime, results: dict[str, Any]) -> Any:
+    """The payload with the results of the parents that have names; an Outcome if they do not fit."""
+    c = attempt.claimed
+    try:
+        return attempt.kind.decode_with(c.payload or "", c.schema_version, c.id, results)
+    except BaseException as error:
         return permanent_failure(attempt, runtime, describe(error))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from msgspec import UNSET
 
 from scheduler.model.lanes import base_lane, rank_of, ranked_lane
+from scheduler.model.parent_names import names_in, with_names
 from scheduler.model.spec import TaskId, TaskSpec
 from scheduler.model.unique import is_derived
 from scheduler.store import audit
@@ -32,7 +33,9 @@ def copy(tx: Tx, task_id: int, change: Patch, *, key: str | None = None, depende
         raise unknown(tx, task_id)
     payload = NewPayload(payload_of(tx, row), base_lane(row.lane), row.schema_version)
     if change.payload is not UNSET:
-        payload = change.payload(StoredPayload(task_id, row.kind, payload.text, row.schema_version))
+        payload = change.payload(
+            StoredPayload(task_id, row.kind, payload.text, row.schema_version, frozenset(names_in(row.headers)))
+        )
     given: dict[str, Any] = {name: row._mapping[name] for name in COPIED}
     if key is None:
         key, given["key_retention"] = new_key(payload, row.key), None
@@ -47,6 +50,7 @@ def copy(tx: Tx, task_id: int, change: Patch, *, key: str | None = None, depende
         value = getattr(change, name)
         if value is not UNSET:
             given[name] = value
+    given["headers"] = with_names(given["headers"], names_in(row.headers) if dependencies else {})
     if change.retry is not UNSET:
         given["retry"], given["max_attempts"] = change.retry
     spec = TaskSpec(

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from scheduler.errors import ConfigError, DuplicateKeyError
 from scheduler.model.graph import batch_order
+from scheduler.model.parent_names import with_names
 from scheduler.model.spec import EdgeSpec, TaskId, TaskSpec
 from scheduler.model.state import HELD, Otherwise, TaskState, When
 from scheduler.store.db.database import Database
@@ -52,7 +53,7 @@ _created: Callable[[int], TaskId] = partial(int.__new__, TaskId)  # as TaskId() 
 _CHUNK = 1024  # rows that are handed to the database at once
 _PAYLOAD = NEW.index("payload")
 # What a task's edges decide.
-_DECIDED = ("state", "unmet", "finished_at", "held_key", "error", "error_class", "ended_by")
+_DECIDED = ("state", "unmet", "finished_at", "held_key", "error", "error_class", "ended_by", "headers")
 _decided_of = itemgetter(*(NEW.index(name) for name in _DECIDED))
 _DECIDED_COLUMNS = {"id": int} | {name: COLUMNS[name] for name in _DECIDED}
 _DECIDE = (
@@ -335,6 +336,7 @@ class _Batch:
         spec = self.specs[position]
         assert spec.key is not None
         placed = Placed()
+        self._name_parents(spec)  # not all have their ids yet; that there are headers must be known
         if not any(edge.local for edge in spec.edges):
             placed = self.parents.place(spec.edges)
         lock = self.tx.dialect.lock if spec.conflict == "replace" or spec.unique_states is not None else ""
@@ -377,6 +379,7 @@ class _Batch:
                 self.parents.ends.setdefault(holder.id, holder.state if holder.state.terminal else None)
                 return
         edges: Sequence[EdgeSpec] = self._resolved(spec) if spec.edges else ()
+        self._name_parents(spec)
         placed = self.parents.place(edges) if edges else _PLACED
         if holder is not None:
             self.replaced[holder.id] = holder, msgspec.structs.replace(spec, edges=edges), placed
@@ -405,6 +408,12 @@ class _Batch:
         self.rows += values
         if values[_PAYLOAD] is None:
             self.values.append((new_id, "payload", spec.payload))
+
+    def _name_parents(self, spec: TaskSpec) -> None:
+        if spec.parent_names is not None:
+            parents = [int(self.ids[edge.parent]) if edge.local else edge.parent for edge in spec.edges]
+            names = {name: parents[at] for name, at in spec.parent_names.items()}
+            spec.headers = with_names(spec.headers, names)
 
     def _resolved(self, spec: TaskSpec) -> list[EdgeSpec]:
         """Its edges with the ids of their parents; each parent once, whatever builders stood for it."""

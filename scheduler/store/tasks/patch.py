@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 from scheduler.errors import DuplicateKeyError, InvalidTransitionError, PayloadError
 from scheduler.model import state as st
 from scheduler.model.lanes import LANE_SEPARATOR, PLACED_LANE, QUARANTINE_LANE, base_lane, rank_of, ranked_lane
+from scheduler.model.parent_names import names_in, with_names
 from scheduler.model.state import TaskState
 from scheduler.model.task import Priority
 from scheduler.model.texts import rfc3339
@@ -26,12 +27,13 @@ from scheduler.store.unknown import unknown
 
 _CHANGEABLE = (st.WAITING, st.SCHEDULED, st.RETRY)
 _COLUMNS = ("id", "state", "kind", "run_at", "priority", "queue", "headers", "retry", "max_attempts", "timeout")
+_HEADERS = _COLUMNS.index("headers")
 _READ = (
     f"SELECT {', '.join(f't.{name}' for name in _COLUMNS)} FROM schedd_tasks t WHERE {{among}} ORDER BY t.id {{lock}}"
 )
 _WITH_STEPS = "SELECT DISTINCT task_id FROM schedd_checkpoints WHERE {among}"
 _PAYLOADS = (
-    "SELECT t.id, t.kind, coalesce(t.payload, v.value), t.schema_version FROM schedd_tasks t "
+    "SELECT t.id, t.kind, coalesce(t.payload, v.value), t.schema_version, t.headers FROM schedd_tasks t "
     "LEFT JOIN schedd_task_values v ON v.task_id = t.id AND v.name = 'payload' WHERE {among} ORDER BY t.id"
 )
 
@@ -47,12 +49,13 @@ class NewPayload(NamedTuple):
 
 
 class StoredPayload(NamedTuple):
-    """The payload of a stored task, as JSON text."""
+    """The payload of a stored task, as JSON text. ``named``: the names of its parents, whose results complete it."""
 
     id: int
     kind: str
     text: str
     schema_version: int
+    named: frozenset[str] = frozenset()
 
 
 Make = Callable[[StoredPayload], NewPayload]
@@ -130,9 +133,14 @@ def patch(tx: Tx, ids: Sequence[int], change: Patch) -> Patched:
     if change.payload is not UNSET:
         replaced, conflicts = _set_payloads(tx, free, change.payload)
         free = [i for i in free if i not in conflicts]
-    if values and free:
-        _set(tx, free, values)
-    changed = {i: _difference(rows[i], values, replaced) for i in free}
+    # New headers leave the parents' names as they are.
+    names = {i: known for i in free if "headers" in values and (known := names_in(rows[i][_HEADERS]))}
+    own = {i: values | {"headers": with_names(values["headers"], known)} for i, known in names.items()}
+    if values and len(own) < len(free):
+        _set(tx, [i for i in free if i not in own], values)
+    for task_id, kept in own.items():
+        _set(tx, [task_id], kept)
+    changed = {i: _difference(rows[i], own.get(i, values), replaced) for i in free}
     audit.record(tx, "patch", tasks={i: moved for i, moved in changed.items() if moved["after"]})
     return Patched(changed, refused, conflicts)
 
@@ -169,7 +177,7 @@ def _columns(change: Patch, now: int) -> dict[str, Any]:
 def _set(tx: Tx, ids: Sequence[int], values: Mapping[str, Any]) -> None:
     parts = [f"{name} = :{name}" for name in values]
     if values.get("headers") is not None:
-        parts.append("extras = 1")  # an attempt reads them
+        parts.append("extras = extras | 1")  # an attempt reads them
     if "run_at" in values:
         parts.append("check_at = CASE WHEN check_at > :now THEN :now ELSE check_at END")  # max_delay counts from then
     sql = f"UPDATE schedd_tasks SET {', '.join(parts)} WHERE {tx.dialect.among('id')}"
@@ -195,10 +203,12 @@ def _set_payloads(tx: Tx, ids: Sequence[int], make: Make) -> tuple[set[int], dic
 def stored_payloads(tx: Tx, ids: Sequence[int]) -> list[StoredPayload]:
     """The payloads of these tasks by their ids. Raises PayloadError if one is missing."""
     rows = tx.rows(_PAYLOADS.format(among=tx.dialect.among("t.id")), ids=tx.dialect.bind_ids(ids))
-    for task_id, _, text, _ in rows:
+    for task_id, _, text, *_ in rows:
         if text is None:
             raise PayloadError(f"the payload of task {task_id} is missing from the database")
-    return [StoredPayload(*row) for row in rows]
+    return [
+        StoredPayload(i, kind, text, version, frozenset(names_in(headers))) for i, kind, text, version, headers in rows
+    ]
 
 
 def new_key(payload: NewPayload | None, key: str | None) -> str | None:

@@ -37,7 +37,8 @@ _DECIDED: dict[str, type] = {  # columns whose values are decided here
     "check_at": int,
     "lane": str,  # with its executor's mark
 }
-_NOT_STORED = ("delay", "conflict", "unique_states", "debounce", "edges")  # what decides, and is no column
+# No columns: they decide.
+_NOT_STORED = ("delay", "conflict", "unique_states", "debounce", "edges", "parent_names")
 # Columns with a caller's values as they are.
 _GIVEN: dict[str, type] = {
     name: str if annotation.startswith("str") else int

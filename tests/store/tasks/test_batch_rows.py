@@ -112,7 +112,7 @@ def test_a_usual_row_is_the_general_one_without_what_is_null(field: Any) -> None
     usual = usual_values_of(spec, 1000)
     if usual is None:
         unusual = [value is not None for value in general] != list(USUAL_GIVEN)
-        assert unusual or field.name in {"unique_states", "debounce"}  # which decide the key: see keys.py
+        assert unusual or field.name in {"unique_states", "debounce", "parent_names"}  # which decide keys and headers
     else:
         assert usual == list(compress(general, USUAL_GIVEN))
         assert [value is not None for value in general] == list(USUAL_GIVEN)
