@@ -41,7 +41,12 @@ def run(place: Path, *plan: str) -> tuple[int, str, list[str]]:
     (place / "plan").write_text("".join(f"{line}\n" for line in plan))
     fakes = place / "bin"
     fakes.mkdir()
-    for name, text in (("make", MAKE), ("apt-get", "#!/bin/sh\nexit 1\n")):
+    pythons = (f"python3.{minor}" for minor in (12, 13))  # which take a second to say what they have
+    for name, text in (
+        ("make", MAKE),
+        ("apt-get", "#!/bin/sh\nexit 1\n"),
+        *((name, "#!/bin/sh\n") for name in pythons),
+    ):
         (fakes / name).write_text(text)
         (fakes / name).chmod(0o755)
     path = f"{fakes}:{os.environ['PATH']}"

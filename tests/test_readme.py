@@ -166,11 +166,14 @@ def test_the_front_page_is_short() -> None:
     assert len(FRONT.splitlines()) <= 200
 
 
-@pytest.mark.parametrize("page", [*PAGES, *ROOT.glob("*.md")], ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
-    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
-        assert "://" in target or (page.parent / target).exists(), target
+def test_links_lead_somewhere() -> None:
+    broken = []
+    for page in [*PAGES, *ROOT.glob("*.md")]:
+        text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
+            if "://" not in target and not (page.parent / target).exists():
+                broken.append(f"{page.relative_to(ROOT)}: {target}")
+    assert broken == []
 
 
 def test_every_page_is_in_the_index() -> None:

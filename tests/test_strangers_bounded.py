@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,7 +35,12 @@ SERVERS |= {"uvicorn.run", "uvicorn.Server", "uvicorn.Config"}
 ONE_PLACE = {"scheduler/connections.py", "scheduler/http_server.py"}
 
 
-def calls() -> Iterator[tuple[str, int, str, ast.Call]]:
+@functools.cache
+def calls() -> list[tuple[str, int, str, ast.Call]]:
+    return list(_calls())
+
+
+def _calls() -> Iterator[tuple[str, int, str, ast.Call]]:
     for top in ("scheduler", "tasks"):
         for file in sorted((ROOT / top).rglob("*.py")):
             for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):

@@ -132,7 +132,11 @@ def test_an_end_asks_for_its_own_edges_only(jobs: Scheduler, locks: bool, tell: 
     check_plans(jobs, seen)
 
 
-@pytest.mark.parametrize("analyzed", [("early",), ("late",), ("early", "late")], ids=" and ".join)
+@pytest.mark.parametrize(
+    "analyzed",
+    [("early",), ("late",), pytest.param(("early", "late"), marks=pytest.mark.soak)],
+    ids=" and ".join,
+)
 @pytest.mark.parametrize("graph", ["waits", "fan-in", "fan-out"])
 def test_retention_compares_nothing_with_a_whole_graph(jobs: Scheduler, graph: str, analyzed: tuple[str, ...]) -> None:
     """Of tasks that are over: be a graph beside them, or may they not go because of the one that waits for all of them.
@@ -237,8 +241,16 @@ READ = (
 )
 
 
-@pytest.mark.parametrize("analyzed", [("early",), ("late",)], ids=" and ".join)
-@pytest.mark.parametrize("how", ["success", "dead", "cancelled", "cascade"])
+@pytest.mark.parametrize(
+    ("how", "analyzed"),
+    [
+        *(pytest.param(how, ("early",), id=f"{how}-early") for how in ("success", "dead", "cascade")),
+        *(pytest.param(how, ("late",), id=f"{how}-late") for how in ("success", "cancelled")),
+        pytest.param("dead", ("late",), id="dead-late", marks=pytest.mark.soak),
+        pytest.param("cancelled", ("early",), id="cancelled-early", marks=pytest.mark.soak),
+        pytest.param("cascade", ("late",), id="cascade-late", marks=pytest.mark.soak),
+    ],
+)
 def test_the_end_of_a_wide_parent_takes_as_long_as_it_is_wide(
     jobs: Scheduler, how: str, analyzed: tuple[str, ...], tell: Callable[[str], None]
 ) -> None:
