@@ -16,9 +16,9 @@ from typing import Any
 
 from scheduler import Context, Scheduler, TaskState, task
 from scheduler.model.rollup import HOUR, Cell, Measure, bucket_of
+from scheduler.operations import stored_bulks
 from scheduler.ports import SECOND
 from scheduler.store import rollups
-from scheduler.store.admin import stored_bulks
 from scheduler.store.db.tx import Tx
 from scheduler.store.read import audit, lives, schedules
 from scheduler.store.read.choose import TaskFilter
@@ -151,7 +151,7 @@ def main(url: str) -> None:
     timed(jobs, "audit: newest 100", lambda tx: audit.entries(tx, audit.AuditFilter(), 100))
     timed(jobs, "audit: of one who did little", lambda tx: audit.entries(tx, audit.AuditFilter(actor="bob"), 100))
     begin = time.perf_counter()
-    plan = stored_bulks.plan(jobs.database, "retry", TaskFilter(kinds=("Kind3",)))
+    plan = stored_bulks.plan(jobs.desk, "retry", TaskFilter(kinds=("Kind3",)))
     print(f"plan of a bulk of {len(plan.ids)}: {(time.perf_counter() - begin) * 1000:.0f} ms")
     jobs.close()
 

@@ -17,8 +17,8 @@ from scheduler.cli.session import Session, note, note_stale, prints
 from scheduler.cli.streams import say
 
 if TYPE_CHECKING:
-    from scheduler.store.bulks import BulkItem, BulkRecord
-    from scheduler.store.db.tx import Tx
+    from scheduler.operations.desk import Tx
+    from scheduler.operations.stored_bulks import BulkItem, BulkRecord
 
 _FIELDS = (
     *("name", "verb", "state", "total", "looked_at", "done", "passed", "failed", "dependants", "created_at"),
@@ -63,8 +63,7 @@ def plan_(
     """
     from scheduler.cli.payload import read_params
     from scheduler.model.bulk import MAX_TASKS, BulkOptions
-    from scheduler.operations.payloads import patched_payload
-    from scheduler.store.admin import stored_bulks
+    from scheduler.operations import stored_bulks
 
     if limit is not None:
         raise click.UsageError(
@@ -74,7 +73,7 @@ def plan_(
         raise click.UsageError("say which tasks: by a filter such as kind:Mail, --key or --correlation")
     options = BulkOptions(cascade, force, not no_downstream, read_params(params) or None)
     wanted = task_filter(session, text, given, ended=verb != "cancel")
-    made = stored_bulks.create(session.existing(), verb, wanted, options, patched_payload)
+    made = stored_bulks.create(session.desk, verb, wanted, options)
     if made.plan["more"]:
         note(f"the filters choose more than {MAX_TASKS} tasks: the newest {made.total} are the scope")
     if not print_object(session, _view(made, session)):
@@ -111,27 +110,22 @@ def run_(session: Session, /, name: str, canary: bool, rate: float | None) -> in
     tasks over. It is 1 if the bulk did not reach its end: somebody stopped it, the canary did not succeed, or no
     live worker serves it.
     """
-    from scheduler.model.bulk import check_rate
-    from scheduler.operations.payloads import patched_payload
-    from scheduler.store import bulks
-    from scheduler.store.admin import stored_bulks
+    from scheduler.operations import stored_bulks
 
-    checked = check_rate(rate)
-    session.write(lambda tx: bulks.start(tx, name, canary=canary, rate=checked))
+    stored_bulks.start(session.desk, name, canary=canary, rate=rate)
     try:
-        done = stored_bulks.run(session.database, name, each=lambda _: session.wake(), patched=patched_payload)
+        done = stored_bulks.run(session.desk, name)
     except KeyboardInterrupt:
         _note_interrupted(session, name)
         raise
-    session.wake()
     return _end(session, done)
 
 
 def _note_interrupted(session: Session, name: str) -> None:
-    from scheduler.store import bulks
+    from scheduler.operations import stored_bulks
 
-    with session.database.read() as tx:
-        bulk = bulks.get(tx, name)
+    with session.desk.read() as tx:
+        bulk = stored_bulks.get(tx, name)
     undo = f", `schedctl bulk undo {name}` takes it back" if bulk.verb == "cancel" and bulk.done else ""
     note(f"interrupted after {bulk.position} of {bulk.total}: `schedctl bulk run {name}` goes on{undo}")
 
@@ -139,16 +133,13 @@ def _note_interrupted(session: Session, name: str) -> None:
 def _end(session: Session, done: BulkRecord) -> int:
     """Print how a run of a bulk ended. Returns the exit status."""
     from scheduler.model.bulk import BulkState
-    from scheduler.store.admin.canaries import canary_of
-    from scheduler.store.tasks.stale import ran_on_bulk
+    from scheduler.operations import stored_bulks
 
     if not print_object(session, _view(done, session)):
         _say_done(done)
-    with session.database.read() as tx:
-        note_stale(ran_on_bulk(tx, done.name, done.verb), option=False)
+    canary, stale = stored_bulks.outcome(session.desk, done)
+    note_stale(stale, option=False)
     if done.state is not BulkState.DONE:
-        with session.database.read() as tx:
-            canary = canary_of(tx, done)
         why = f"it is {done.state}" if canary is None else canary.describe()
         note(f"{done.total - done.position} tasks are left: {why}")
         if canary is not None and canary.end is None:
@@ -173,9 +164,9 @@ def _say_done(done: BulkRecord) -> None:
 @prints(_FIELDS)
 def stop_(session: Session, /, name: str) -> None:
     """Stop a bulk after its present batch; `bulk run` continues it."""
-    from scheduler.store import bulks
+    from scheduler.operations import stored_bulks
 
-    done = session.write(lambda tx: bulks.stop(tx, name))
+    done = stored_bulks.stop(session.desk, name)
     if not print_object(session, _view(done, session)):
         say(f"{name} is stopped after {done.position} of {done.total}")
 
@@ -190,13 +181,11 @@ def undo_(session: Session, /, name: str) -> int:
 
     The bulk itself ends, so that nothing continues it.
     """
-    from scheduler.store import bulks
-    from scheduler.store.admin import stored_bulks
+    from scheduler.operations import stored_bulks
 
-    made = stored_bulks.undo(session.existing(), name)
-    session.write(lambda tx: bulks.start(tx, made.name))
-    done = stored_bulks.run(session.database, made.name)
-    session.wake()
+    made = stored_bulks.undo(session.desk, name)
+    stored_bulks.start(session.desk, made.name)
+    done = stored_bulks.run(session.desk, made.name)
     return _end(session, done)
 
 
@@ -206,10 +195,10 @@ def undo_(session: Session, /, name: str) -> int:
 @prints(_FIELDS)
 def list_(session: Session, /, limit: int) -> None:
     """The newest bulks."""
-    from scheduler.store import bulks
+    from scheduler.operations import stored_bulks
 
-    with session.existing().read() as tx:
-        found = bulks.newest(tx, limit)
+    with session.desk.read() as tx:
+        found = stored_bulks.newest(tx, limit)
     print_rows(session, [_view(one, session) for one in found], _COLUMNS)
 
 
@@ -223,12 +212,12 @@ def list_(session: Session, /, limit: int) -> None:
 def show_(session: Session, /, name: str, result: str | None, limit: int, cursor: int | None) -> None:
     """Each task of a bulk, what happened to it, and why."""
     from scheduler.model.bulk import ItemResult
-    from scheduler.store import bulks
+    from scheduler.operations import stored_bulks
 
     wanted = None if result is None else ItemResult(result)
-    with session.existing().read() as tx:
-        bulks.get(tx, name)
-        found, more = bulks.items(tx, name, result=wanted, limit=limit, cursor=-1 if cursor is None else cursor)
+    with session.desk.read() as tx:
+        stored_bulks.get(tx, name)
+        found, more = stored_bulks.items(tx, name, result=wanted, limit=limit, cursor=-1 if cursor is None else cursor)
         notes = _notes(tx, found)
     rows = [
         {
@@ -248,7 +237,7 @@ def show_(session: Session, /, name: str, result: str | None, limit: int, cursor
 def _notes(tx: Tx, items: Sequence[BulkItem]) -> dict[int, str | None]:
     """Why tasks were passed over or failed, by id, without secrets: those of URLs, and those of the tasks."""
     from scheduler.model.redact import redact
-    from scheduler.store.read.tasks import get_tasks
+    from scheduler.operations.details import get_tasks
 
     notes = {item.task_id: redact(item.note) for item in items if item.note is not None}
     tasks = get_tasks(tx, list(notes))

@@ -9,11 +9,13 @@ import click
 from scheduler.cli import exits
 from scheduler.cli.filters import (
     CANCELLED_FIELDS,
+    Asked,
     cancel_chosen,
     chosen_by_filters,
     filter_options,
     ids_or_filter,
-    retry_chosen,
+    rate_option,
+    run_again,
     task_filter,
 )
 from scheduler.cli.options import acts, common
@@ -33,6 +35,7 @@ _CANCEL_FIELDS = ("cancelled", "requested", "finished", "dependants", "later")
 @click.command(name="cancel")
 @ids_or_filter
 @filter_options()
+@rate_option
 @click.option("--yes", is_flag=True, help="With filters: do not ask.")
 @click.option("--cascade", is_flag=True, help="Also cancel the tasks that wait for their success.")
 @click.option("--force", is_flag=True, help="End running tasks without waiting for their handlers.")
@@ -50,6 +53,7 @@ def cancel_command(
     dry_run: bool,
     yes: bool,
     limit: int | None,
+    rate: float | None,
     **given: Any,
 ) -> int:
     """End tasks. Waiting tasks end at once; running tasks are asked to stop.
@@ -67,9 +71,9 @@ def cancel_command(
     A handler that hangs never stops by itself. With --force its worker ends the task as cancelled at once, and its
     dependants go on. The handler keeps its slot until it ends, or until `schedctl worker restart`.
     """
-    if chosen_by_filters(ids, text, given, limit):
+    if chosen_by_filters(ids, text, given, limit, rate):
         wanted = task_filter(session, text, given)
-        return cancel_chosen(session, wanted, limit, cascade=cascade, force=force, dry_run=dry_run, yes=yes)
+        return cancel_chosen(session, wanted, Asked(limit, rate, dry_run, yes), cascade=cascade, force=force)
     _cancel(session, ids, cascade=cascade, force=force, dry_run=dry_run)
     return exits.DONE
 
@@ -113,6 +117,7 @@ def _cancel(session: Session, ids: tuple[int, ...], *, cascade: bool, force: boo
     "--rerun", is_flag=True, help="With IDs: then also run dependants again that ran because these ended as they did."
 )
 @filter_options("Ended")
+@rate_option
 @click.option("--dry-run", is_flag=True, help="With filters: only say which tasks would run again.")
 @acts
 @common
@@ -126,6 +131,7 @@ def retry_command(
     rerun: bool,
     dry_run: bool,
     limit: int | None,
+    rate: float | None,
     **given: Any,
 ) -> int:
     """Run tasks again that failed, died, were cancelled or skipped, with a new budget of attempts.
@@ -138,12 +144,12 @@ def retry_command(
     ended as it says. Tasks that ended first come first, 100 of them unless --limit allows more. A task whose key
     belongs to another task now stays as it is; then the status is 4.
     """
-    if chosen_by_filters(ids, text, given, limit):
+    if chosen_by_filters(ids, text, given, limit, rate):
         if rerun:
             raise click.UsageError("--rerun goes with IDs")
-        limit = 100 if limit is None else limit
         wanted = task_filter(session, text, given, ended=True)
-        return retry_chosen(session, wanted, limit, downstream=not no_downstream, dry_run=dry_run)
+        asked = Asked(100 if limit is None else limit, rate, dry_run, yes=True)
+        return run_again(session, "retry", wanted, asked, downstream=not no_downstream)
     if dry_run:
         raise click.UsageError("--dry-run goes with filters")
     _retry(session, ids, no_downstream, rerun)

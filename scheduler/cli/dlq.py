@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from scheduler.cli.change import note_left
-from scheduler.cli.filters import filter_options, filter_text, note_kinds, task_filter
+from scheduler.cli.filters import (
+    MAX_LIMIT,
+    breaking_off,
+    confirmed,
+    filter_options,
+    filter_text,
+    note_kinds,
+    rate_option,
+    task_filter,
+)
 from scheduler.cli.group import Group
 from scheduler.cli.masking import masks_of, reveals
 from scheduler.cli.options import TASK_ID, Number, acts, common
@@ -31,8 +39,6 @@ _GROUP_FIELDS = (
 )
 _COLUMNS = ("id", "kind", "attempt", "finished_at", "replay_count", "key", "fingerprint", "error")
 _REPLAYED = ("id", "kind", "state", "original_id", "replay_count")
-_TOGETHER = 100  # replayed in one transaction
-_MAX_LETTERS = 10_000
 
 _filters = filter_options("Died", without=("states", "limit"))
 
@@ -171,107 +177,64 @@ def replay(
 @dlq_command.command(name="replay-all")
 @filter_text
 @_filters
-@click.option("--limit", type=Number(1, _MAX_LETTERS), default=100, show_default=True, help="At most this many.")
+@click.option("--limit", type=Number(1, MAX_LIMIT), default=100, show_default=True, help="At most this many.")
+@rate_option
 @acts
 @common
 @prints(("replayed", "conflicts", "left"))
-def replay_all(session: Session, /, text: str, limit: int, **given: Any) -> int:
+def replay_all(session: Session, /, text: str, limit: int, rate: float | None, **given: Any) -> int:
     """Run dead letters again, at most --limit of them; those that died first come first.
 
     A dead letter whose key another task holds, or has completed since, stays as it is; then the status is 4.
     """
     from scheduler.cli import exits
-    from scheduler.model.actor import in_bulk
     from scheduler.model.texts import counted
-    from scheduler.store.admin.replay import replay_some
-    from scheduler.store.audit import new_bulk
-    from scheduler.store.read import dead_letters
-    from scheduler.store.tasks.stale import ran_on
+    from scheduler.operations import bulk, dead_letters
 
     asked = task_filter(session, text, given, ended=True)
-    database = session.database
-    with database.read() as tx:
-        wanted = dead_letters.for_replay(tx, asked)
-    began = database.now()
-    with in_bulk(new_bulk(), asked.chosen()):
-        done, conflicts = in_batches(
-            limit,
-            "replayed",
-            lambda count, after: session.write(lambda tx: replay_some(tx, wanted, limit=count, after=after)),
-        )
-    for task_id, holder in conflicts.items():
+    with breaking_off("replay") as each:
+        done = bulk.replay(session.desk, asked, bulk.Run(limit, rate=rate, each=each))
+    for task_id, holder in done.conflicts.items():
         note(f"task {task_id} was not replayed: task {holder} has its key")
-    with database.read() as tx:
-        left = dead_letters.count(tx, wanted)
-        note_stale(ran_on(tx, done, began), option=False)
-        if not done and not conflicts:
-            note_kinds(tx, wanted)
-    if not print_object(
-        session, {"replayed": done, "conflicts": {str(i): h for i, h in conflicts.items()}, "left": left}
-    ):
-        say(f"{counted(len(done), 'task')} replayed, {left} left")
-    return exits.CONFLICT if conflicts else exits.DONE
-
-
-def in_batches(limit: int, what: str, batch: Callable[[int, tuple[int, int]], Any]) -> tuple[list[int], dict[int, int]]:
-    """Process up to ``limit`` tasks in batches, each after the end of the one before. Returns ids, and conflicts.
-
-    If a batch fails, notes how many were ``what`` (such as "retried") by then.
-    """
-    from scheduler.model.texts import counted
-
-    done: list[int] = []
-    conflicts: dict[int, int] = {}
-    after, more = (0, 0), True
-    while more and len(done) < limit:
-        try:
-            one = batch(min(_TOGETHER, limit - len(done)), after)
-        except BaseException:
-            if done:
-                note(f"broke off: {counted(len(done), 'task')} {what} by then")
-            raise
-        done += one.ids
-        conflicts |= one.conflicts
-        after, more = one.last, one.more
-    return done, conflicts
+    for task_id, why in done.refused.items():
+        note(f"task {task_id} was not replayed: {why}")
+    note_stale(done.stale, option=False)
+    with session.database.read() as tx:
+        left = dead_letters.count(tx, asked)
+        if not done.changed and not done.conflicts:
+            note_kinds(tx, asked)
+    conflicts = {str(i): holder for i, holder in done.conflicts.items()}
+    if not print_object(session, {"replayed": done.changed, "conflicts": conflicts, "left": left}):
+        say(f"{counted(len(done.changed), 'task')} replayed, {left} left")
+    return exits.CONFLICT if done.conflicts or done.refused else exits.DONE
 
 
 @dlq_command.command()
 @filter_text
 @filter_options("Died", without=("states", "limit"))
+@rate_option
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @acts
 @common
 @prints(("removed",))
-def purge(session: Session, /, text: str, yes: bool, **given: Any) -> int:
+def purge(session: Session, /, text: str, yes: bool, rate: float | None, **given: Any) -> int:
     """Remove dead letters for good. The store remembers how they ended, and the audit stays.
 
     Tasks that wait for one of them to be retried end as failed.
     """
     from scheduler.cli import exits
-    from scheduler.model.actor import in_bulk
     from scheduler.model.texts import counted
-    from scheduler.store.admin import purge
-    from scheduler.store.audit import new_bulk
-    from scheduler.store.read import dead_letters
+    from scheduler.operations import bulk, dead_letters
 
     wanted = task_filter(session, text, given, ended=True)
     if not wanted.ended_before:
         raise click.UsageError("say how old they are: --older-than 7d, or ended:>7d")
-    database = session.database
-    with database.read() as tx:
+    with session.desk.read() as tx:
         found = dead_letters.count(tx, wanted)
-    if found and not yes:
-        if not sys.stdin.isatty():
-            raise click.UsageError(f"this would remove {counted(found, 'task')}: say --yes")
-        if not click.confirm(f"Remove {counted(found, 'task')} for good?", err=True):
-            note("nothing was removed")
-            return exits.FAILED
-    removed, more = 0, found > 0
-    with in_bulk(new_bulk(), wanted.chosen()):
-        while more:
-            one = session.write(lambda tx: purge.purge(tx, wanted))
-            removed, more = removed + one, one >= dead_letters.BATCH
+    what = f"remove {counted(found, 'task')}"
+    if found and not yes and not confirmed(what, more=" for good", unchanged="nothing was removed"):
+        return exits.FAILED
+    removed = bulk.purge(session.desk, wanted, bulk.Run(rate=rate)).size if found else 0
     if not print_object(session, {"removed": removed}):
         say(f"{counted(removed, 'task')} removed")
     return exits.DONE

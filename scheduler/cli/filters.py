@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import click
 
@@ -17,15 +17,25 @@ from scheduler.cli.streams import say
 
 if TYPE_CHECKING:
     from scheduler.model.task_filter import TaskFilter
+    from scheduler.operations.bulk import Bulk, Each, Run
     from scheduler.operations.changes import Changes
-    from scheduler.store.admin.bulk import Bulk, Each
-    from scheduler.store.db.tx import Tx
+    from scheduler.operations.desk import Tx
 
 F = TypeVar("F", bound=Callable[..., Any])
+Again = Literal["retry", "rerun"]
 
 CANCELLED_FIELDS = ("cancelled", "requested", "dependants", "kinds", "more", "dry_run", "bulk")
 CHANGED_FIELDS = ("changed", "refused", "kinds", "more", "dry_run", "bulk")
-_MAX_LIMIT = 100_000_000
+MAX_LIMIT = 100_000_000
+
+
+class Asked(NamedTuple):
+    """How a command changes what its filters choose. ``yes``: without asking."""
+
+    limit: int | None
+    rate: float | None
+    dry_run: bool
+    yes: bool
 
 
 def _ids_or_filter(ctx: click.Context, param: click.Parameter, words: tuple[str, ...]) -> tuple[int, ...]:
@@ -69,7 +79,7 @@ def filter_options(ages: str | None = "Stored", *, without: tuple[str, ...] = ()
         ),
         "older": click.option("--older-than", type=SPAN, metavar="2h", help=f"{ages} longer ago than this."),
         "newer": click.option("--newer-than", type=SPAN, metavar="2h", help=f"{ages} since."),
-        "limit": click.option("--limit", type=Number(1, _MAX_LIMIT), metavar="N", help="At most this many tasks."),
+        "limit": click.option("--limit", type=Number(1, MAX_LIMIT), metavar="N", help="At most this many tasks."),
     }
 
     def decorate(command: F) -> F:
@@ -80,13 +90,20 @@ def filter_options(ages: str | None = "Stored", *, without: tuple[str, ...] = ()
     return decorate
 
 
-def chosen_by_filters(ids: tuple[int, ...], text: str, given: Mapping[str, Any], limit: int | None) -> bool:
+rate_option = click.option("--rate", type=float, metavar="N", help="At most this many tasks a second.")
+
+
+def chosen_by_filters(
+    ids: tuple[int, ...], text: str, given: Mapping[str, Any], limit: int | None, rate: float | None
+) -> bool:
     """Whether filters choose, and not IDs. Raises UsageError if both do, or neither."""
     chosen = bool(text) or any(value is not None and value != () for value in given.values())
     if bool(ids) == chosen:
         raise click.UsageError("say either IDs, or a filter such as kind:Mail, --key or --correlation")
     if ids and limit is not None:
         raise click.UsageError("--limit goes with filters")
+    if ids and rate is not None:
+        raise click.UsageError("--rate goes with filters")
     return chosen
 
 
@@ -118,25 +135,16 @@ def task_filter(
 
 
 def cancel_chosen(
-    session: Session,
-    wanted: TaskFilter,
-    limit: int | None,
-    *,
-    cascade: bool,
-    force: bool,
-    dry_run: bool,
-    yes: bool,
+    session: Session, wanted: TaskFilter, asked: Asked, *, cascade: bool = False, force: bool = False
 ) -> int:
     """Cancel what the filters choose, after saying what that is. Returns the exit status."""
     from scheduler.model.texts import counted
-    from scheduler.store.admin.bulk import cancel_many
+    from scheduler.operations import bulk
 
-    def cancel(wanted: TaskFilter, *, dry_run: bool, each: Each) -> Bulk:
-        return cancel_many(
-            session.database, wanted, cascade=cascade, force=force, limit=limit, dry_run=dry_run, each=each
-        )
+    def cancel(wanted: TaskFilter, run: Run) -> Bulk:
+        return bulk.cancel(session.desk, wanted, run, cascade=cascade, force=force)
 
-    done = _planned(session, wanted, "cancel", cancel, dry_run=dry_run, yes=yes)
+    done, dry_run = _planned(session, wanted, "cancel", cancel, asked), asked.dry_run
     if done is None:
         return exits.FAILED
     view = {
@@ -149,33 +157,24 @@ def cancel_chosen(
         "bulk": None if dry_run else done.name,
     }
     if not print_object(session, view) and not dry_run:
-        asked = f", {counted(len(done.requested), 'running one')} asked to end" if done.requested else ""
-        say(f"{counted(len(done.changed), 'task')} cancelled{asked}")
+        also = f", {counted(len(done.requested), 'running one')} asked to end" if done.requested else ""
+        say(f"{counted(len(done.changed), 'task')} cancelled{also}")
         say(f"{counted(done.dependants, 'dependant')} ended with them")
     _note_more(done)
     return exits.DONE
 
 
-def change_chosen(
-    session: Session,
-    wanted: TaskFilter,
-    limit: int | None,
-    changes: Changes,
-    *,
-    dry_run: bool,
-    yes: bool,
-) -> int:
+def change_chosen(session: Session, wanted: TaskFilter, changes: Changes, asked: Asked) -> int:
     """Change what the filters choose, after saying what that is. Returns the exit status."""
+    from scheduler.cli.payload import naming_option
     from scheduler.model.texts import counted
-    from scheduler.operations.changes import patch_of
-    from scheduler.store.admin.bulk import patch_many
+    from scheduler.operations import bulk
 
-    make = patch_of(session.desk, changes)
+    def change(wanted: TaskFilter, run: Run) -> Bulk:
+        with naming_option():
+            return bulk.change(session.desk, wanted, changes, run)
 
-    def patch(wanted: TaskFilter, *, dry_run: bool, each: Each) -> Bulk:
-        return patch_many(session.database, wanted, make, limit=limit, dry_run=dry_run, each=each)
-
-    done = _planned(session, wanted, "change", patch, dry_run=dry_run, yes=yes)
+    done, dry_run = _planned(session, wanted, "change", change, asked), asked.dry_run
     if done is None:
         return exits.FAILED
     refused = {str(i): why for i, why in done.refused.items()}
@@ -190,43 +189,50 @@ def change_chosen(
 
 
 def _planned(
-    session: Session, wanted: TaskFilter, verb: str, work: Callable[..., Bulk], *, dry_run: bool, yes: bool
+    session: Session, wanted: TaskFilter, verb: str, work: Callable[[TaskFilter, Run], Bulk], asked: Asked
 ) -> Bulk | None:
     """Say what ``work`` would do, ask, and do it; None: the answer was no. Raises UsageError without a terminal.
 
     Tasks that are stored after the command began are left alone.
     """
     from scheduler.model.texts import counted
+    from scheduler.operations.bulk import Run
 
-    if dry_run or not yes:
-        plan = work(wanted, dry_run=True, each=lambda _: None)
+    if asked.dry_run or not asked.yes:
+        plan = work(wanted, Run(asked.limit, dry_run=True))
         if not plan.size:
             with session.database.read() as tx:
                 note_kinds(tx, wanted)
-        if session.output == "table" or not dry_run:
+        if session.output == "table" or not asked.dry_run:
             _print_plan(plan, verb)
-        if dry_run or not plan.size:
+        if asked.dry_run or not plan.size:
             return plan
-        if not sys.stdin.isatty():
-            raise click.UsageError(f"this would {verb} {counted(plan.size, 'task')}: say --yes")
-        if not click.confirm(f"{verb.capitalize()} {counted(plan.size, 'task')}?", err=True):
-            note("nothing was changed")
+        if not confirmed(f"{verb} {counted(plan.size, 'task')}"):
             return None
         wanted = wanted._replace(up_to=plan.up_to)
-    with _breaking_off(session, verb) as each:
-        return work(wanted, dry_run=False, each=each)
+    with breaking_off(verb) as each:
+        return work(wanted, Run(asked.limit, rate=asked.rate, each=each))
+
+
+def confirmed(what: str, *, more: str = "", unchanged: str = "nothing was changed") -> bool:
+    """Ask whether to do something that cannot be taken back. Raises UsageError without a terminal."""
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"this would {what}: say --yes")
+    agreed = click.confirm(f"{what[0].upper()}{what[1:]}{more}?", err=True)
+    if not agreed:
+        note(unchanged)
+    return agreed
 
 
 @contextmanager
-def _breaking_off(session: Session, verb: str) -> Iterator[Each]:
-    """Yields a function for the end of each transaction: it wakes workers. Notes how far a broken bulk came."""
+def breaking_off(verb: str) -> Iterator[Each]:
+    """Yields a function for the end of each transaction. Notes how far a broken bulk came."""
     from scheduler.model.texts import counted
 
     sofar: list[Bulk] = []
 
     def each(done: Bulk) -> None:
         sofar[:] = [done]
-        session.wake()
 
     try:
         yield each
@@ -251,30 +257,34 @@ def _print_plan(plan: Bulk, verb: str) -> None:
     say(f"would {verb} {counted(plan.size, 'task')}; {counted(plan.dependants, 'other task')} may end or run again")
 
 
-def retry_chosen(session: Session, wanted: TaskFilter, limit: int, *, downstream: bool, dry_run: bool) -> int:
-    """Retry what the filters choose. Returns the exit status."""
-    from scheduler.store.admin.bulk import retry_many
-    from scheduler.store.read.tasks import get_tasks
-    from scheduler.store.tasks.stale import NONE, ran_on
+def run_again(session: Session, verb: Again, wanted: TaskFilter, asked: Asked, *, downstream: bool) -> int:
+    """Retry or rerun what the filters choose. Returns the exit status."""
+    from scheduler.operations import bulk
+    from scheduler.operations.details import get_tasks
 
-    database = session.existing()
-    began = database.now()
-    with _breaking_off(session, "retry") as each:
-        done = retry_many(database, wanted, downstream=downstream, limit=limit, dry_run=dry_run, each=each)
+    def act(wanted: TaskFilter, run: Run) -> Bulk:
+        return {"retry": bulk.retry, "rerun": bulk.rerun}[verb](session.desk, wanted, run, downstream=downstream)
+
+    dry = bulk.Run(asked.limit, dry_run=True)
+    done = act(wanted, dry) if asked.dry_run else _planned(session, wanted, verb, act, asked)
+    if done is None:
+        return exits.FAILED
+    past = "retried" if verb == "retry" else "run again"
     for task_id, holder in done.conflicts.items():
-        note(f"task {task_id} was not retried: task {holder} has its key")
-    with database.read() as tx:
-        rows = [{"id": t.id, "kind": t.kind, "state": t.state.value} for t in get_tasks(tx, done.changed)]
-        stale = NONE if dry_run else ran_on(tx, done.changed, began)
-        if not done.changed and not done.conflicts:
+        note(f"task {task_id} was not {past}: task {holder} has its key")
+    for task_id, why in done.refused.items():
+        note(f"task {task_id} was not {past}: {why}")
+    with session.database.read() as tx:
+        tasks = get_tasks(tx, done.changed)
+        if not done.changed and not done.conflicts and (asked.yes or asked.dry_run):
             note_kinds(tx, wanted)
-    print_rows(session, rows)
-    note_stale(stale, option=False)
-    if dry_run:
-        note(f"a dry run: nothing was retried; up to {done.dependants} other tasks would run again with them")
-    elif len(done.changed) >= limit:
-        note(f"{limit} were retried; there may be more")
-    return exits.CONFLICT if done.conflicts else exits.DONE
+    print_rows(session, [{"id": t.id, "kind": t.kind, "state": t.state.value} for t in tasks])
+    note_stale(done.stale, option=False)
+    if asked.dry_run:
+        note(f"a dry run: nothing was {past}; up to {done.dependants} other tasks would run again with them")
+    elif done.more:
+        note(f"{len(done.changed)} were {past}; there may be more")
+    return exits.CONFLICT if done.conflicts or done.refused else exits.DONE
 
 
 def _note_more(done: Bulk) -> None:

@@ -129,17 +129,6 @@ class Session:
         self.database.auto_migrate = bool(self.config.store.auto_migrate) and self.database.missing()
         return self._opened
 
-    def write(self, work: Callable[[Tx], T], database: Database | None = None) -> T:
-        """Do the work in one transaction, then wake idle workers. Raises SchedulerError."""
-        database = database if database is not None else self.existing()
-        done = database.change(work)
-        self.wake()
-        return done
-
-    def wake(self) -> None:
-        """Wake idle workers, after a change."""
-        self._opened.wake()
-
     def fleet(self, tx: Tx) -> Fleet:
         """The workers that take new work; notes on stderr if there are none."""
         from scheduler.operations.workers import read_fleet

@@ -10,10 +10,12 @@ from scheduler.cli import exits
 from scheduler.cli.changes import ChangesGiven, change_options
 from scheduler.cli.filters import (
     CHANGED_FIELDS,
+    Asked,
     change_chosen,
     chosen_by_filters,
     filter_options,
     ids_or_filter,
+    rate_option,
     task_filter,
 )
 from scheduler.cli.group import Group
@@ -40,13 +42,22 @@ def set_command() -> None:
 @ids_or_filter
 @change_options("--to-queue")
 @filter_options()
+@rate_option
 @click.option("--dry-run", is_flag=True, help="With filters: only say which tasks would be changed.")
 @click.option("--yes", is_flag=True, help="With filters: do not ask.")
 @acts
 @common_but_timeout
 @prints(lambda given: TASK_FIELDS if given["ids"] else CHANGED_FIELDS)
 def set_task(
-    session: Session, /, ids: tuple[int, ...], text: str, dry_run: bool, yes: bool, limit: int | None, **given: Any
+    session: Session,
+    /,
+    ids: tuple[int, ...],
+    text: str,
+    dry_run: bool,
+    yes: bool,
+    limit: int | None,
+    rate: float | None,
+    **given: Any,
 ) -> int:
     """Change tasks that wait, are scheduled, or wait for their retry.
 
@@ -58,9 +69,9 @@ def set_task(
     """
     changes = ChangesGiven(**{name: given.pop(name) for name in ChangesGiven.__dataclass_fields__})
     changes.check()
-    if chosen_by_filters(ids, text, given, limit):
+    if chosen_by_filters(ids, text, given, limit, rate):
         wanted = task_filter(session, text, given)
-        return change_chosen(session, wanted, limit, changes.changes(), dry_run=dry_run, yes=yes)
+        return change_chosen(session, wanted, changes.changes(), Asked(limit, rate, dry_run, yes))
     if dry_run:
         raise click.UsageError("--dry-run goes with filters")
     _set_tasks(session, list(dict.fromkeys(ids)), changes)

@@ -6,8 +6,18 @@ from typing import Any
 
 import click
 
+from scheduler.cli import exits
 from scheduler.cli.change import note_left, print_states
 from scheduler.cli.changes import ChangesGiven, change_options
+from scheduler.cli.filters import (
+    Asked,
+    chosen_by_filters,
+    filter_options,
+    ids_or_filter,
+    rate_option,
+    run_again,
+    task_filter,
+)
 from scheduler.cli.options import TASK_ID, acts, common, common_but_timeout
 from scheduler.cli.output import print_object
 from scheduler.cli.session import Session, note, prints
@@ -15,18 +25,47 @@ from scheduler.cli.streams import say
 
 
 @click.command(name="rerun")
-@click.argument("ids", metavar="ID…", type=TASK_ID, nargs=-1, required=True)
+@ids_or_filter
 @click.option("--no-downstream", is_flag=True, help="Leave the tasks below these as they are.")
+@filter_options("Ended")
+@rate_option
+@click.option("--yes", is_flag=True, help="With filters: do not ask.")
+@click.option("--dry-run", is_flag=True, help="With filters: only say which tasks would run again.")
 @acts
 @common
 @prints(("id", "kind", "state"))
-def rerun_command(session: Session, /, ids: tuple[int, ...], no_downstream: bool) -> None:
-    """Run tasks again that have ended, also successes, with all tasks below them. All of them or none.
+def rerun_command(
+    session: Session,
+    /,
+    ids: tuple[int, ...],
+    text: str,
+    no_downstream: bool,
+    yes: bool,
+    dry_run: bool,
+    limit: int | None,
+    rate: float | None,
+    **given: Any,
+) -> int:
+    """Run tasks again that have ended, also successes, with all tasks below them. Of several IDs all or none.
 
     The tasks begin anew: results and recorded steps are forgotten; the idempotency key stays. Tasks below them that
     have not begun wait for them again. If a task below has begun and not ended, or another task has a key by now,
     the status is 4.
+
+    A FILTER such as `kind:Report state:success ended:<1d` chooses among the tasks that have ended. The command first
+    says which tasks would run again, and asks. A task that cannot run again stays as it is; then the status is 4.
     """
+    if chosen_by_filters(ids, text, given, limit, rate):
+        wanted = task_filter(session, text, given, ended=True)
+        asked = Asked(limit, rate, dry_run, yes)
+        return run_again(session, "rerun", wanted, asked, downstream=not no_downstream)
+    if dry_run:
+        raise click.UsageError("--dry-run goes with filters")
+    _rerun(session, ids, no_downstream)
+    return exits.DONE
+
+
+def _rerun(session: Session, ids: tuple[int, ...], no_downstream: bool) -> None:
     from scheduler.operations import tasks
 
     done = tasks.rerun(session.desk, ids, downstream=not no_downstream)

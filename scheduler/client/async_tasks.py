@@ -51,6 +51,7 @@ class AsyncTaskOperations(SteeringOperations):
     update_async = update_task_async = in_thread(SteeringOperations.update_task)
     cancel_tasks_async = in_thread(SteeringOperations.cancel_tasks)
     retry_tasks_async = in_thread(SteeringOperations.retry_tasks)
+    rerun_tasks_async = in_thread(SteeringOperations.rerun_tasks)
     update_tasks_async = in_thread(SteeringOperations.update_tasks)
     emit_event_async = in_thread(TaskOperations.emit_event)
     add_dependency_async = in_thread(TaskOperations.add_dependency)

@@ -14,20 +14,14 @@ import msgspec
 
 from scheduler.client.dead_letters import warn_stale
 from scheduler.errors import ConfigError, InvalidTransitionError, SchedulerError, StoreUnavailableError
-from scheduler.model.bulk import BulkOptions, BulkState, ItemResult, Verb, check_rate
+from scheduler.model.bulk import BulkOptions, BulkState, ItemResult, Verb
 from scheduler.model.state import TaskState
 from scheduler.model.times import to_datetime
+from scheduler.operations import stored_bulks
 from scheduler.operations.desk import Desk
 from scheduler.operations.filter import Chosen, Filters
 from scheduler.operations.filter import chosen as read_chosen
-from scheduler.operations.payloads import patched_payload
-from scheduler.store import bulks
-from scheduler.store.admin import stored_bulks
-from scheduler.store.admin.bulk_plan import BulkPlan, plan
-from scheduler.store.admin.canaries import canary_of
-from scheduler.store.bulks import BulkItem, BulkRecord
-from scheduler.store.db.database import Database
-from scheduler.store.tasks.stale import ran_on_bulk
+from scheduler.operations.stored_bulks import BulkItem, BulkPlan, BulkRecord
 
 log = logging.getLogger("scheduler")
 LOOK_EVERY_S = 5.0  # for bulks that were started through another process, and for tasks that go first
@@ -102,7 +96,7 @@ class Bulks:
     """``jobs.bulks``: changes of many tasks, whose scope is a list of ids that was made once."""
 
     def __init__(self, desk: Desk) -> None:
-        self._desk, self._database, self._notify = desk, desk.database, desk.wake
+        self._desk = desk
 
     def plan(
         self,
@@ -116,7 +110,7 @@ class Bulks:
     ) -> BulkPlan:
         """Read what a bulk would do, and change nothing. See :meth:`create`. Raises ConfigError."""
         wanted = read_chosen(self._desk, chosen, filters, ended=verb != "cancel")
-        return plan(self._database, verb, wanted, BulkOptions(cascade, force, downstream))
+        return stored_bulks.plan(self._desk, verb, wanted, BulkOptions(cascade, force, downstream))
 
     def create(
         self,
@@ -138,10 +132,10 @@ class Bulks:
         """
         wanted = read_chosen(self._desk, chosen, filters, ended=verb != "cancel")
         options = BulkOptions(cascade, force, downstream, None if fields is None else dict(fields))
-        return self._info(stored_bulks.create(self._database, verb, wanted, options, patched_payload))
+        return self._info(stored_bulks.create(self._desk, verb, wanted, options))
 
     def _info(self, record: BulkRecord) -> BulkInfo:
-        return bulk_info(record, self._database.now())
+        return bulk_info(record, self._desk.database.now())
 
     def start(self, name: str, *, canary: bool = False, rate: float | None = None) -> BulkInfo:
         """Let a bulk be run by a console within a minute; :meth:`run` does both.
@@ -151,8 +145,7 @@ class Bulks:
         or if no live worker serves it, the bulk stops, and another start goes on with the rest. Raises
         UnknownBulkError, ConfigError, InvalidTransitionError if it is done.
         """
-        checked = check_rate(rate)
-        return self._info(self._database.change(lambda tx: bulks.start(tx, name, canary=canary, rate=checked)))
+        return self._info(stored_bulks.start(self._desk, name, canary=canary, rate=rate))
 
     def run(
         self,
@@ -170,36 +163,31 @@ class Bulks:
         StoreUnavailableError, ConfigError.
         """
 
-        def after(record: BulkRecord) -> None:
-            self._notify()
-            each(self._info(record))
-
         self.start(name, canary=canary, rate=rate)
-        done = stored_bulks.run(self._database, name, each=after, patched=patched_payload)
-        self._notify()
-        _tell(self._database, done)
+        done = stored_bulks.run(self._desk, name, each=lambda record: each(self._info(record)))
+        _tell(self._desk, done)
         return self._info(done)
 
     def stop(self, name: str) -> BulkInfo:
         """Let a bulk stop after its present transaction. Raises UnknownBulkError, InvalidTransitionError."""
-        return self._info(self._database.change(lambda tx: bulks.stop(tx, name)))
+        return self._info(stored_bulks.stop(self._desk, name))
 
     def undo(self, name: str) -> BulkInfo:
         """Make a bulk that takes back a cancel of what had not begun; :meth:`run` runs it. The old one has ended.
 
         Raises UnknownBulkError; InvalidTransitionError if nothing of it can be taken back.
         """
-        return self._info(stored_bulks.undo(self._database, name))
+        return self._info(stored_bulks.undo(self._desk, name))
 
     def get(self, name: str) -> BulkInfo:
         """One bulk. Raises UnknownBulkError."""
-        with self._database.read() as tx:
-            return bulk_info(bulks.get(tx, name), tx.now)
+        with self._desk.read() as tx:
+            return bulk_info(stored_bulks.get(tx, name), tx.now)
 
     def list(self, limit: int = 50) -> builtins.list[BulkInfo]:
         """The newest bulks. Raises ConfigError."""
-        with self._database.read() as tx:
-            return [bulk_info(record, tx.now) for record in bulks.newest(tx, _number(limit))]
+        with self._desk.read() as tx:
+            return [bulk_info(record, tx.now) for record in stored_bulks.newest(tx, _number(limit))]
 
     def items(
         self, name: str, *, result: ItemResult | str | None = None, limit: int = 100, cursor: int = -1
@@ -213,21 +201,17 @@ class Bulks:
         except ValueError:
             there = ", ".join(one.value for one in ItemResult)
             raise ConfigError(f"result is one of {there}, not {result!r:.80}") from None
-        with self._database.read() as tx:
-            bulks.get(tx, name)
-            found, _ = bulks.items(tx, name, result=wanted, limit=_number(limit), cursor=cursor)
+        with self._desk.read() as tx:
+            stored_bulks.get(tx, name)
+            found, _ = stored_bulks.items(tx, name, result=wanted, limit=_number(limit), cursor=cursor)
         return [item_info(item) for item in found]
 
 
-def _tell(database: Database, done: BulkRecord) -> None:
+def _tell(desk: Desk, done: BulkRecord) -> None:
     """Say what ran on the old ends of what it changed, and why a bulk stopped whose first task no worker runs."""
-    with database.read() as tx:
-        warn_stale(ran_on_bulk(tx, done.name, done.verb))
-    if done.state is not BulkState.STOPPED or not done.options.canary:
-        return
-    with database.read() as tx:
-        canary = canary_of(tx, done)
-    if canary is not None and canary.hindered is not None:
+    canary, stale = stored_bulks.outcome(desk, done)
+    warn_stale(stale)
+    if done.state is BulkState.STOPPED and canary is not None and canary.hindered is not None:
         log.warning("bulk %s stopped: %s", done.name, canary.describe())
 
 
@@ -245,12 +229,11 @@ def _number(limit: int) -> int:
 class BulkRunner:
     """A thread that runs the bulks that people start, one after the other.
 
-    One whose process has died stays interrupted until a person goes on with it. ``notify``: called after each
-    transaction, to wake workers.
+    One whose process has died stays interrupted until a person goes on with it.
     """
 
-    def __init__(self, database: Database, notify: Callable[[], object]) -> None:
-        self._database, self._notify = database, notify
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
         self._runner = secrets.token_hex(8)
         self._stop, self._wake = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
@@ -274,8 +257,8 @@ class BulkRunner:
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
-                with self._database.read() as tx:
-                    waiting = bulks.handed_over(tx, self._runner)
+                with self._desk.read() as tx:
+                    waiting = stored_bulks.handed_over(tx, self._runner)
                 for name in waiting:
                     if not self._stop.is_set():
                         self._run_one(name)
@@ -286,18 +269,9 @@ class BulkRunner:
 
     def _run_one(self, name: str) -> None:
         try:
-            done = stored_bulks.run(
-                self._database,
-                name,
-                runner=self._runner,
-                each=lambda _: self._notify(),
-                stop=self._stop,
-                patched=patched_payload,
-                wait=self._stop.wait,
-                patient=False,
-            )
-            self._notify()
-            _tell(self._database, done)
+            run = stored_bulks.run
+            done = run(self._desk, name, runner=self._runner, stop=self._stop, wait=self._stop.wait, patient=False)
+            _tell(self._desk, done)
         except InvalidTransitionError:
             return  # another process was faster
         except StoreUnavailableError:

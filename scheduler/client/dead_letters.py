@@ -14,28 +14,22 @@ from scheduler.client.audit import AuditEntry, audit_entry
 from scheduler.client.info import TaskInfo, task_info
 from scheduler.client.threads import CallThreads, in_thread
 from scheduler.errors import ConfigError
-from scheduler.model.actor import acting_as, in_bulk
+from scheduler.model.actor import acting_as
 from scheduler.model.spec import TaskId
 from scheduler.model.task_filter import TaskFilter
 from scheduler.model.times import to_datetime
+from scheduler.operations import bulk
 from scheduler.operations import dead_letters as operations
 from scheduler.operations.filter import read as read_filter
-from scheduler.store.admin import purge
-from scheduler.store.admin.replay import replay_some
-from scheduler.store.audit import new_bulk
+from scheduler.operations.tasks import Other, Stale, told
 from scheduler.store.read import audit as store_audit
 from scheduler.store.read import dead_letters as store
-from scheduler.store.read.dead_letters import BATCH
-from scheduler.store.tasks.keys import Other
-from scheduler.store.tasks.stale import Stale, ran_on, told
 
 if TYPE_CHECKING:
     from scheduler.client.tasks import TaskOperations
 
 Seconds = float | timedelta | str
-MAX_REPLAYED = 10_000  # of a bulk replay
 _SAID = 100  # stale tasks that have a line of the log each
-_BATCH_SIZE = 100  # replayed in one transaction
 log = logging.getLogger("scheduler.dead_letters")
 
 
@@ -191,14 +185,14 @@ class DeadLetters:
         subject: str | None = None,
         message_type: str | None = None,
         filter: str = "",
+        rate: float | None = None,
     ) -> Sequence[TaskId]:
-        """Replay up to ``limit`` (at most 10,000) of them, those that died first before others; returns their ids.
+        """Replay up to ``limit`` of them, those that died first before others; returns their ids.
 
         One whose key another task holds, or has completed since, stays dead, and a warning is logged; so it is of what
-        ran on their failures. Tasks that die again meanwhile are left for another call. Raises ConfigError.
+        ran on their failures. Tasks that die again meanwhile are left for another call. ``rate``: tasks a second at
+        most. Raises ConfigError.
         """
-        if _at_least_one(limit) > MAX_REPLAYED:
-            raise ConfigError(f"limit is at most {MAX_REPLAYED}, not {limit!r}")
         asked = self._filter(
             filter,
             kind=kind,
@@ -209,26 +203,14 @@ class DeadLetters:
             subject=subject,
             message_type=message_type,
         )
-        at, more = (0, 0), True
-        done: list[TaskId] = []
-        with self._owner.database.read() as tx:
-            wanted, began = store.for_replay(tx, asked), tx.now + 1
-        bulk = new_bulk()
-        while more and len(done) < limit:
-            count, since = min(_BATCH_SIZE, limit - len(done)), at
-            with acting_as(by), in_bulk(bulk, asked.chosen()):
-                one = self._owner.database.change(
-                    lambda tx, n=count, s=since: replay_some(tx, wanted, limit=n, after=s)  # type: ignore[misc]
-                )
-            done += [TaskId(i, created=False) for i in one.ids]
-            for task_id, other in one.conflicts.items():
-                log.warning("task %d is not replayed: task %d has its key", task_id, other, extra={"task": task_id})
-            at, more = one.last, one.more
-            if one.ids:
-                self._owner._notify()
-        with self._owner.database.read() as tx:
-            warn_stale(ran_on(tx, done, began))
-        return done
+        with acting_as(by):
+            done = bulk.replay(self._owner.desk, asked, bulk.Run(_at_least_one(limit), rate=rate))
+        for task_id, other in done.conflicts.items():
+            log.warning("task %d is not replayed: task %d has its key", task_id, other, extra={"task": task_id})
+        for task_id, why in done.refused.items():
+            log.warning("task %d is not replayed: %s", task_id, why, extra={"task": task_id})
+        warn_stale(done.stale)
+        return [TaskId(task_id, created=False) for task_id in done.changed]
 
     def purge(
         self,
@@ -242,11 +224,12 @@ class DeadLetters:
         subject: str | None = None,
         message_type: str | None = None,
         filter: str = "",
+        rate: float | None = None,
     ) -> int:
         """Remove those that died longer ago than ``older_than``, in batches; returns how many.
 
-        Their outcome and audit are remembered. Tasks that wait for one of them to be retried end as failed. Raises
-        ConfigError.
+        Their outcome and audit are remembered. Tasks that wait for one of them to be retried end as failed. ``rate``:
+        tasks a second at most. Raises ConfigError.
         """
         if older_than is None:
             raise ConfigError("purge wants an age: older_than, in seconds or as a timedelta")
@@ -261,12 +244,8 @@ class DeadLetters:
             subject=subject,
             message_type=message_type,
         )
-        removed, more = 0, True
-        with acting_as(by), in_bulk(new_bulk(), wanted.chosen()):
-            while more:
-                one = self._owner.database.change(lambda tx: purge.purge(tx, wanted))
-                removed, more = removed + one, one >= BATCH
-        return removed
+        with acting_as(by):
+            return bulk.purge(self._owner.desk, wanted, bulk.Run(rate=rate)).size
 
     def metrics(self) -> DeadLetterMetrics:
         """How many there are, by kind too, and how old the oldest is."""

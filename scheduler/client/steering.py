@@ -11,17 +11,17 @@ import msgspec
 from scheduler.client.bulks import Bulks
 from scheduler.client.dead_letters import warn_left
 from scheduler.client.live_settings import LiveSettings
-from scheduler.client.tasks import TaskOperations, warn_conflicts
+from scheduler.client.tasks import TaskOperations, warn_done
 from scheduler.client.workers import Workers
 from scheduler.errors import ConfigError
 from scheduler.model.spec import TaskId
+from scheduler.operations import bulk as many
 from scheduler.operations import tasks
+from scheduler.operations.bulk import Bulk, Run
 from scheduler.operations.changes import Changes as Changes
-from scheduler.operations.changes import patch_of
 from scheduler.operations.filter import Chosen
 from scheduler.operations.filter import Filters as Filters
 from scheduler.operations.filter import chosen as read_chosen
-from scheduler.store.admin.bulk import Bulk, cancel_many, patch_many, retry_many
 
 
 class BulkResult(msgspec.Struct, frozen=True):
@@ -116,6 +116,7 @@ class SteeringOperations(TaskOperations):
         force: bool = False,
         dry_run: bool = False,
         limit: int | None = None,
+        rate: float | None = None,
         bulk: str | None = None,
         each: Each | None = None,
         **filters: Unpack[Filters],
@@ -124,20 +125,12 @@ class SteeringOperations(TaskOperations):
 
         ``jobs.cancel_tasks("kind:Mail -queue:etl stored:>2h")``, or the same as keywords, :class:`Filters`.
         500 tasks in a transaction: should it break off, the same call goes on with the rest. ``dry_run``: only says
-        what would end. ``force``: running ones end without waiting for their handlers. ``bulk``: its name in the audit,
-        by default a new one. ``each``: called after each transaction with what has been done; what returns False stops
-        it there. Raises ConfigError.
+        what would end. ``force``: running ones end without waiting for their handlers. ``rate``: tasks a second at
+        most. ``bulk``: its name in the audit, by default a new one. ``each``: called after each transaction with what
+        has been done; what returns False stops it there. Raises ConfigError.
         """
-        done = cancel_many(
-            self.database,
-            read_chosen(self.desk, chosen, filters),
-            cascade=cascade,
-            force=force,
-            limit=_limit(limit),
-            dry_run=dry_run,
-            name=_bulk_name(bulk),
-            each=self._after_each(each),
-        )
+        wanted = read_chosen(self.desk, chosen, filters)
+        done = many.cancel(self.desk, wanted, _run(limit, rate, dry_run, bulk, each), cascade=cascade, force=force)
         return _result(done, dry_run)
 
     def retry_tasks(
@@ -147,6 +140,7 @@ class SteeringOperations(TaskOperations):
         downstream: bool = True,
         dry_run: bool = False,
         limit: int | None = None,
+        rate: float | None = None,
         bulk: str | None = None,
         each: Each | None = None,
         **filters: Unpack[Filters],
@@ -156,18 +150,34 @@ class SteeringOperations(TaskOperations):
         It chooses tasks that failed or died by themselves, unless ``status`` says which: failed, dead, cancelled or
         skipped. 100 tasks in a transaction: should it break off, the same call goes on with the rest, and retries what
         failed again meanwhile. One whose key another task holds, or has completed since, stays as it is: a warning is
-        logged. ``bulk`` and ``each``: as for :meth:`cancel_tasks`. Raises ConfigError.
+        logged. ``rate``, ``bulk`` and ``each``: as for :meth:`cancel_tasks`. Raises ConfigError.
         """
-        done = retry_many(
-            self.database,
-            read_chosen(self.desk, chosen, filters, ended=True),
-            downstream=downstream,
-            limit=_limit(limit),
-            dry_run=dry_run,
-            name=_bulk_name(bulk),
-            each=self._after_each(each),
-        )
-        warn_conflicts(done)
+        wanted = read_chosen(self.desk, chosen, filters, ended=True)
+        done = many.retry(self.desk, wanted, _run(limit, rate, dry_run, bulk, each), downstream=downstream)
+        warn_done(done)
+        return _result(done, dry_run)
+
+    def rerun_tasks(
+        self,
+        chosen: Chosen | None = None,
+        *,
+        downstream: bool = True,
+        dry_run: bool = False,
+        limit: int | None = None,
+        rate: float | None = None,
+        bulk: str | None = None,
+        each: Each | None = None,
+        **filters: Unpack[Filters],
+    ) -> BulkResult:
+        """:meth:`rerun` for what a filter, a text or :class:`Filters`, chooses of what has ended, the oldest first.
+
+        A task that runs again because one above it does is left alone. One that cannot run again, because a task below
+        it has begun or another task has its key, stays as it is: ``refused`` and ``conflicts`` say why. The rest is as
+        for :meth:`retry_tasks`; the same call again runs the same tasks again. Raises ConfigError.
+        """
+        wanted = read_chosen(self.desk, chosen, filters, ended=True)
+        done = many.rerun(self.desk, wanted, _run(limit, rate, dry_run, bulk, each), downstream=downstream)
+        warn_done(done)
         return _result(done, dry_run)
 
     def update_tasks(
@@ -176,6 +186,7 @@ class SteeringOperations(TaskOperations):
         *,
         dry_run: bool = False,
         limit: int | None = None,
+        rate: float | None = None,
         bulk: str | None = None,
         each: Each | None = None,
         **changes: Unpack[Changes],
@@ -183,28 +194,20 @@ class SteeringOperations(TaskOperations):
         """:meth:`update_task` for what a filter chooses of what can be changed, the newest first.
 
         ``jobs.update_tasks("kind:Mail subject:ada", queue="slow")``; ``chosen`` may be :class:`Filters`, too. 500 tasks
-        in a transaction: should it break off, the same call goes on. ``bulk`` and ``each``: as for
+        in a transaction: should it break off, the same call goes on. ``rate``, ``bulk`` and ``each``: as for
         :meth:`cancel_tasks`. Raises ConfigError, PayloadError, InvalidScheduleError, UnregisteredKindError; what was
         committed before stays.
         """
-        make = patch_of(self.desk, changes)
-        done = patch_many(
-            self.database,
-            read_chosen(self.desk, chosen, {}),
-            make,
-            limit=_limit(limit),
-            dry_run=dry_run,
-            name=_bulk_name(bulk),
-            each=self._after_each(each),
-        )
+        wanted = read_chosen(self.desk, chosen, {})
+        done = many.change(self.desk, wanted, changes, _run(limit, rate, dry_run, bulk, each))
         return _result(done, dry_run)
 
-    def _after_each(self, each: Each | None) -> Callable[[Bulk], object]:
-        def after(done: Bulk) -> object:
-            self._notify()
-            return None if each is None else each(_result(done, False))
 
-        return after
+def _run(limit: int | None, rate: float | None, dry_run: bool, bulk: str | None, each: Each | None) -> Run:
+    def after(done: Bulk) -> object:
+        return None if each is None else each(_result(done, False))
+
+    return Run(_limit(limit), dry_run, rate, _bulk_name(bulk), after)
 
 
 def _result(done: Bulk, dry_run: bool) -> BulkResult:

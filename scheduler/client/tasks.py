@@ -41,14 +41,13 @@ from scheduler.model.state import (
 )
 from scheduler.model.times import LONGEST, span_us
 from scheduler.model.typed import R
-from scheduler.operations import events, tasks, upkeep
+from scheduler.operations import bulk, events, tasks, upkeep
 from scheduler.operations.desk import Desk
 from scheduler.operations.filter import check_filters, is_filter
 from scheduler.operations.filter import read as read_filter
 from scheduler.operations.tasks import CancelResult
 from scheduler.ports import SECOND
 from scheduler.store.admin import retention
-from scheduler.store.admin.bulk import Bulk, retry_many
 from scheduler.store.db.after_commit import notify_after_commit
 from scheduler.store.db.database import Database
 from scheduler.store.db.tx import Tx
@@ -57,7 +56,6 @@ from scheduler.store.read import tasks as read_tasks
 from scheduler.store.read.search import search
 from scheduler.store.read.tasks import EdgeRecord, TaskRecord
 from scheduler.store.tasks.enqueue import callers_connection, hold_writes
-from scheduler.store.tasks.stale import ran_on
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -67,7 +65,6 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger("scheduler")
-MOST_AT_ONCE = 10_000
 
 
 class TaskOperations:
@@ -354,15 +351,12 @@ class TaskOperations:
         """
         if kind is None and key is None and correlation is None and subject is None:
             raise ConfigError("retry_failed wants to know which: kind, key, correlation or subject")
-        if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MOST_AT_ONCE:
-            raise ConfigError(f"limit must be a whole number from 1 to {MOST_AT_ONCE}, not {limit!r}")
+        if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+            raise ConfigError(f"limit must be a whole number from 1, not {limit!r:.80}")
         given = {"kind": kind, "key": key, "correlation": correlation, "subject": subject}
         wanted = read_filter(self.desk, "", given)
-        began = self.database.now()
-        done = retry_many(self.database, wanted, downstream=downstream, limit=limit, each=lambda _: self._notify())
-        warn_conflicts(done)
-        with self.database.read() as tx:
-            warn_stale(ran_on(tx, done.changed, began))
+        done = bulk.retry(self.desk, wanted, bulk.Run(limit), downstream=downstream)
+        warn_done(done)
         return [TaskId(i, created=False) for i in done.changed]
 
     def add_dependency(
@@ -455,10 +449,11 @@ class TaskOperations:
         return events.cleanup(self.desk, span)
 
 
-def warn_conflicts(done: Bulk) -> None:
-    """Log the tasks that stay ended because another task has their key."""
+def warn_done(done: bulk.Bulk) -> None:
+    """Log the tasks that stay ended because another task has their key, and what ran on old ends."""
     for task_id, other in done.conflicts.items():
         log.warning("task %d is not retried: task %d has its key", task_id, other, extra={"task": task_id})
+    warn_stale(done.stale)
 
 
 def _hours(given: float) -> int:

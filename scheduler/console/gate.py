@@ -114,7 +114,7 @@ class Gate:
         """Have the thread that runs bulks look at once; it begins with the first bulk."""
         with self._starting_bulks:
             if self._bulks is None:
-                self._bulks = BulkRunner(self.site.jobs.database, self.site.jobs._notify)
+                self._bulks = BulkRunner(self.site.jobs.desk)
                 self._bulks.start()
         self._bulks.wake()
 

@@ -19,20 +19,27 @@ from scheduler.operations.desk import Desk
 from scheduler.operations.tasks import Other
 from scheduler.store.admin import replay as store
 from scheduler.store.db.tx import Tx
+from scheduler.store.read import audit, figures
 from scheduler.store.read import dead_letters as read
-from scheduler.store.read import figures
+from scheduler.store.read.audit import AuditRecord
+from scheduler.store.read.dead_causes import WINDOW as WINDOW
+from scheduler.store.read.dead_causes import Cause as Cause
+from scheduler.store.read.dead_causes import causes as causes
 from scheduler.store.read.dead_letters import Group as Group
 from scheduler.store.read.dead_letters import count as count
 from scheduler.store.read.dead_letters import find as find
 from scheduler.store.read.dead_letters import get as get
 from scheduler.store.read.dead_letters import metrics as metrics
 from scheduler.store.read.dead_letters import not_dead as not_dead
-from scheduler.store.read.shared_causes import SharedCause, by_common_text, over_kinds
+from scheduler.store.read.shared_causes import SharedCause, by_common_text
+from scheduler.store.read.shared_causes import over_kinds as over_kinds
 from scheduler.store.read.tasks import TaskRecord, get_task, get_tasks
 from scheduler.store.tasks.patch import StoredPayload
 from scheduler.store.tasks.stale import NONE, Stale, rerun_on_new
 
 MAX_GROUPS = 1000  # causes of one kind that are looked at for what several kinds have in common
+
+ENTRIES = 500  # of the audit that are looked at for the replays of a kind
 
 
 class Replayed(NamedTuple):
@@ -130,6 +137,21 @@ def groups(tx: Tx, wanted: TaskFilter, limit: int, *, every: bool = False) -> Ca
     totals = [shared[group[1:4]] for group in shown]
     whole = among is None and len(found) <= most
     return Causes(shown, over_kinds(tx, found), totals, whole, len(found) > limit, _cut(among))
+
+
+def history(tx: Tx, kind: str, fingerprint: str) -> list[tuple[AuditRecord, int]]:
+    """Who replayed or purged letters of this cause lately, the newest first: a bulk once, with how many it changed."""
+    entries = audit.of_dead_letters(tx, ENTRIES)[::-1]
+    tasks = {t.id: t for t in get_tasks(tx, [e.task_id for e in entries if e.task_id is not None and not e.bulk])}
+    made: dict[str, tuple[AuditRecord, int]] = {}
+    for entry in entries:
+        chosen = entry.filter or {}
+        about = tasks.get(entry.task_id or 0)
+        ours = chosen.get("fingerprint") == fingerprint and chosen.get("kind") == kind
+        if ours or (about is not None and about.kind == kind and about.fingerprint in (None, fingerprint)):
+            key = entry.bulk or f"entry {entry.id}"
+            made[key] = (made[key][0], made[key][1] + 1) if key in made else (entry, 1)
+    return list(made.values())[:20]
 
 
 def _cut(among: TaskFilter | None) -> int | None:

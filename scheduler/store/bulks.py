@@ -289,6 +289,17 @@ def stop(tx: Tx, name: str) -> BulkRecord:
     return changed
 
 
+def done_before(tx: Tx, name: str, states: Sequence[TaskState]) -> list[int]:
+    """The tasks that a bulk has changed and that were in one of these states before, by id."""
+    codes = ", ".join(str(state.code) for state in states)
+    rows = tx.run(
+        "SELECT task_id FROM schedd_bulk_items WHERE bulk = :name "
+        f"AND result = {ItemResult.DONE.code} AND before IN ({codes}) ORDER BY task_id",
+        name=name,
+    )
+    return [row[0] for row in rows]
+
+
 def end_undone(tx: Tx, bulk: BulkRecord) -> None:
     """End a bulk that the caller has locked and takes back: it never goes on."""
     if bulk.state not in (BulkState.RUNNING, BulkState.STOPPED):

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from scheduler.operations import stored_bulks
 from scheduler.ports import SECOND
-from scheduler.store.admin import stored_bulks
 from support.bench import Bench, Step
 
 from .conftest import Ctl

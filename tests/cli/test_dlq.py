@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from scheduler import StoreUnavailableError
-from scheduler.cli.session import Session
+from scheduler.operations import bulk
 from support.bench import Bench, Soft, Step
 
 from .conftest import Ctl
@@ -180,17 +180,17 @@ def test_replay_all_is_bounded(ctl: Ctl, live: Bench) -> None:
 
 def test_what_was_done_is_reported_when_it_breaks_off(ctl: Ctl, live: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     made = live.die(*(f"m{i}" for i in range(5)))
-    written = Session.write
+    real = bulk.apply
 
-    def breaks_off(self: Session, work: Any) -> Any:
+    def breaks_off(*given: Any) -> Any:
         if live.states(*made).count("scheduled") == 4:
             raise StoreUnavailableError("the server is away")
-        return written(self, work)
+        return real(*given)
 
-    monkeypatch.setattr("scheduler.cli.dlq._TOGETHER", 2)
-    monkeypatch.setattr(Session, "write", breaks_off)
+    monkeypatch.setattr(bulk, "_RETRIED", 2)
+    monkeypatch.setattr(bulk, "apply", breaks_off)
     message = ctl.fails(5, "dlq", "replay-all")
-    assert message.startswith("schedctl: broke off: 4 tasks replayed by then\n")
+    assert message.startswith("schedctl: broke off: replay was done for 4 tasks by then; the same command goes on\n")
     assert "the server is away" in message
 
 

@@ -196,6 +196,7 @@ METHODS = {
     *("on_dead_letter", "on_end", "pause", "publish", "reconfigure", "recurring", "register", "release_held", "repair"),
     *(
         "rerun",
+        "rerun_tasks",
         "reveal",
         "resume",
         "retry_failed",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from scheduler import StoreUnavailableError
-from scheduler.store.admin import bulk
+from scheduler.operations import bulk
 from support.bench import Bench, notify_and_step
 
 from .conftest import Ctl
@@ -102,7 +102,7 @@ def test_cancel_by_filter_says_its_plan_first(ctl: Ctl, live: Bench) -> None:
 
 def test_a_bulk_that_breaks_off_says_how_far_it_came(ctl: Ctl, live: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     made = live.die(*(f"m{i}" for i in range(5)))
-    real, calls = bulk.redrive, []
+    real, calls = bulk.apply, []
 
     def breaks_off(*args: Any, **given: Any) -> Any:
         calls.append(1)
@@ -111,7 +111,7 @@ def test_a_bulk_that_breaks_off_says_how_far_it_came(ctl: Ctl, live: Bench, monk
         return real(*args, **given)
 
     monkeypatch.setattr(bulk, "_RETRIED", 2)
-    monkeypatch.setattr(bulk, "redrive", breaks_off)
+    monkeypatch.setattr(bulk, "apply", breaks_off)
     message = ctl.fails(5, "retry", "--kind", "Step")
     assert message.startswith("schedctl: broke off: retry was done for 4 tasks by then; the same command goes on\n")
     assert "the server is away" in message
@@ -201,3 +201,22 @@ def test_words_of_a_filter_in_one_argument_or_several(ctl: Ctl, live: Bench) -> 
     assert "neither an id nor a word such as kind:Mail" in ctl.fails(2, "cancel", "mail", "--yes")
     assert "there is no field nosuch" in ctl.fails(2, "retry", "nosuch:1")
     assert "say how old they are" in ctl.fails(2, "dlq", "purge", "kind:Step", "--yes")
+
+
+def test_rerun_takes_a_filter(ctl: Ctl, live: Bench) -> None:
+    top = int(live.step("top").subject("ada").schedule())
+    below = int(live.step("below", top).schedule())
+    live.drain()
+    unasked = ctl("rerun", "subject:ada")
+    assert unasked.exit_code == 2
+    assert "this would rerun 1 task: say --yes" in unasked.stderr
+    assert live.states(top, below) == ["success", "success"]
+    shown = ctl("rerun", "subject:ada", "--dry-run")
+    assert "nothing was run again; up to 1 other tasks" in shown.stderr
+    assert ctl.json("rerun", "subject:ada", "--yes", "--rate", "100") == [
+        {"id": top, "kind": "Step", "state": "scheduled"}
+    ]
+    assert live.states(top, below) == ["scheduled", "waiting"]
+    for refused in (("rerun", top, "--rate", 2), ("cancel", top, "--rate", 2), ("rerun", top, "--dry-run")):
+        assert "goes with filters" in ctl.fails(2, *refused)
+    assert "tasks a second" in ctl.fails(2, "cancel", "kind:Step", "--yes", "--rate", "0")

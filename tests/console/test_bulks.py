@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from scheduler.operations import stored_bulks
 from scheduler.ports import SECOND
 from scheduler.store import bulks
-from scheduler.store.admin import stored_bulks
 from support.bench import Bench
 from support.consoles import ask, console_on, post
 

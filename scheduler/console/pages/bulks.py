@@ -17,10 +17,9 @@ from scheduler.errors import UnknownBulkError
 from scheduler.model.bulk import MAX_TASKS, WITH_CANARY, BulkState, ItemResult
 from scheduler.model.bulk import Verb as BulkVerb
 from scheduler.model.task_filter import TaskFilter, only
-from scheduler.store import bulks as stored
-from scheduler.store.admin.canaries import canary_of
-from scheduler.store.read.kinds import get_kind
-from scheduler.store.tasks.stale import NONE, ran_on_bulk, told
+from scheduler.operations import stored_bulks
+from scheduler.operations.kinds import get_kind
+from scheduler.operations.tasks import told
 
 ITEMS = 100
 _UNDOABLE = (BulkState.DONE, BulkState.STOPPED, BulkState.INTERRUPTED)
@@ -54,11 +53,10 @@ def bulk(visit: Visit) -> Page:
     cursor = visit.number("cursor")
     items = visit.jobs.bulks.items(name, result=shown or None, limit=ITEMS, cursor=-1 if cursor is None else cursor)
     with visit.read() as tx:
-        canary = canary_of(tx, stored.get(tx, name)) if found.state is BulkState.STOPPED else None
-        stale = ran_on_bulk(tx, name, found.verb) if found.done else NONE
+        canary, stale = stored_bulks.outcome_in(tx, stored_bulks.get(tx, name))
     context: dict[str, Any] = {
         "bulk": found,
-        "canary": canary,
+        "canary": canary if found.state is BulkState.STOPPED else None,
         "stale": stale.ids,
         "stale_more": stale.cut,
         "ran_on": told(stale) if stale else "",

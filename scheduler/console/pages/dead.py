@@ -13,18 +13,14 @@ from scheduler.console.roles import Verb
 from scheduler.console.routes import Nav, page
 from scheduler.console.visit import BadInputError, Visit
 from scheduler.model.task_filter import Term
+from scheduler.operations.dead_letters import WINDOW, Cause, causes, history, over_kinds
+from scheduler.operations.details import get_tasks
 from scheduler.operations.filter import compose
+from scheduler.operations.kinds import get_kind
+from scheduler.operations.search import search
 from scheduler.ports import SECOND
-from scheduler.store.db.tx import Tx
-from scheduler.store.read import audit
-from scheduler.store.read.dead_causes import WINDOW, Cause, causes
-from scheduler.store.read.kinds import get_kind
-from scheduler.store.read.search import search
-from scheduler.store.read.shared_causes import over_kinds
-from scheduler.store.read.tasks import get_tasks
 
 LETTERS = 50  # on one page of a cause
-ENTRIES = 500  # of the audit that are looked at for the replays of a kind
 SOON_US = 48 * 3600 * SECOND  # retention's removals that are announced
 
 
@@ -104,7 +100,7 @@ def _cause(visit: Visit, kind: str, fingerprint: str) -> Page:
         found = search(tx, terms, limit=LETTERS, cursor=cursor)
         masks = TaskMasks(tx, {kind})
         record = get_kind(tx, kind)
-        history = _history(tx, kind, fingerprint)
+        past = history(tx, kind, fingerprint)
     rows = [(task, masks.of(task)) for task in found.tasks]
     sample = rows[0] if rows else None
     payload = None if sample is None else sample[1].payload(sample[0].payload)
@@ -121,7 +117,7 @@ def _cause(visit: Visit, kind: str, fingerprint: str) -> Page:
         "payload": payload,
         "error": None if sample is None else sample[1].text(sample[0].error),
         "fields": fields_of({} if record is None else record.schema, payload),
-        "history": history,
+        "history": past,
         "masked_text": masked_text,
         "filter": _filter(kind, fingerprint),
         "acts": visit.may(Verb.REPLAY) or visit.may(Verb.PURGE),
@@ -138,23 +134,8 @@ def _cause(visit: Visit, kind: str, fingerprint: str) -> Page:
         "fields": context["fields"],
         "history": [
             {"at": time(e.at), "action": e.action, "actor": e.actor, "reason": e.reason, "bulk": e.bulk, "tasks": n}
-            for e, n in history
+            for e, n in past
         ],
     }
     command = shlex.join(["schedctl", "dlq", "list", "--kind", kind, "--fingerprint", fingerprint])
     return Page("dead_cause.html", data, context, command)
-
-
-def _history(tx: Tx, kind: str, fingerprint: str) -> list[tuple[audit.AuditRecord, int]]:
-    """Who replayed or purged letters of this cause lately, the newest first: a bulk once, with how many it changed."""
-    entries = audit.of_dead_letters(tx, ENTRIES)[::-1]
-    tasks = {t.id: t for t in get_tasks(tx, [e.task_id for e in entries if e.task_id is not None and not e.bulk])}
-    made: dict[str, tuple[audit.AuditRecord, int]] = {}
-    for entry in entries:
-        chosen = entry.filter or {}
-        about = tasks.get(entry.task_id or 0)
-        ours = chosen.get("fingerprint") == fingerprint and chosen.get("kind") == kind
-        if ours or (about is not None and about.kind == kind and about.fingerprint in (None, fingerprint)):
-            key = entry.bulk or f"entry {entry.id}"
-            made[key] = (made[key][0], made[key][1] + 1) if key in made else (entry, 1)
-    return list(made.values())[:20]

@@ -23,6 +23,7 @@ from scheduler.store.tasks import keys
 _PAGE = 2_000
 _SHOWN = 50  # ids that a plan names for each reason
 _FAILED_STATES = (TaskState.FAILED, TaskState.DEAD)
+_CHANGEABLE = frozenset({TaskState.WAITING, TaskState.SCHEDULED, TaskState.RETRY})
 # The states in which a verb changes a task, and those that are chosen where the filter names none.
 CHANGES: dict[str, tuple[frozenset[TaskState], frozenset[TaskState]]] = {
     "cancel": (LIVE, LIVE),
@@ -31,6 +32,7 @@ CHANGES: dict[str, tuple[frozenset[TaskState], frozenset[TaskState]]] = {
     "replay": (frozenset({TaskState.DEAD}), frozenset({TaskState.DEAD})),
     "purge": (frozenset({TaskState.DEAD}), frozenset({TaskState.DEAD})),
     "uncancel": (frozenset({TaskState.CANCELLED}), frozenset({TaskState.CANCELLED})),
+    "change": (_CHANGEABLE, _CHANGEABLE),
 }
 _ROWS = (
     "SELECT t.id, t.kind, t.state, t.key, t.finished_at, t.run_at, t.error, t.ended_by FROM schedd_tasks t "
@@ -43,7 +45,7 @@ class BulkPlan(NamedTuple):
 
     ``will``: how many of them it would change; ``kinds``: kind -> state -> how many of those. ``passed``: reason ->
     how many stay as they are, and ``examples``: reason -> some of them. ``dependants``: how many other tasks may end,
-    or run again, because of it. ``more``: the filter chose more than 10,000; the rest is not in the scope. ``up_to``:
+    or run again, because of it. ``more``: the filter chose more than one bulk takes. ``up_to``:
     no task with a higher id is.
     """
 
@@ -159,7 +161,7 @@ def of_key(completed: bool) -> str:
 
 def dependants_of(tx: Tx, verb: str, ids: Sequence[int], options: BulkOptions) -> set[int]:
     """The other tasks that may end, or run again, when a verb changes these."""
-    if not ids:
+    if not ids or verb == "change":
         return set()
     if verb == "cancel":
         found = spawned.below(tx, ids) | set(tasks_below(tx, ids))

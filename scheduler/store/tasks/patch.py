@@ -145,15 +145,6 @@ def patch(tx: Tx, ids: Sequence[int], change: Patch) -> Patched:
     return Patched(changed, refused, conflicts)
 
 
-def patch_one(tx: Tx, task_id: int, change: Patch) -> bool:
-    """:func:`patch` for one task; returns whether that changed anything.
-
-    Raises InvalidTransitionError, too, if it cannot be changed (any more), and DuplicateKeyError if another task has
-    the key that its new payload makes.
-    """
-    return not patch(tx, [task_id], change).check().same
-
-
 def _why_not(task_id: int, code: int) -> str:
     state = TaskState.from_code(code)
     return f"task {task_id} is {state}; it {'has ended' if state.terminal else 'is under way'} and cannot be changed"

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from msgspec import field
 
-from scheduler import ConfigError, Context, Task
-from scheduler.store.admin import bulk
+from scheduler import ConfigError, Context, Task, TaskState
+from scheduler.model.task_filter import TaskFilter, only
+from scheduler.operations import bulk, bulk_changes
+from scheduler.store.tasks import control
 from support.bench import Bench, Soft, Step, notify_and_step
 
 
@@ -183,8 +185,8 @@ def test_what_runs_is_asked_to_end(bench: Bench) -> None:
 @pytest.mark.parametrize("verb", ["cancel", "change"])
 def test_the_same_call_goes_on_after_a_break(bench: Bench, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
     ids = steps(bench, 5)
-    name = "cancel" if verb == "cancel" else "patch"
-    real, calls = getattr(bulk, name), []
+    at, name = (control, "cancel") if verb == "cancel" else (bulk_changes, "patch")
+    real, calls = getattr(at, name), []
 
     def breaks(*args: Any, **given: Any) -> Any:
         calls.append(1)
@@ -192,7 +194,7 @@ def test_the_same_call_goes_on_after_a_break(bench: Bench, monkeypatch: pytest.M
             raise KeyboardInterrupt
         return real(*args, **given)
 
-    monkeypatch.setattr(bulk, name, breaks)
+    monkeypatch.setattr(at, name, breaks)
 
     def work() -> Any:
         if verb == "cancel":
@@ -267,3 +269,65 @@ def test_wrong_filters_change_nothing(bench: Bench, call: Any, text: str) -> Non
     with pytest.raises(ConfigError, match=text):
         call(bench.jobs)
     assert bench.states(task_id) == ["scheduled"]
+
+
+def test_a_rate_bounds_each_verb(bench: Bench) -> None:
+    ids = steps(bench, 7)
+    waits: list[float] = []
+    wanted = TaskFilter((only("kind", "Step"),))
+    run = bulk.Run(rate=3, wait=waits.append)
+    assert bulk.change(bench.jobs.desk, wanted, {"queue": "slow"}, run).size == 7
+    assert waits == [1.0, 1.0]  # three a second, and the last one needs no wait
+    assert bulk.cancel(bench.jobs.desk, wanted, run).changed == [*sorted(ids[4:]), *sorted(ids[1:4]), ids[0]]
+    assert waits == [1.0] * 4
+    assert bulk.rerun(bench.jobs.desk, wanted, run._replace(limit=4)).size == 4
+    assert len(waits) == 5
+    with pytest.raises(ConfigError, match="tasks a second"):
+        bench.jobs.cancel_tasks(kind="Step", rate=0)
+
+
+def test_a_rate_holds_for_dead_letters(bench: Bench) -> None:
+    bench.die(*"abcde")
+    waits: list[float] = []
+    run = bulk.Run(rate=2, wait=waits.append)
+    bench.clock.advance(1)
+    assert bulk.replay(bench.jobs.desk, TaskFilter(()), run._replace(limit=3)).size == 3
+    assert bulk.purge(bench.jobs.desk, TaskFilter(()), run).size == 2
+    assert waits == [1.0]
+
+
+def test_a_rerun_of_many_runs_each_once(bench: Bench) -> None:
+    top = int(bench.step("top").schedule())
+    below = int(bench.step("below", top).schedule())
+    other = int(bench.jobs.task(Soft("other")).schedule())
+    bench.drain()
+    assert bench.states(top, below, other) == ["success"] * 3
+    plan = bench.jobs.rerun_tasks("kind:Step", dry_run=True)
+    assert (sorted(plan.ids), plan.kinds, plan.dry_run) == ([top, below], {"Step": {"success": 2}}, True)
+    assert bench.states(top, below) == ["success"] * 2
+    done = bench.jobs.rerun_tasks("kind:Step")
+    assert done.ids == [top]  # the one below it runs again with it
+    assert bench.states(top, below, other) == ["scheduled", "waiting", "success"]
+    bench.drain()
+    assert [bench.jobs.get_task(i).attempt for i in (top, below, other)] == [2, 2, 1]
+    assert bench.jobs.rerun_tasks("kind:Step", downstream=False).ids == [top, below]
+
+
+def test_a_rerun_of_many_leaves_what_cannot_run_again(bench: Bench) -> None:
+    keyed = int(bench.step("keyed").key("k", retention=0).schedule())
+    bench.drain()
+    holder = int(bench.step("holder").key("k").schedule())
+    parent = int(bench.step("parent").schedule())
+    bench.drain()
+    assert bench.states(keyed, holder, parent) == ["success"] * 3
+    again = int(bench.step("again").key("k2").schedule())
+    done = bench.jobs.rerun_tasks(ids=[keyed, parent, again])
+    assert done.ids == [parent]
+    assert done.conflicts == {keyed: holder}
+
+
+def test_a_retry_of_many_says_the_state_before_it(bench: Bench) -> None:
+    (dead,) = bench.die("a")
+    bench.jobs.retry_tasks(kind="Step")
+    (entry,) = bench.jobs.audit(dead, action="retry")
+    assert entry.before == TaskState.DEAD

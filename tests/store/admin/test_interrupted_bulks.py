@@ -11,9 +11,9 @@ from scheduler import ConfigError, InvalidTransitionError
 from scheduler.client import bulks as client
 from scheduler.client.bulks import BulkRunner
 from scheduler.model.bulk import BulkState
+from scheduler.operations import stored_bulks
 from scheduler.ports import SECOND
 from scheduler.store import bulks
-from scheduler.store.admin import stored_bulks
 from support.bench import Bench
 
 pytestmark = pytest.mark.case(98)
@@ -45,7 +45,7 @@ def test_no_opened_console_goes_on_with_it(bench: Bench, small: None) -> None:
     name = killed(bench)
     other = bench.jobs.bulks.create("cancel", ids=due(bench, 1))
     ran = threading.Event()
-    runner = BulkRunner(bench.jobs.database, ran.set)
+    runner = BulkRunner(bench.jobs.desk._replace(wake=ran.set))
     runner.start()
     try:
         bench.jobs.bulks.start(other.name)
@@ -109,7 +109,7 @@ def test_a_console_that_ends_leaves_its_bulk_interrupted(bench: Bench, small: No
     stop = threading.Event()
     bench.jobs.bulks.start(made.name)
     stop.set()
-    stored_bulks.run(bench.jobs.database, made.name, stop=stop)
+    stored_bulks.run(bench.jobs.desk, made.name, stop=stop)
     with bench.jobs.database.read() as tx:
         assert bulks.handed_over(tx, "another") == []
     assert bench.jobs.bulks.get(made.name).state is BulkState.INTERRUPTED
@@ -125,7 +125,7 @@ def test_a_rate(bench: Bench, small: None) -> None:
         waited.append(seconds)
         bench.clock.advance(seconds)
 
-    done = stored_bulks.run(bench.jobs.database, made.name, wait=wait)
+    done = stored_bulks.run(bench.jobs.desk, made.name, wait=wait)
     assert (done.done, waited) == (5, [2.0] * 4)
     assert bench.jobs.bulks.get(made.name).options["rate"] == 0.5
     assert bench.jobs.bulks.get(made.name).rate == pytest.approx(5 / 8, rel=0.1)

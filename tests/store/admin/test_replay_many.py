@@ -44,7 +44,7 @@ def test_a_bulk_replay_is_of_a_hundred_by_default(bench: Bench) -> None:
     assert bench.jobs.dead_letters.metrics().count == 150
     assert bench.jobs.dead_letters.replay_all(limit=149) == made[100:249]
     assert bench.states(made[249]) == ["dead"]
-    for wrong in (0, -1, True, 1.5, 10_001):
+    for wrong in (0, -1, True, 1.5):
         with pytest.raises(ConfigError, match="limit"):
             bench.jobs.dead_letters.replay_all(limit=wrong)  # type: ignore[arg-type]
 

@@ -21,9 +21,10 @@ from scheduler.client import bulks as client
 from scheduler.client.bulks import BulkRunner
 from scheduler.model import bulk as model
 from scheduler.model.bulk import BulkState, ItemResult
+from scheduler.operations import stored_bulks
 from scheduler.ports import SECOND
 from scheduler.store import bulks
-from scheduler.store.admin import bulk_plan, stored_bulks
+from scheduler.store.admin import bulk_plan
 from scheduler.store.admin.retention import purge_batch
 from scheduler.store.views import delete, save, views
 from support.bench import Bench
@@ -112,14 +113,13 @@ def test_each_verb(bench: Bench, small: None) -> None:
 def test_one_task_goes_first_and_the_rest_if_it_succeeds(bench: Bench, small: None) -> None:
     dead = bench.die("d1", "d2", "d3", "d4", "d5")
     made = bench.jobs.bulks.create("replay", ids=dead)
-    database = bench.jobs.database
     bench.jobs.bulks.start(made.name, canary=True)
     for _ in range(2):  # the second waits for what the first has begun
-        waits = stored_bulks.run(database, made.name, runner="console", patient=False)
+        waits = stored_bulks.run(bench.jobs.desk, made.name, runner="console", patient=False)
         assert (waits.state, waits.position) == (BulkState.RUNNING, 1)
     assert bench.states(*dead) == ["scheduled", *["dead"] * 4]
     bench.drain()  # it dies again
-    stopped = stored_bulks.run(database, made.name, runner="console")
+    stopped = stored_bulks.run(bench.jobs.desk, made.name, runner="console")
     assert (stopped.state, stopped.done) == (BulkState.STOPPED, 1)
     assert bench.jobs.audit(action="bulk stopped")[0].after["canary"] == dead[0]
     assert bench.states(*dead) == ["dead"] * 5, "the rest is as it was"
@@ -132,7 +132,7 @@ def test_one_task_goes_first_and_the_rest_if_it_succeeds(bench: Bench, small: No
         bench.drain()
 
     bench.jobs.bulks.start(again.name, canary=True)
-    done = stored_bulks.run(database, again.name, wait=wait)
+    done = stored_bulks.run(bench.jobs.desk, again.name, wait=wait)
     assert (done.state, done.done, len(waited)) == (BulkState.DONE, 5, 1)
     assert bench.states(*dead) == ["success", *["scheduled"] * 4]
     gone_on = bench.jobs.bulks.run(made.name)
@@ -158,7 +158,7 @@ def test_a_canary_that_no_worker_runs_stops_the_bulk_at_once(
         bench.execute("UPDATE schedd_workers SET state = 3")
     made = bench.jobs.bulks.create("replay", ids=dead)
     bench.jobs.bulks.start(made.name, canary=True)
-    stopped = stored_bulks.run(bench.jobs.database, made.name, wait=lambda _: pytest.fail("it waits"))
+    stopped = stored_bulks.run(bench.jobs.desk, made.name, wait=lambda _: pytest.fail("it waits"))
     assert (stopped.state, stopped.done) == (BulkState.STOPPED, 1)
     assert bench.states(*dead) == ["scheduled", "dead", "dead"], "the rest is as it was"
     words = {
@@ -177,7 +177,7 @@ def test_a_canary_that_no_worker_runs_stops_the_bulk_at_once(
     bench.execute("UPDATE schedd_workers SET state = 0")
     bench.jobs.resume(kind="Step")
     bench.jobs.bulks.start(made.name, canary=True)
-    done = stored_bulks.run(bench.jobs.database, made.name, wait=lambda _: bench.drain())
+    done = stored_bulks.run(bench.jobs.desk, made.name, wait=lambda _: bench.drain())
     assert (done.state, done.done) == (BulkState.DONE, 3)
 
 
@@ -185,12 +185,12 @@ def test_a_canary_whose_worker_is_gone_stops_the_bulk(bench: Bench) -> None:
     dead = bench.die("d1", "d2")
     made = bench.jobs.bulks.create("replay", ids=dead)
     bench.jobs.bulks.start(made.name, canary=True)
-    stored_bulks.run(bench.jobs.database, made.name, runner="console", patient=False)
+    stored_bulks.run(bench.jobs.desk, made.name, runner="console", patient=False)
     bench.execute("UPDATE schedd_tasks SET state = 5, worker = 1, claim = 9 WHERE id = :id", id=dead[0])
-    waits = stored_bulks.run(bench.jobs.database, made.name, runner="console", patient=False)
+    waits = stored_bulks.run(bench.jobs.desk, made.name, runner="console", patient=False)
     assert waits.state is BulkState.RUNNING
     bench.execute("UPDATE schedd_workers SET state = 3")
-    stopped = stored_bulks.run(bench.jobs.database, made.name, runner="console", patient=False)
+    stopped = stored_bulks.run(bench.jobs.desk, made.name, runner="console", patient=False)
     assert stopped.state is BulkState.STOPPED
 
 
@@ -329,7 +329,7 @@ def test_a_thread_runs_what_is_started(bench: Bench, small: None, monkeypatch: p
         if all(bench.jobs.bulks.get(one.name).state is BulkState.DONE for one in made):
             notified.set()
 
-    runner = BulkRunner(bench.jobs.database, notify)
+    runner = BulkRunner(bench.jobs.desk._replace(wake=notify))
     runner.start()
     try:
         for one in made:

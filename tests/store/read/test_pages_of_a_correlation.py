@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from scheduler import Scheduler
 from scheduler.model.task_filter import Term
-from scheduler.store.admin import bulk
+from scheduler.operations import bulk
 from scheduler.store.read.search import search
 from scheduler.store.read.tasks import list_tasks
 from support.bench import Bench, Step
