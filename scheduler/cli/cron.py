@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from scheduler.cli.crontab import add_command, import_command, sync_command
 from scheduler.cli.group import Group
 from scheduler.cli.masking import masks_of
 from scheduler.cli.options import INSTANT, TASK_ID, Number, acts, common
@@ -291,3 +292,7 @@ def delete(session: Session, /, name: str) -> None:
     schedules.delete(session.desk, name)
     if not print_object(session, {"name": name, "deleted": True}):
         say(f"{name} deleted; a program that registers it brings it back")
+
+
+for _command in (add_command, import_command, sync_command):
+    cron_command.add_command(_command)

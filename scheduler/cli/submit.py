@@ -81,7 +81,7 @@ def run_command(
         payload["env"] = dict(_pair(text) for text in environment)
     if cwd is not None:
         payload["cwd"] = os.path.abspath(cwd)
-    schedule(session, TaskOptionsGiven(**given), COMMAND_KIND, payload, _command_kind(session))
+    schedule(session, TaskOptionsGiven(**given), COMMAND_KIND, payload, command_kind(session))
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -91,7 +91,7 @@ def _pair(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _command_kind(session: Session) -> KindRecord | None:
+def command_kind(session: Session) -> KindRecord | None:
     """The published kind of CommandTask; None if no worker ever served it: the task then waits for one."""
     from scheduler.operations.kinds import get_kind
 

@@ -67,6 +67,12 @@ def sync(tx: Tx, specs: Sequence[ScheduleSpec], owner: str, *, dry_run: bool = F
     return SetChange(tuple(added), tuple(updated), tuple(unchanged), tuple(removed))
 
 
+def register_all(tx: Tx, specs: Sequence[ScheduleSpec]) -> None:
+    """Register each, and delete none. Raises DuplicateScheduleError."""
+    for spec in specs:
+        register(tx, spec)
+
+
 def read(tx: Tx, name: str, lock: str = "") -> tuple[sa.Row[Any], Recurrence, list[TaskSpec]]:
     """A schedule's row, recurrence and tasks. Raises UnknownScheduleError, InvalidScheduleError if unreadable."""
     row = tx.run(f"{ROW} WHERE name = :name {lock}", name=name).first()

@@ -1,0 +1,137 @@
+"""``schedctl cron import``, ``sync`` and ``add``: commands of a crontab as schedules."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from scheduler.cli.making import TaskOptionsGiven, schedule
+from scheduler.cli.options import acts, common
+from scheduler.cli.output import print_rows
+from scheduler.cli.session import Session, note, prints
+from scheduler.model.catchup import OVERLAPS
+
+F = TypeVar("F", bound=Callable[..., Any])
+_FIELDS = ("line", "action", "name", "recurrence", "notes", "text")
+_COLUMNS = ("line", "action", "name", "recurrence", "notes")
+
+
+def _crontab_options(command: F) -> F:
+    options = (
+        click.option("--system", is_flag=True, help="The sixth column is the user, as in /etc/crontab."),
+        click.option("--source", metavar="NAME", help="What the names of the schedules begin with."),
+        click.option("--overlap", type=click.Choice(OVERLAPS), default="allow", show_default=True,
+                     help="What happens at a fire time while the last run is under way."),
+        click.option("--no-mail", is_flag=True, help="Send no mail to MAILTO when a command fails."),
+        click.option("--dry-run", is_flag=True, help="Change nothing, and list what each line would become."),
+    )  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@click.command(name="import")
+@click.argument("crontab", type=click.File("r", encoding="utf-8"))
+@_crontab_options
+@acts
+@common
+@prints(_FIELDS)
+def import_command(session: Session, /, crontab: Any, **given: Any) -> None:
+    """Make a schedule of each line of a crontab; - reads standard input.
+
+    crontab -l | schedctl cron import --dry-run -
+
+    Each line is printed with its differences from cron. A second import updates the same schedules.
+    """
+    _apply(session, crontab, exact=False, **given)
+
+
+@click.command(name="sync")
+@click.argument("crontab", type=click.File("r", encoding="utf-8"), metavar="FILE")
+@_crontab_options
+@acts
+@common
+@prints(_FIELDS)
+def sync_command(session: Session, /, crontab: Any, **given: Any) -> None:
+    """Make the schedules those of a crontab: as import, and schedules whose lines are gone are deleted.
+
+    Only schedules that an earlier sync of the same --source made are deleted.
+    """
+    _apply(session, crontab, exact=True, **given)
+
+
+@click.command(name="add", context_settings={"allow_interspersed_args": False})
+@click.argument("name")
+@click.argument("expression", metavar="EXPR")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.option("--zone", "tz", metavar="ZONE", help="The zone of EXPR; else [schedules] timezone.")
+@click.option("--overlap", type=click.Choice(OVERLAPS), help="What happens while the last run is under way.")
+@acts
+@common
+@prints(("schedule", "created"))
+def add_command(
+    session: Session, /, name: str, expression: str, command: tuple[str, ...], tz: str | None, overlap: str | None
+) -> None:
+    """Run a command again and again: `cron add nightly '0 2 * * *' -- backup --all`.
+
+    One COMMAND with blanks is a line for /bin/sh. `schedctl run --cron` has all options.
+    """
+    from scheduler.cli.submit import COMMAND_KIND, command_kind
+
+    if command[0] == "--":
+        command = command[1:]
+    if not command:
+        raise click.UsageError("there is no COMMAND after --")
+    payload: dict[str, Any] = {"argv": list(command)}
+    if len(command) == 1 and " " in command[0]:
+        payload["shell"] = True
+    given = TaskOptionsGiven(cron=expression, tz=tz, key=name, overlap=overlap)
+    schedule(session, given, COMMAND_KIND, payload, command_kind(session))
+
+
+def _apply(
+    session: Session,
+    crontab: Any,
+    *,
+    exact: bool,
+    system: bool,
+    source: str | None,
+    overlap: str,
+    no_mail: bool,
+    dry_run: bool,
+) -> None:
+    from scheduler.operations import crontab as operations
+
+    path = getattr(crontab, "name", "-")
+    named = source or ("crontab" if path in ("-", "<stdin>") else os.path.basename(path))
+    try:
+        text = crontab.read()
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"{path} is not UTF-8: {error}") from None
+    desk = session.desk if dry_run else session.making()
+    with desk.read() as tx:
+        lines = operations.read(
+            tx, text, named, zone=session.config.schedules.timezone, system=system, overlap=overlap, mail=not no_mail
+        )
+    done = operations.apply(desk, lines, f"crontab:{named}", exact=exact, dry_run=dry_run)
+    actions = {name: action for action in ("added", "updated", "unchanged") for name in getattr(done, action)}
+    rows = [
+        {
+            "line": line.number,
+            "action": "left out" if line.name is None else actions[line.name],
+            "name": line.name,
+            "recurrence": None if line.spec is None else line.spec.recurrence.describe(),
+            "notes": "; ".join([*([line.left_out] if line.left_out else []), *line.notes]) or None,
+            "text": line.text,
+        }
+        for line in lines
+    ]
+    removed = [name for name in done.removed if exact]
+    rows += [dict.fromkeys(_FIELDS) | {"action": "deleted", "name": name} for name in removed]
+    print_rows(session, rows, _COLUMNS)
+    note("commands have the daemon's environment, user and directory; output is kept with each task")
+    if dry_run:
+        note("nothing was changed: this was a dry run")
