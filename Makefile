@@ -158,7 +158,7 @@ observability: setup
 	$(PY) -m pytest tests/telemetry/test_observability_files.py tests/telemetry/test_compose.py tests/telemetry/test_prometheus.py $(PYTEST_ARGS)
 
 soak: setup
-	$(PYTEST) -m "soak and not faults and not executors and not kube" --timeout=1800 $(PYTEST_ARGS)
+	$(PYTEST) -m "soak and not faults and not executors and not kube" --every-database --timeout=1800 $(PYTEST_ARGS)
 
 faults: setup
 	$(PYTEST) -m "soak and faults and not executors" --timeout=1800 --ignore=tests/faults/test_failover_matrix.py $(PYTEST_ARGS)

@@ -600,7 +600,8 @@ def copy_tree(target: Path) -> None:
 def run(tree: Path, tests: tuple[str, ...], database: str) -> tuple[bool, str]:
     """Whether they pass on this database; and the first that did not."""
     chosen = "not postgresql" if database == "sqlite" else database
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-k", chosen, *tests]
+    options = ("-x", "-q", "-p", "no:cacheprovider", "--every-database", "-m", "not soak", "-k", chosen)
+    command = [sys.executable, "-m", "pytest", *options, *tests]
     try:
         done = subprocess.run(command, cwd=tree, capture_output=True, text=True, timeout=LIMIT, check=False)
     except subprocess.TimeoutExpired:
