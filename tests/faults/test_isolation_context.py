@@ -55,7 +55,15 @@ def jobs(database: Database, shared_fork_server: None) -> Iterator[Scheduler]:
     made.close()
 
 
-@pytest.mark.parametrize("kind", [InThread, InLoop, kinds.Everything, kinds.AEverything])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        InThread,
+        pytest.param(InLoop, marks=pytest.mark.one_is_enough),
+        kinds.Everything,
+        pytest.param(kinds.AEverything, marks=pytest.mark.one_is_enough),
+    ],
+)
 def test_every_call(jobs: Scheduler, kind: type[Task]) -> None:
     good = jobs.task(Parent()).schedule()
     bad = jobs.task(Parent(fail=True)).schedule()

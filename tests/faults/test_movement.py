@@ -20,6 +20,7 @@ from support.databases import Database, one_database
 from support.fleet import until
 
 pytestmark = [pytest.mark.faults, pytest.mark.case(3)]
+ONE = pytest.mark.one_is_enough
 
 
 @pytest.fixture
@@ -57,12 +58,12 @@ def unmoved(jobs: Scheduler) -> set[int]:
     [
         (kinds.thread_moves, kinds.thread_stands, "stands_still"),
         (kinds.coroutine_moves, kinds.coroutine_stands, "coroutine_stands"),
-        (kinds.one_of_several_moves, kinds.all_of_several_stand, "all_of_several_stand"),
-        (kinds.call_in_thread_moves, kinds.call_in_thread_stands, "stands_still"),
+        pytest.param(kinds.one_of_several_moves, kinds.all_of_several_stand, "all_of_several_stand", marks=ONE),
+        pytest.param(kinds.call_in_thread_moves, kinds.call_in_thread_stands, "stands_still", marks=ONE),
         (kinds.ChildMoves, kinds.ChildStands, "run"),
-        (kinds.AsyncChildMoves, kinds.AsyncChildStands, "run"),
+        pytest.param(kinds.AsyncChildMoves, kinds.AsyncChildStands, "run", marks=ONE),
         (kinds.function_moves, kinds.function_stands, "function_stands"),
-        (kinds.awaited_function_moves, kinds.awaited_function_stands, "function_stands"),
+        pytest.param(kinds.awaited_function_moves, kinds.awaited_function_stands, "function_stands", marks=ONE),
     ],
     ids=["threads", "coroutines", "gathered", "to_thread", "children", "async children", "ctx.cpu", "await ctx.cpu"],
 )
