@@ -5,9 +5,11 @@ They are loaded when first used, so that importing the package stays cheap and d
 
 from __future__ import annotations
 
-import importlib
 import os
-from typing import TYPE_CHECKING, Any
+
+TYPE_CHECKING = False  # of typing, whose import would be most of the time until a command can take an interrupt
+if TYPE_CHECKING:
+    from typing import Any
 
 __version__ = "0.1.0"
 
@@ -76,6 +78,8 @@ def __getattr__(name: str) -> Any:
     where = _WHERE.get(name)
     if where is None:
         raise AttributeError(f"module 'scheduler' has no attribute {name!r}")
+    import importlib
+
     value = getattr(importlib.import_module(f"scheduler.{where}"), name)
     globals()[name] = value
     return value

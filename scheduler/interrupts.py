@@ -1,4 +1,8 @@
-"""Signals to stop: which of them are a word of their own."""
+"""Signals to stop: which of them are a word of their own, and what an interrupt does while a command starts.
+
+Commands import this module first of all, so it imports nothing that is not built in: until :func:`ends_quietly` is
+called, an interrupt shows a traceback of an import.
+"""
 
 from __future__ import annotations
 
@@ -20,3 +24,20 @@ class StopSignals:
             return False
         self._counted_at = now
         return True
+
+
+# Of signal.py, which makes enumerations of the numbers: that takes longer than all else here.
+_signal = __import__("_signal")
+
+
+def ends_quietly() -> bool:
+    """Let an interrupt end the process, without a traceback, if it would raise. Returns whether it would."""
+    ours: bool = _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler
+    if ours:
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+    return ours
+
+
+def raises_again() -> None:
+    """Let an interrupt raise KeyboardInterrupt, as in any program of Python."""
+    _signal.signal(_signal.SIGINT, _signal.default_int_handler)

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import signal
+from scheduler.interrupts import ends_quietly, raises_again
 
 
 def main() -> None:
     """Run ``schedctl`` with the arguments of this process."""
-    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if ours:  # while modules are imported an interrupt ends the process, and shows nobody a traceback of an import
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    ours = ends_quietly()  # while modules are imported
     from scheduler.cli.root import root
     from scheduler.cli.streams import ready
 
     ready()
     if ours:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        raises_again()
     try:
         root.main(prog_name="schedctl")
     finally:
         if ours:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # nor one of the end
+            ends_quietly()  # nor shows it a traceback of the end

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import signal
+from scheduler.interrupts import ends_quietly
 
 
 def run() -> int:
     """Run ``schedd`` with the arguments of this process. Returns its exit status."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # Until the daemon waits for signals, one ends the process, and shows nobody the traceback of an import.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    ends_quietly()  # until the daemon waits for signals
     from scheduler.daemon.main import main
 
     return main()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parents[2]
 # Raises the interrupt in the import of a module, as a person's key may do at any time.
 PROGRAM = """
 import os, signal, sys
@@ -50,3 +51,15 @@ def test_an_interrupt_in_an_import(
     assert done.returncode in (-signal.SIGINT, 130), done.stderr
     assert "Traceback" not in done.stderr
     assert len(done.stderr.splitlines()) <= 1
+
+
+@pytest.mark.parametrize(("where", "function"), [("scheduler.daemon", "run"), ("scheduler.cli", "main")])
+def test_nothing_is_imported_before_an_interrupt_is_taken(where: str, function: str) -> None:
+    """What Python and the script of the installer import before is not ours."""
+    code = (
+        f"import os, sys; sys.path.insert(0, {str(ROOT)!r}); before = set(sys.modules); "
+        f"from {where} import {function}; print(*sorted(set(sys.modules) - before))"
+    )
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=60)
+    ours = {"scheduler", where, "scheduler.interrupts"}
+    assert set(done.stdout.split()) <= ours | {"__future__"}, done.stderr
