@@ -22,7 +22,7 @@ _COLUMNS = ("level", "check", "text")
 def doctor_command(ctx: click.Context, session: Session, /, repair: bool, full: bool) -> None:
     """Check what must always hold. Exit status 1 if there is a problem.
 
-    Some checks look at the newest 100,000 tasks only, and `extent` says which; --full looks at all.
+    Some checks look at the newest 20,000 tasks only, and `extent` says which; --full looks at all.
 
     The command also connects to the sources and sinks of the configuration; one that it cannot reach is no problem.
     """

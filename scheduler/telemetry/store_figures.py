@@ -12,12 +12,13 @@ from collections.abc import Iterable
 from scheduler.model.defaults import POOLS, RETENTION
 from scheduler.model.state import TaskState
 from scheduler.ports import SECOND
+from scheduler.store import pauses
 from scheduler.store.db.tx import Tx
 from scheduler.store.read import figures
 from scheduler.store.read.alert_facts import expiring
 from scheduler.store.read.executors import executor_statuses
 from scheduler.store.read.problems import TABLE
-from scheduler.store.read.status import Status, status
+from scheduler.store.read.status import Standing, standing
 from scheduler.telemetry.metrics import Family, Metric, Sample
 
 EXPIRY_S = 48 * 3600.0  # dead letters that retention removes within this time are about to expire
@@ -32,7 +33,7 @@ OLDEST_READY_AGE = Metric(
     "How long the oldest ready task has only wanted a worker.",
     ("queue", "pool"),
 )
-DEAD_LETTERS = Metric("schedd_dead_letters", "gauge", "Dead letters, among the oldest 100,000.", ("kind",))
+DEAD_LETTERS = Metric("schedd_dead_letters", "gauge", "Dead letters, among the oldest 20,000.", ("kind",))
 OLDEST_DEAD_LETTER_AGE = Metric(
     "schedd_oldest_dead_letter_age_seconds", "gauge", "How long ago the oldest dead letter died.", ("kind",)
 )
@@ -89,8 +90,12 @@ def read_figures(tx: Tx, *, dead_retention: float = RETENTION["failed"], expiry:
     expiring, at most half of that.
     """
     begun = time.perf_counter()
-    found = status(tx)
-    families = [*_of_status(found), *_of_queues(tx), *_of_dead_letters(tx, dead_retention, expiry), *_of_schedules(tx)]
+    families = [
+        *_of_standing(tx, standing(tx)),
+        *_of_queues(tx),
+        *_of_dead_letters(tx, dead_retention, expiry),
+        *_of_schedules(tx),
+    ]
     families += _of_executors(tx)
     families.append(_one(UNDECIDED_EDGES, figures.undecided_edges(tx)))
     size = figures.database(tx)
@@ -112,17 +117,17 @@ def _counted(metric: Metric, counts: Iterable[tuple[str, float]]) -> Family:
     return Family(metric, [Sample((label,), value) for label, value in counts])
 
 
-def _of_status(found: Status) -> list[Family]:
+def _of_standing(tx: Tx, found: Standing) -> list[Family]:
     states = {state.value: found.states.get(state.value, 0) for state in TaskState}
     stuck = Counter(dict.fromkeys(PROBLEMS, 0))
-    for one in found.stuck:
+    for one in (one for one in found.problems if one.name != "idle"):  # which schedd_workers tells
         stuck[one.name.replace(" ", "_")] += max(1, one.number)
-    workers = Counter(worker.state for worker in found.workers)
+    workers = Counter(worker.state for worker in found.seen.workers)
     return [
         _counted(TASKS, states.items()),
         _counted(STUCK, sorted(stuck.items())),
         _counted(WORKERS, [(state, workers[state]) for state in WORKER_LABELS]),
-        _one(PAUSES, len(found.paused)),
+        _one(PAUSES, len(pauses.records(tx))),
         _one(SUSPENDED_TASKS, states[TaskState.SUSPENDED.value]),
     ]
 

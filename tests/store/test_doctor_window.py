@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from scheduler import Context, Scheduler, task
+from scheduler.model.state import SCHEDULED, SUCCESS
 from scheduler.store.admin import doctor
 from scheduler.store.admin.doctor import Finding
 from support.databases import Database
@@ -27,17 +28,18 @@ def jobs(database: Database, monkeypatch: pytest.MonkeyPatch) -> Scheduler:
     return made
 
 
-def keep(jobs: Scheduler, number: int) -> None:
-    """So many more tasks that have ended, and an attempt of each."""
+def keep(jobs: Scheduler, number: int, state: int = SUCCESS) -> None:
+    """So many more tasks that have ended, or are in another state, and an attempt of each."""
     numbers = "WITH RECURSIVE s(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM s WHERE i < :number) "
     with jobs.database.write() as tx:
         last = tx.run("SELECT coalesce(max(id), 0) FROM schedd_tasks").scalar_one()
         bound = {"number": number, "last": last, "now": tx.now}
         tx.run(
             "INSERT INTO schedd_tasks (id, kind, state, queue, lane, priority, run_at, unmet, created_at, finished_at, "
-            f"payload, attempt, claim) {numbers}SELECT :last + i, 'ping', 6, 'default', 'ping', 1, :now, 0, :now, "
+            f"payload, attempt, claim) {numbers}SELECT :last + i, 'ping', :state, 'default', 'ping', 1, :now, 0, :now, "
             ":now, '{}', 1, 1 FROM s",
             **bound,
+            state=state,
         )
         tx.run(
             "INSERT INTO schedd_attempts "
@@ -56,10 +58,11 @@ def of(found: Sequence[Finding], check: str) -> list[Finding]:
     return [one for one in found if one.check == check]
 
 
-def test_the_cost_does_not_grow_with_what_is_kept(jobs: Scheduler) -> None:
+@pytest.mark.parametrize("state", [SUCCESS, SCHEDULED], ids=["ended", "scheduled"])
+def test_the_cost_does_not_grow_with_what_is_kept(jobs: Scheduler, state: int) -> None:
     work = []
     for more in (12_000, 36_000):  # a finder looks at the newest 10,000
-        keep(jobs, more)
+        keep(jobs, more, state)
         if jobs.database.dialect.name == "postgresql":
             execute(jobs, "ANALYZE")
         with work_of(jobs) as counted:

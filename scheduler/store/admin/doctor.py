@@ -48,7 +48,7 @@ SURROUNDINGS = (
     "workers' clocks",
 )  # checks of surroundings.py
 _MAX_IDS = 1000  # ids named for one kind of problem
-NEWEST = 100_000  # tasks that the checks look at which no index serves
+NEWEST = 20_000  # tasks that the checks look at which no index serves
 _WAIT = list(Otherwise).index(Otherwise.WAIT)
 _PARENT = "coalesce(p.state, o.state)"
 _BIT = f"CASE {_PARENT} WHEN 6 THEN 1 WHEN 7 THEN 2 WHEN 8 THEN 2 WHEN 9 THEN 4 WHEN 10 THEN 8 ELSE 0 END"
@@ -80,7 +80,7 @@ def check(tx: Tx, *, full: bool = True) -> list[Finding]:
             "unmet counts",
             "equal the open edges",
             "with a wrong count of open edges",
-            wrong_counts(tx),
+            wrong_counts(tx, since()),
         ),
         "edges": lambda: _finding(
             "edges",
@@ -138,7 +138,7 @@ def _first_of_newest(tx: Tx) -> int | None:
 
 
 def _extent() -> str:
-    where = f"rows, replaced and due times were looked at of the newest {NEWEST:,} tasks"
+    where = f"rows, edges of scheduled tasks, replaced and due times were looked at of the newest {NEWEST:,} tasks"
     return f"{where}: `schedctl doctor --full` looks at all"
 
 
@@ -208,16 +208,17 @@ def _finding(name: str, fine: str, wrong: str, ids: Sequence[int]) -> Finding:
     return Finding(name, PROBLEM, f"{number} {wrong}: {listed([str(i) for i in ids])}", tuple(ids))
 
 
-def wrong_counts(tx: Tx) -> list[int]:
+def wrong_counts(tx: Tx, since: int | None = None) -> list[int]:
     """Waiting and scheduled tasks whose ``unmet`` is not the number of open edges, or not their state.
 
-    Once a task was claimed, its edges no longer count: a parent that is retried leaves it alone.
+    ``since``: no scheduled one with an id below it; None: all. Once a task was claimed, its edges no longer count: a
+    parent that is retried leaves it alone.
     """
     edges = f"(SELECT count(*) FROM schedd_edges e {_PARENTS} WHERE e.child = t.id AND (e.ok & {_BIT}) = 0)"
     some = f"SELECT t.id, t.state, t.unmet, {edges} AS open FROM schedd_tasks t WHERE"
     rows = tx.run(
         f"SELECT f.id FROM ({some} t.state = {st.WAITING} UNION ALL {some} {claimable('t')} "
-        f"AND t.state = {st.SCHEDULED} AND t.claimed_at IS NULL) f "
+        f"AND t.state = {st.SCHEDULED} AND t.claimed_at IS NULL{'' if since is None else f' AND t.id >= {since}'}) f "
         f"WHERE f.unmet <> f.open OR (f.state = {st.WAITING} AND f.open = 0) "
         f"OR (f.state = {st.SCHEDULED} AND f.open > 0) "
         f"ORDER BY f.id + 0 LIMIT {_MAX_IDS}"

@@ -17,7 +17,8 @@ from scheduler.store.read.ready import ready_since
 from scheduler.store.rollups import MINUTES_KEPT
 from scheduler.store.tasks.claim import LaneHead, lane_heads
 
-MAX_COUNTED = 100_000  # tasks of a queue and priority, dead letters, and waiting tasks that are looked at
+MAX_COUNTED = 100_000  # tasks of a queue and priority, and waiting tasks that are looked at
+MAX_DEAD = 20_000  # dead letters
 MAX_QUEUES = 200  # pairs of a queue and a priority, those that have waited longest
 MAX_SCHEDULES = 200  # schedules named, the latest
 _MAX_HEADS = 20  # lanes of a queue and priority looked at for the oldest ready task
@@ -93,10 +94,10 @@ class DeadLettersOfKind(NamedTuple):
 
 
 def dead_letters(tx: Tx) -> list[DeadLettersOfKind]:
-    """Dead letters by kind, among the oldest ``MAX_COUNTED``."""
+    """Dead letters by kind, among the oldest ``MAX_DEAD``: each is a look into the table."""
     rows = tx.run(
         "SELECT kind, count(*) AS n, min(finished_at) AS oldest FROM (SELECT kind, finished_at FROM schedd_tasks "
-        f"WHERE {_DEAD} ORDER BY state, finished_at LIMIT {MAX_COUNTED}) d GROUP BY kind ORDER BY kind"
+        f"WHERE {_DEAD} ORDER BY state, finished_at LIMIT {MAX_DEAD}) d GROUP BY kind ORDER BY kind"
     )
     return [DeadLettersOfKind(row.kind, row.n, row.oldest) for row in rows]
 

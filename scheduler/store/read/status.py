@@ -78,15 +78,29 @@ class Status(NamedTuple):
     causes: SharedCauses = SharedCauses([], 0, True)  # of the newest dead letters, over all kinds
 
 
+class Standing(NamedTuple):
+    """What people and Prometheus read: tasks by state, the states that may have more, and what is wrong."""
+
+    seen: Snapshot
+    states: dict[str, int]
+    capped: frozenset[str]
+    problems: list[Problem]
+
+
+def standing(tx: Tx, most: int = MAX_COUNTED) -> Standing:
+    """How things stand; see :func:`status`."""
+    seen = Snapshot(tx)
+    states, capped = about(tx, most)
+    seen.unreadable = any(name not in set(TaskState) for name in states)
+    return Standing(seen, states, capped, problems(seen))
+
+
 def status(tx: Tx, most: int = MAX_COUNTED) -> Status:
     """How things stand at ``now`` (microseconds). Reads narrow indexes only.
 
     ``most``: tasks of each index, and of each priority, that are counted.
     """
-    seen = Snapshot(tx)
-    states, capped = about(tx, most)
-    seen.unreadable = any(name not in set(TaskState) for name in states)
-    found = problems(seen)
+    seen, states, capped, found = standing(tx, most)
     stuck = [one for one in found if one.name != "idle"]
     pool_counts, more = _pools(tx, seen.fleet, seen.heads, most)
     return Status(

@@ -68,6 +68,7 @@ def jobs(database: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[Schedu
     monkeypatch.setattr(dead_causes, "WINDOW", BOUND)
     monkeypatch.setattr(alert_facts, "MAX_DEAD", BOUND)
     monkeypatch.setattr(figures, "MAX_COUNTED", BOUND)
+    monkeypatch.setattr(figures, "MAX_DEAD", BOUND)
     monkeypatch.setattr(message_counts, "MOST", BOUND)
     monkeypatch.setattr(inbox_held, "MOST_COUNTED", BOUND)
     made = Scheduler.for_testing(url=database.url)
