@@ -17,6 +17,16 @@ from scheduler.store.db.identity import Identity
 from scheduler.store.db.statements import raise_as_sqlalchemy
 
 
+class _OpenFile:
+    """The SQLite file of one opening: a thread that looks at it while another opens the store anew judges the old one.
+
+    ``id``: device and inode, from the first connection on; ``replaced``: once the path has led to another file.
+    """
+
+    id: tuple[int, int] | None = None
+    replaced: StoreReplacedError | None = None
+
+
 class SameStore:
     """Remembers the identity of the open store. ``path``: of a SQLite file, None on PostgreSQL; ``now``: its clock."""
 
@@ -25,20 +35,20 @@ class SameStore:
         self._path = path
         self._now = now
         self.identity: Identity | None = None  # as it was last looked at; None: the server or the schema has none
-        self._file: tuple[int, int] | None = None  # device and inode of the SQLite file that is open
-        self._replaced: StoreReplacedError | None = None
+        self._file = _OpenFile()
         self._looks = False  # a new epoch is left to those that write
 
     def begin(self, *, looks: bool = False) -> None:
         """The store is opened anew: whatever file is there now is the right one. ``looks``: nothing is written."""
-        self._file = self._replaced = None
+        self._file = _OpenFile()
         self._looks = looks
 
     def made(self, raw: Any) -> None:
         """A connection was made: it may lead to another server than the last one, or to another file."""
         if self._path is not None:
-            if self._file is None:
-                self._file = _file_at(self._path)
+            file = self._file
+            if file.id is None:
+                file.id = _file_at(self._path)
             self.check_file()
             return
         if self._looks:
@@ -73,18 +83,19 @@ class SameStore:
 
     def check_file(self) -> None:
         """Raise StoreReplacedError if the path of the open SQLite file leads to another one by now, or to none."""
-        if self._replaced is None and self._file is not None:
+        file = self._file
+        if file.replaced is None and file.id is not None:
             assert self._path is not None
             found = _file_at(self._path)
-            if found == self._file:
+            if found == file.id:
                 return
             what = "was deleted" if found is None else "was replaced by another one"
-            self._replaced = StoreReplacedError(
+            file.replaced = StoreReplacedError(
                 f"the database {self._path.absolute()} {what} while it was open: nothing more is written to either; "
                 "start this program again, on the file that is to be used"
             )
-        if self._replaced is not None:
-            raise StoreReplacedError(str(self._replaced))
+        if file.replaced is not None and file is self._file:
+            raise StoreReplacedError(str(file.replaced))
 
 
 def _file_at(path: Path) -> tuple[int, int] | None:

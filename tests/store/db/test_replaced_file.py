@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from faults.harness import until
 
 from scheduler import Scheduler, StoreUnavailableError, task
 from scheduler.cli.root import root
 from scheduler.errors import StoreReplacedError
+from scheduler.store.db import same_store
+from scheduler.store.db.same_store import SameStore
 from support.databases import Database, one_database
 from support.processes import Nursery
 from support.runner import Runner
@@ -131,3 +134,28 @@ def test_a_command_that_only_reads_makes_no_database_of_an_empty_file(
     assert "is empty, and no database yet" in done.output
     assert empty.stat().st_size == 0
     assert os.listdir(tmp_path) == ["jobs.db"]
+
+
+def test_a_look_at_the_file_while_the_store_is_opened_anew_refuses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program's threads look at the store before it begins to write, and so opens the file again."""
+    path = tmp_path / "jobs.db"
+    path.touch()
+    same = SameStore(sa.make_url(f"sqlite:///{path}"), path, lambda: 0)
+    same.begin(looks=True)
+    same.made(None)
+    found = same_store._file_at
+
+    def opened_meanwhile(path: Path) -> tuple[int, int] | None:
+        monkeypatch.setattr(same_store, "_file_at", found)
+        same.begin()
+        return found(path)
+
+    monkeypatch.setattr(same_store, "_file_at", opened_meanwhile)
+    same.check_file()
+    same.made(None)
+    same.check_file()
+    path.unlink()
+    with pytest.raises(StoreReplacedError, match="was deleted"):
+        same.check_file()
