@@ -239,7 +239,8 @@ class _ContextBase(Generic[App_co]):
 
     def _one_of(self, results: Mapping[int, Any], parent: str | int) -> Any:
         """Raises KeyError that says which there are."""
-        found: Mapping[Any, Any] = results if isinstance(parent, int) else self._by_name(results)
+        found: dict[int | str, Any] = dict(results.items())
+        found.update(self._by_name(results).items())
         if parent not in found:
             there = f"there are {', '.join(map(str, found))}" if found else "it has none"
             raise KeyError(f"task {self.id} depends on no task {parent!r}: {there}")
