@@ -6,8 +6,11 @@ called, an interrupt shows a traceback of an import.
 
 from __future__ import annotations
 
+import importlib
 import time
 
+# signal.py makes enumerations of the numbers: that takes longer than all else here.
+_signal = importlib.import_module("_signal")
 SAME_SIGNAL = 1.0  # seconds after a signal to stop within which others are that one, sent again
 
 
@@ -24,10 +27,6 @@ class StopSignals:
             return False
         self._counted_at = now
         return True
-
-
-# Of signal.py, which makes enumerations of the numbers: that takes longer than all else here.
-_signal = __import__("_signal")
 
 
 def ends_quietly() -> bool:

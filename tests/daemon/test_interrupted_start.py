@@ -57,7 +57,7 @@ def test_an_interrupt_in_an_import(
 def test_nothing_is_imported_before_an_interrupt_is_taken(where: str, function: str) -> None:
     """What Python and the script of the installer import before is not ours."""
     code = (
-        f"import os, sys; sys.path.insert(0, {str(ROOT)!r}); before = set(sys.modules); "
+        f"import importlib, os, sys; sys.path.insert(0, {str(ROOT)!r}); before = set(sys.modules); "
         f"from {where} import {function}; print(*sorted(set(sys.modules) - before))"
     )
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=60)
