@@ -35,12 +35,12 @@ def audit_command(
     Each change is recorded in its own transaction. Entries stay for [retention] audit, even when their task is
     removed.
     """
-    from scheduler.operations.audit import AuditFilter, entries
+    from scheduler.operations.audit import AuditFilter, shown
 
     with session.desk.read() as tx:
         now = session.database.clock.now()
         first, end = (at + now if at is not None and at <= 0 else at for at in (since, until))
-        found, more = entries(tx, AuditFilter(**given, since=first, until=end), limit, cursor)
+        found, more = shown(tx, AuditFilter(**given, since=first, until=end), limit, cursor)
     print_rows(session, [{"about": entry.about, **audit_view(entry)} for entry in found], _COLUMNS)
     if more is not None:
         note(f"stopped at {limit}, there are more: --cursor {more} shows the next ones")

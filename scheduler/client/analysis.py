@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from scheduler.client.checks import check_id
 from scheduler.client.threads import in_thread
 from scheduler.errors import ConfigError
 from scheduler.model.critical_path import Estimate
+from scheduler.model.spec import check_id
 from scheduler.model.times import instant_us
 from scheduler.store.db.database import Database
 from scheduler.store.read import compare as store_compare

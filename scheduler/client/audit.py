@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from scheduler.client.checks import check_id
 from scheduler.client.threads import in_thread
 from scheduler.errors import ConfigError
 from scheduler.model.actor import acting_as
+from scheduler.model.spec import check_id
 from scheduler.model.times import instant_us, to_datetime
 from scheduler.operations import masks
 from scheduler.operations.audit import AuditFilter, AuditRecord, entries

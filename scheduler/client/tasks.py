@@ -9,7 +9,6 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, overload
 
-from scheduler.client.checks import check_id
 from scheduler.client.dead_letters import DeadLetters, warn_left, warn_stale
 from scheduler.client.info import AttemptInfo, TaskInfo, TaskPage, attempt_info, task_info
 from scheduler.client.schedules import Schedules
@@ -27,7 +26,7 @@ from scheduler.errors import (
 )
 from scheduler.model.registry import Registry
 from scheduler.model.retry import RetryPolicy
-from scheduler.model.spec import EdgeSpec, TaskId
+from scheduler.model.spec import EdgeSpec, TaskId, check_id
 from scheduler.model.state import (
     DEFAULT_OTHERWISE,
     EndedName,

@@ -8,9 +8,9 @@ from contextlib import suppress
 from datetime import timedelta
 
 from scheduler.backoff import Backoff
-from scheduler.client.checks import check_id
 from scheduler.errors import ConfigError, StoreUnavailableError, UnknownTaskError
 from scheduler.model.running import current_attempt
+from scheduler.model.spec import check_id
 from scheduler.model.times import SECOND, span_us
 from scheduler.store.db.database import Database
 from scheduler.store.read import tasks as read_tasks

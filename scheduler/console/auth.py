@@ -25,7 +25,7 @@ from scheduler.console.roles import Principal, Verb, read_roles
 from scheduler.console.security import Failures, Peer
 from scheduler.console.sessions import Sessions, StoredSessions
 from scheduler.errors import ConfigError
-from scheduler.operations.desk import Database
+from scheduler.operations.desk import Desk
 
 LINK_SECONDS = 60.0  # for which a link for one use is good
 LINKS_EVERY = 10.0  # seconds between two links that a visitor may have printed
@@ -374,8 +374,8 @@ def _os_name(uid: int) -> str:
         return f"os:{uid}"
 
 
-def make_auth(settings: Any, database: Database, *, loopback: bool, unix: bool, trusts_proxy: bool) -> Auth:
-    """The authentication that ``[console]`` asks for; ``database`` keeps the sessions of those who log in with a token.
+def make_auth(settings: Any, desk: Desk, *, loopback: bool, unix: bool, trusts_proxy: bool) -> Auth:
+    """The authentication that ``[console]`` asks for; ``desk`` keeps the sessions of those who log in with a token.
 
     Raises ConfigError, also where the address would be open.
     """
@@ -399,7 +399,7 @@ def make_auth(settings: Any, database: Database, *, loopback: bool, unix: bool, 
     if method == "basic":
         return BasicAuth(Users(_users_file(settings.users), roles, "scrypt"))
     users = Users(_users_file(settings.users), roles, "sha256")
-    return TokenAuth(users, StoredSessions(database, users.session_keys))
+    return TokenAuth(users, StoredSessions(desk, users.session_keys))
 
 
 def _groups(lines: tuple[str, ...], roles: Roles) -> dict[str, str]:

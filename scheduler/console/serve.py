@@ -44,7 +44,7 @@ class Server:
         self.jobs.database.connections = CONNECTIONS
         self.auth = make_auth(
             settings,
-            self.jobs.database,
+            self.jobs.desk,
             loopback=self.address.loopback and self.address.path is None,
             unix=self.address.path is not None,
             trusts_proxy=Peers(settings.trusted_proxies).any,

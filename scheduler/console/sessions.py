@@ -12,7 +12,7 @@ import anyio.to_thread
 from starlette.requests import Request
 
 from scheduler.operations import console_sessions
-from scheduler.operations.desk import Database
+from scheduler.operations.desk import Desk
 from scheduler.ports import SECOND
 
 COOKIE = "schedd_session"
@@ -83,9 +83,9 @@ class StoredSessions(Sessions):
     refused unread: else each would cost a read of the store.
     """
 
-    def __init__(self, database: Database, keys: Callable[[], Mapping[str, str]]) -> None:
+    def __init__(self, desk: Desk, keys: Callable[[], Mapping[str, str]]) -> None:
         super().__init__()
-        self._database = database
+        self._desk = desk
         self._keys = keys
 
     def _sealed(self, value: str, user: str) -> str:
@@ -98,26 +98,20 @@ class StoredSessions(Sessions):
 
     async def _store(self, session: str, user: str) -> None:
         lasting = round(SESSION_SECONDS * SECOND)
-        await anyio.to_thread.run_sync(
-            self._database.change, lambda tx: console_sessions.begin(tx, session, user, lasting)
-        )
+        await anyio.to_thread.run_sync(console_sessions.begin, self._desk, session, user, lasting)
 
     async def _find(self, session: str) -> str | None:
         known = self._known_user(session)
         if known is not None:
             return known
-        user = await anyio.to_thread.run_sync(self._read, session)
+        user = await anyio.to_thread.run_sync(console_sessions.user_of, self._desk, session)
         if user is not None:
             self._remember(session, user, LOOKED_UP_SECONDS)
         return user
 
-    def _read(self, session: str) -> str | None:
-        with self._database.read() as tx:
-            return console_sessions.user_of(tx, session)
-
     async def _remove(self, session: str) -> None:
         self._known.pop(session, None)
-        await anyio.to_thread.run_sync(self._database.change, lambda tx: console_sessions.end(tx, session))
+        await anyio.to_thread.run_sync(console_sessions.end, self._desk, session)
 
 
 def _mark(key: str, value: str) -> str:

@@ -17,7 +17,7 @@ MARK = "x-secret"
 _SHORTEST = 4  # a shorter text would be found in every other word
 Secret = msgspec.Meta(extra_json_schema={MARK: True})  # Annotated[str, Secret]
 _NAME = re.compile(
-    r"pass(word|wd|phrase)?|pwd|secret|token|api_?key|authori[sz]ation|cookie|credential|private_?key|dsn"
+    r"pass(word|wd|phrase|(?!ed$|ed_))|pwd|secret|token|api_?key|authori[sz]ation|cookie|credential|private_?key|dsn"
     r"|session|signature",
     re.IGNORECASE,
 )

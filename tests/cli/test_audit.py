@@ -88,3 +88,12 @@ def test_a_dry_run_records_nothing(ctl: Ctl, live: Bench) -> None:
     task = int(live.step("x").after(60).schedule())
     ctl("cancel", task, "--dry-run", *WHO)
     assert ctl.json("audit") == []
+
+
+def test_what_the_audit_shows_has_no_secrets(ctl: Ctl, live: Bench) -> None:
+    task = int(live.step("x").after(60).schedule())
+    ctl("cancel", task, "--by", "alice", "--reason", "as https://bob:hunter2@host/ says")
+    for output in ("json", "table"):
+        shown = ctl("audit", "-o", output).stdout
+        assert "hunter2" not in shown
+        assert "https://bob:***@host/" in shown or output == "table"

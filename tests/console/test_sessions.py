@@ -11,6 +11,7 @@ from scheduler.console import sessions
 from scheduler.console.auth import hash_token
 from scheduler.operations import console_sessions
 from scheduler.ports import SECOND
+from scheduler.store import console_sessions as stored
 from scheduler.store.db.database import Database as Store
 from scheduler.testing import FakeClock
 from support.consoles import ORIGIN, ask, link, served
@@ -51,8 +52,8 @@ def test_a_made_up_cookie_costs_no_read_of_the_store(
     database: Database, users: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
-    monkeypatch.setattr(console_sessions, "user_of", lambda _tx, session: read.append(session))
-    monkeypatch.setattr(console_sessions, "end", lambda _tx, session: read.append(session))
+    monkeypatch.setattr(console_sessions, "user_of", lambda _desk, session: read.append(session))
+    monkeypatch.setattr(console_sessions, "end", lambda _desk, session: read.append(session))
     with served(database, auth="token", users=users) as server:
         value = logged_in(server.gate)["cookie"].partition("=")[2]
         head, _, mark = value.partition(".")
@@ -97,13 +98,13 @@ def test_a_link_opens_a_session_of_this_process_which_a_log_out_ends(database: D
 def test_sessions_that_are_over_are_removed(database: Database) -> None:
     clock = FakeClock()
     store = Store(database.url, clock)
-    store.change(lambda tx: console_sessions.begin(tx, "a", "ada", 60 * SECOND))
+    store.change(lambda tx: stored.begin(tx, "a", "ada", 60 * SECOND))
     with store.read() as tx:
-        assert console_sessions.user_of(tx, "a") == "ada"
+        assert stored.user_of(tx, "a") == "ada"
     clock.advance(60)
     with store.read() as tx:
-        assert console_sessions.user_of(tx, "a") is None
-    store.change(lambda tx: console_sessions.begin(tx, "b", "eve", 60 * SECOND))
+        assert stored.user_of(tx, "a") is None
+    store.change(lambda tx: stored.begin(tx, "b", "eve", 60 * SECOND))
     with store.read() as tx:
         assert [row.id for row in tx.run("SELECT id FROM schedd_console_sessions")] == ["b"]
     store.dispose()

@@ -12,9 +12,10 @@ import pytest
 from scheduler import ConfigError, Context, DeadLetter, RetryPolicy, Task, UnknownTaskError
 from scheduler.errors import StoreUnavailableError
 from scheduler.model.task_filter import BEFORE, TaskFilter, Term
+from scheduler.operations import bulk
 from scheduler.ports import SystemClock
 from scheduler.store import reaper
-from scheduler.store.admin import purge, retention
+from scheduler.store.admin import retention
 from scheduler.testing import drain
 from support.bench import Bench, Soft, Step
 from support.fleet import Fleet, ends, let_pass, rows, step
@@ -175,18 +176,14 @@ def test_purge_removes_only_what_is_older(bench: Bench) -> None:
 
 
 @pytest.mark.case(22)
-def test_purge_in_batches(bench: Bench) -> None:
+def test_purge_in_batches(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     made = bench.die(*(f"m{i}" for i in range(25)))
     bench.clock.advance(1)
-    database = bench.jobs.database
-    wanted = TaskFilter((Term("ended", (database.now(),), how=BEFORE),))
-    removed = []
-    while True:
-        with database.write() as tx:
-            removed.append(purge.purge(tx, wanted, batch=10))
-        if removed[-1] < 10:
-            break
-    assert removed == [10, 10, 5]
+    wanted = TaskFilter((Term("ended", (bench.jobs.database.now(),), how=BEFORE),))
+    removed: list[int] = []
+    monkeypatch.setattr(bulk, "BATCH", 10)
+    bulk.purge(bench.jobs.desk, wanted, bulk.Run(each=lambda done: removed.append(done.size)))
+    assert removed == [10, 20, 25]
     assert len(rows(bench.jobs, "SELECT task_id FROM schedd_outcomes")) == len(made)
 
 

@@ -10,7 +10,7 @@ import pytest
 from scheduler import ConfigError, Debounce, Secret, Task, Unique, task
 from scheduler.model.registry import Kind
 from scheduler.model.registry import make_kind as make
-from scheduler.model.secrets import Mask, hide_in
+from scheduler.model.secrets import Mask, hide_in, is_secret_name
 
 
 def make_kind(source: Any) -> Kind:
@@ -134,3 +134,11 @@ def test_no_key_shows_a_secret(options: dict[str, Any]) -> None:
 
     with pytest.raises(ConfigError, match="token is a Secret"):
         make_kind(Keyed)
+
+
+@pytest.mark.parametrize(
+    ("name", "secret"),
+    [("pass", True), ("db_pass", True), ("Password", True), ("passphrase", True), ("passed", False)],
+)
+def test_counts_of_passed_tasks_are_no_secrets(name: str, secret: bool) -> None:
+    assert is_secret_name(name) is secret

@@ -6,11 +6,11 @@ import shlex
 from typing import Any
 
 from scheduler.client.json_views import audit_view
-from scheduler.console.masks import masked, masked_text
+from scheduler.console.masks import masked
 from scheduler.console.render import Page
 from scheduler.console.routes import Nav, page
 from scheduler.console.visit import Visit
-from scheduler.operations.audit import AuditFilter, AuditRecord, entries
+from scheduler.operations.audit import AuditFilter, AuditRecord, shown
 from scheduler.operations.filter import instant
 
 ROWS = 100
@@ -28,8 +28,8 @@ def audit(visit: Visit) -> Page:
     by, action, subject, via, bulk = (given[name] or None for name in _TEXTS)
     wanted = AuditFilter(task, action, by, subject, via, bulk, since, until)
     with visit.read() as tx:
-        found, more = entries(tx, wanted, ROWS, cursor)
-    rows = [_masked(entry) for entry in found]
+        found, more = shown(tx, wanted, ROWS, cursor)
+    rows = [_exactly(entry) for entry in found]
     words = [word for name, value in given.items() if value for word in (f"--{name}", value)]
     command = shlex.join(["schedctl", "audit", *([str(task)] if task else []), *words])
     data = {"entries": [{"about": entry.about, **audit_view(entry)} for entry in rows], "cursor": more}
@@ -43,11 +43,8 @@ def audit(visit: Visit) -> Page:
     return Page("audit.html", data, context, command)
 
 
-def _masked(entry: AuditRecord) -> AuditRecord:
+def _exactly(entry: AuditRecord) -> AuditRecord:
+    """The same with numbers that scripts can read."""
     return entry._replace(
-        reason=masked_text(entry.reason),
-        detail=masked(entry.detail),
-        filter=masked(entry.filter),
-        before=masked(entry.before),
-        after=masked(entry.after),
+        detail=masked(entry.detail), filter=masked(entry.filter), before=masked(entry.before), after=masked(entry.after)
     )

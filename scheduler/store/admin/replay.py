@@ -8,17 +8,16 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from scheduler.errors import DuplicateKeyError, PayloadError
+from scheduler.errors import PayloadError
 from scheduler.model import state as st
 from scheduler.model.lanes import base_lane, rank_of, ranked_lane
 from scheduler.model.registry import MAX_KEY
 from scheduler.model.spec import EdgeSpec, TaskId, TaskSpec
 from scheduler.model.state import Otherwise, TaskState, When
-from scheduler.model.task_filter import TaskFilter
 from scheduler.ports import FAILPOINTS
 from scheduler.store import audit
 from scheduler.store.db.tx import Tx
-from scheduler.store.read.dead_letters import letters, not_dead
+from scheduler.store.read.dead_letters import not_dead
 from scheduler.store.tasks import envelopes, keys
 from scheduler.store.tasks.control import reopen
 from scheduler.store.tasks.enqueue import enqueue
@@ -40,16 +39,6 @@ READ = ", ".join(
         *COPIED,
     )
 )
-
-
-class Replayed(NamedTuple):
-    """``ids``: what runs again; ``conflicts``: id -> the task that has its key, also of what would have been revived
-    with those; ``last``: where the next batch begins; ``more``: whether there may be one."""
-
-    ids: list[int]
-    conflicts: dict[int, int]
-    last: tuple[int, int]
-    more: bool
 
 
 class Reopened(NamedTuple):
@@ -74,33 +63,6 @@ def replay(
         again = Reopened(TaskId(task_id, created=False), _again(tx, row, key, payload))
     FAILPOINTS.hit("before replay commit")
     return again
-
-
-def replay_some(tx: Tx, wanted: TaskFilter, *, limit: int, after: tuple[int, int] = (0, 0)) -> Replayed:
-    """Replay up to ``limit`` dead letters, the oldest first, beginning behind ``after`` (died at, id).
-
-    One whose key another task holds, or has completed since, stays as it is. Skips rows that another
-    transaction is replaying.
-    """
-    where, bound = letters(tx, wanted)
-    rows = tx.run(
-        f"SELECT t.id, t.finished_at FROM schedd_tasks t WHERE {where} AND t.finished_at >= :at "
-        "AND (t.finished_at > :at OR t.id > :id) "
-        f"ORDER BY t.state, t.finished_at, t.id LIMIT :limit {tx.dialect.skip_locked}",
-        **(bound | {"at": after[0], "id": after[1], "limit": limit}),
-    ).fetchall()
-    replayed: list[int] = []
-    conflicts: dict[int, int] = {}
-    for row in rows:
-        try:
-            with tx.connection.begin_nested():
-                again = replay(tx, row.id)
-            replayed.append(row.id)
-            conflicts |= {task_id: other.id for task_id, other in again.left.items()}
-        except DuplicateKeyError as error:
-            conflicts[row.id] = error.existing_id
-    last = (rows[-1].finished_at, rows[-1].id) if rows else after
-    return Replayed(replayed, conflicts, last, len(rows) >= limit)
 
 
 def _locked(tx: Tx, task_id: int) -> sa.Row[Any]:

@@ -9,7 +9,7 @@ import msgspec
 from scheduler.errors import InvalidTransitionError
 from scheduler.model import state as st
 from scheduler.model.state import TaskState
-from scheduler.model.task_filter import BEFORE, SINCE, TaskFilter, Term, in_states, only
+from scheduler.model.task_filter import SINCE, TaskFilter, Term, in_states, only
 from scheduler.store.broken_rows import options_of
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
@@ -75,12 +75,6 @@ def without_payload(tx: Tx, wanted: TaskFilter) -> TaskFilter:
         ids += [row.id for row in page]
         below = more or 0
     return TaskFilter((*(term for term in wanted.terms if term.field != "payload"), only("id", *ids)), wanted.up_to)
-
-
-def for_replay(tx: Tx, wanted: TaskFilter) -> TaskFilter:
-    """The filter of a replay of many, without dead letters that die from now on, such as those that die again."""
-    wanted = without_payload(tx, wanted)
-    return wanted if wanted.ended_before else wanted.also(Term("ended", (tx.now + 1,), how=BEFORE))
 
 
 def find(tx: Tx, wanted: TaskFilter, limit: int) -> list[TaskRecord]:

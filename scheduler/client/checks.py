@@ -1,3 +1,0 @@
-"""Checks of what programs pass in."""
-
-from scheduler.model.spec import check_id as check_id
