@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -34,8 +32,10 @@ from support.nats_rig import NatsRig
 from support.rabbitmq_rig import RabbitRig
 from support.receiving import Order, receiver_of
 from support.redis_rig import RedisRig
+from support.session import TESTS
 from support.spool import SpoolRig
 from support.sqs_rig import SqsRig
+from support.warm import Forked, warm
 
 RIGS: list[Any] = [
     pytest.param(SpoolRig, id="spool"),
@@ -74,10 +74,10 @@ class Trial:
         fields = {"schema_version": 2, "idempotency_key": f"order-{number}", "payload_inline": payload}
         return msgspec.json.encode({**fields, **more})
 
-    def process(self, point: str = "-", number: int = 1, idle: int = 1) -> subprocess.Popen[bytes]:
-        argv = [sys.executable, "-m", "support.receiving", str(self.config), self.rig.type_name, self.rig.factory]
-        environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-        return subprocess.Popen([*argv, point, str(number), str(idle)], env=environ)
+    def process(self, point: str = "-", number: int = 1, idle: int = 1) -> Forked:
+        given = [str(self.config), self.rig.type_name, self.rig.factory, point, str(number), str(idle)]
+        with open(os.devnull, "rb") as null:
+            return warm.start("support.receiving", given, TESTS, dict(os.environ), [null.fileno(), 1, 2])
 
     def receiver(self, holder: str = "test") -> Receiver:
         made, self.jobs = receiver_of(str(self.config), self.rig.type_name, self.rig.factory, holder)
