@@ -398,7 +398,7 @@ MUTANTS = (
     ),
     Mutant(
         "another file at the path is noticed",
-        (Change("scheduler/store/db/same_store.py", "if found == self._file:", "if found != ():"),),
+        (Change("scheduler/store/db/same_store.py", "if found == file.id:", "if found != ():"),),
         ("tests/store/db/test_replaced_file.py",),
     ),
     Mutant(

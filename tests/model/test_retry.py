@@ -41,6 +41,7 @@ def test_defaults_are_those_of_automatic_retry() -> None:
     assert RetryPolicy(min_wait=10, max_wait=3600, max_attempts=5) == DEFAULT_RETRY
 
 
+@pytest.mark.both_databases
 @pytest.mark.case(11)
 def test_exponential_waits_are_capped_and_end_with_the_budget() -> None:
     policy = RetryPolicy(min_wait=40, max_wait=90, max_attempts=3, factor=3)

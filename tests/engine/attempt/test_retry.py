@@ -58,6 +58,7 @@ def policy(*args: Any, **options: Any) -> RetryPolicy:
     return RetryPolicy(*args, **({"jitter": 0} | options))
 
 
+@pytest.mark.both_databases
 @pytest.mark.case(11)
 def test_exponential_waits_are_capped_and_the_third_failure_is_the_end(fleet: Fleet, clock: FakeClock) -> None:
     jobs = failing(fleet)
@@ -73,6 +74,7 @@ def test_exponential_waits_are_capped_and_the_third_failure_is_the_end(fleet: Fl
     assert drain(jobs) == 0
 
 
+@pytest.mark.both_databases
 @pytest.mark.case(11)
 def test_a_success_after_failures_is_a_success(fleet: Fleet, clock: FakeClock) -> None:
     jobs = failing(fleet, ValueError("1"), ValueError("2"), "done")
