@@ -160,7 +160,7 @@ def _by_index(tx: Tx, asked: Asked, cursor: int, limit: int) -> tuple[str, dict[
     bound: dict[str, Any] = {**asked.bound, "cursor": cursor, "limit": limit}
     where = " AND ".join(filter(None, (asked.where, "t.id + 0 < :cursor")))
     if asked.led is not None:
-        return _led(asked.led, asked.where or "true", bound)
+        return _led(tx, asked.led, asked.where or "true", bound)
     if not asked.codes:
         return None
     chosen: list[str] = []
@@ -178,16 +178,23 @@ def _by_index(tx: Tx, asked: Asked, cursor: int, limit: int) -> tuple[str, dict[
     return f"SELECT f.id FROM ({found}) f ORDER BY f.id + 0 DESC LIMIT :limit", bound | lanes
 
 
-def _led(led: Led, where: str, bound: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Down the index from the cursor, as far as the page goes. The comparison of rows keeps planners to that index:
-    with an equality they would believe that the primary key has the same order."""
+def _led(tx: Tx, led: Led, where: str, bound: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Down the index from the cursor, as far as the page goes.
+
+    With an equality a planner believes that the primary key has the same order. PostgreSQL is kept to the index by a
+    comparison of rows, SQLite by the index's name: there that comparison begins at the first row of each page.
+    """
     parts: list[str] = []
+    index = tx.dialect.by_index(f"ix_schedd_tasks_{led.column}")
     for n, value in enumerate(led.values):
         bound[f"led{n}"] = value
         column = f"t.{led.column}"
+        below = f"({column}, t.id) < (:led{n}, :cursor) AND {column} >= :led{n}"
+        if index:
+            below = f"{column} = :led{n} AND t.id < :cursor"
         parts.append(
-            f"SELECT p{n}.id FROM (SELECT t.id FROM schedd_tasks t WHERE ({column}, t.id) < (:led{n}, :cursor) "
-            f"AND {column} >= :led{n} AND {where} ORDER BY {column} DESC, t.id DESC LIMIT :limit) p{n}"
+            f"SELECT p{n}.id FROM (SELECT t.id FROM schedd_tasks t {index} WHERE {below} AND {where} "
+            f"ORDER BY {column} DESC, t.id DESC LIMIT :limit) p{n}"
         )
         if led.column == "correlation" and (own := as_id(value)) > 0:
             bound[f"own{n}"] = own
