@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 from scheduler.errors import DuplicateKeyError, InvalidTransitionError, SchedulerError
@@ -120,12 +121,16 @@ def _one_by_one(
     change: Callable[[Tx, Any, BulkOptions], Mapping[int, Other]],
     note: Callable[[Tx, dict[int, TaskState], BulkOptions], object] = lambda *_: None,
 ) -> Callable[[Tx, Sequence[int], BulkOptions], Applied]:
-    """Apply a verb that may be refused to each task, each below a savepoint. ``note``: records all that was done."""
+    """Apply a verb that may be refused to each task. ``note``: records all that was done.
 
-    def work(tx: Tx, ids: Sequence[int], options: BulkOptions) -> Applied:
+    All stand below one savepoint; once a task of them is refused, all of them anew, each below one of its own.
+    """
+
+    def all_below(
+        savepoint: Callable[[], AbstractContextManager[object]], tx: Tx, ids: Sequence[int], options: BulkOptions
+    ) -> tuple[dict[int, Item], dict[int, TaskState], dict[int, int]]:
         left: dict[int, int] = {}
         done: dict[int, TaskState] = {}
-        also = dependants_of(tx, verb, ids, options)
         rows, items = _rows(tx, verb, ids)
         for row in (rows[task_id] for task_id in ids if task_id in rows):
             if done and (verb == "rerun" or row.ended_by is not None or row.state == st.CANCELLED):
@@ -134,13 +139,24 @@ def _one_by_one(
                     items |= passed
                     continue
             try:
-                with tx.connection.begin_nested():
+                with savepoint():
                     stays = change(tx, row, options)
                 left |= {other_id: other.id for other_id, other in stays.items()}
                 items[row.id] = Item(row.state, ItemResult.DONE)
                 done[row.id] = TaskState.from_code(row.state)
             except SchedulerError as error:
+                if savepoint is nullcontext:
+                    raise
                 items[row.id] = _refused(row.state, error)
+        return items, done, left
+
+    def work(tx: Tx, ids: Sequence[int], options: BulkOptions) -> Applied:
+        also = dependants_of(tx, verb, ids, options)
+        try:
+            with tx.connection.begin_nested():
+                items, done, left = all_below(nullcontext, tx, ids, options)
+        except SchedulerError:
+            items, done, left = all_below(tx.connection.begin_nested, tx, ids, options)
         note(tx, done, options)
         return Applied(items, also.difference(ids) if done else set(), left)
 
