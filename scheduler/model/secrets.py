@@ -9,6 +9,7 @@ import re
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -16,6 +17,7 @@ HIDDEN = "***"
 MARK = "x-secret"
 _SHORTEST = 4  # a shorter text would be found in every other word
 Secret = msgspec.Meta(extra_json_schema={MARK: True})  # Annotated[str, Secret]
+_LOST: WeakKeyDictionary[type, str | None] = WeakKeyDictionary()
 _NAME = re.compile(
     r"pass(word|wd|phrase|(?!ed$|ed_))|pwd|secret|token|api_?key|authori[sz]ation|cookie|credential|private_?key|dsn"
     r"|session|signature",
@@ -147,7 +149,9 @@ def _has_mark(schema: Any, defs: Mapping[str, Any], seen: set[str]) -> bool:
 def lost_mark(struct: type[msgspec.Struct]) -> str | None:
     """The name of a field whose mark no schema would show, None if there is none: msgspec drops the mark of a struct
     that is marked as a whole, so that its own fields have to be marked."""
-    return _lost_mark(struct, set())
+    if struct not in _LOST:  # to read the annotations is most of a registration
+        _LOST[struct] = _lost_mark(struct, set())
+    return _LOST[struct]
 
 
 def _lost_mark(struct: type[msgspec.Struct], seen: set[type]) -> str | None:
