@@ -154,6 +154,8 @@ def _all(
     while run.limit is None or done.size < run.limit:
         rows = chosen.take(most if run.limit is None else min(most, run.limit - done.size))
         if not rows:
+            if not done.size and not run.dry_run:
+                _write(desk, act, [])  # a server that takes no writes is named, even if nothing is to be changed
             break
         ids = [row.id for row in rows]
         if run.dry_run:
