@@ -81,11 +81,13 @@ def _check_fields(tx: Tx, made: BulkPlan, fields: dict[str, Any]) -> None:
     """Refuse fields that are secrets, which everybody would see, or that a payload of each kind does not fit."""
     if made.verb != "replay" or not fields:
         raise ConfigError("fields are those that a replay changes: give at least one")
-    for kind, mask in masks(tx, list(made.kinds)).items():
+    declared = masks(tx, list(made.kinds))
+    for kind in made.kinds:
         hidden = [
             name
             for name, value in fields.items()
-            if has_secret_name({name: value}) or mask.secrets(msgspec.json.encode({name: "a secret"}).decode())
+            if has_secret_name({name: value})
+            or (kind in declared and declared[kind].secrets(msgspec.json.encode({name: "a secret"}).decode()))
         ]
         if hidden:
             raise ConfigError(f"{', '.join(hidden)} of {kind} is a secret, which a bulk would show: replay one by one")
