@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from starlette.convertors import Convertor
 from starlette.routing import compile_path
 
 from scheduler.console.roles import Verb
@@ -45,20 +45,30 @@ class Route:
             raise ConfigError(f"the route POST {path} changes something: looking is no verb for it")
         self.path, self.method, self.verb, self.endpoint, self.nav = path, method, verb, endpoint, nav
         self.asynchronous, self.known = asynchronous, known
-        self._pattern, _, self._convertors = compile_path(path)
+        compiled(path)
 
     def match(self, path: str) -> dict[str, Any] | None:
         """The parameters in this path; None if it is another route's."""
-        found = self._pattern.match(path)
-        if found is None:
-            return None
-        convertors: Mapping[str, Convertor[Any]] = self._convertors
-        given = {name: convertors[name].convert(text) for name, text in found.groupdict().items()}
-        numbers = [value for value in given.values() if isinstance(value, int)]
-        return given if all(number <= BIGGEST for number in numbers) else None
+        return params_in(self.path, path)
 
 
+compiled = cache(compile_path)
 BIGGEST = 2**63 - 1  # of ids
+
+
+def params_in(route: str, path: str) -> dict[str, Any] | None:
+    """The parameters that a path gives a route's; None if it is not of that form, or a number is none of an id."""
+    pattern, _, convertors = compiled(route)
+    found = pattern.match(path)
+    if found is None:
+        return None
+    try:
+        given = {name: convertors[name].convert(text) for name, text in found.groupdict().items()}
+    except ValueError:  # more digits than Python reads
+        return None
+    return None if any(isinstance(value, int) and value > BIGGEST for value in given.values()) else given
+
+
 HARMLESS_POSTS = frozenset({"/login", "/login/link", "/logout", "/preferences"})  # change the caller's own cookies only
 ROUTES: list[Route] = []
 

@@ -153,7 +153,9 @@ def odd_requests(route: Route, task_id: int) -> Iterator[tuple[str, dict[str, st
     plain = re.sub(r"\{\w+:int\}", str(task_id), route.path)
     names = [re.sub(r"\{\w+(:path)?\}", lambda _: odd, plain) for odd in ODD]  # noqa: B023
     body = b"reason=x" if route.method == "POST" else None
-    for path in names if "{" in plain else [plain]:
+    if plain != route.path:
+        names += [re.sub(r"\{\w+:int\}", "9" * 5000, route.path)]
+    for path in names if "{" in plain else [plain, *names[len(ODD) :]]:
         yield path, {}, body
     path = names[0]
     for headers in HEADERS:
