@@ -10,7 +10,7 @@ from scheduler.cli.crontab import add_command, import_command, sync_command
 from scheduler.cli.group import Group
 from scheduler.cli.masking import masks_of
 from scheduler.cli.options import INSTANT, TASK_ID, Number, acts, common
-from scheduler.cli.output import print_object, print_rows, print_table, seconds, time
+from scheduler.cli.output import print_object, print_rows, print_table, time
 from scheduler.cli.session import Session, note, note_no_worker, prints
 from scheduler.cli.streams import say
 from scheduler.cli.watch import watchable
@@ -47,7 +47,7 @@ def list_(session: Session, /) -> None:
     An orphan is a schedule that its program left behind when its payload changed. A note names schedules whose
     tasks no worker runs.
     """
-    from scheduler.cli.views import decoded
+    from scheduler.client.json_views import schedule_view
     from scheduler.operations import schedules
 
     with session.desk.read() as tx:
@@ -56,30 +56,7 @@ def list_(session: Session, /) -> None:
     note_no_worker(found.fleet.no_worker)
     for text in found.notes:
         note(text)
-    rows = [
-        {
-            "name": r.name,
-            "kind": r.kind,
-            "recurrence": r.recurrence.describe(),
-            "next_at": time(r.next_at),
-            "next_local": schedules.local_time(r),
-            "last_slot": time(r.last_slot),
-            "last_task": r.last_task,
-            "paused": r.paused,
-            "orphan": r.name in found.orphans,
-            "unserved": found.unserved.get(r.name),
-            "catchup": r.catchup,
-            "overlap": r.overlap,
-            "jitter": seconds(r.jitter),
-            "owner": r.owner,
-            "tasks": schedules.nodes(r),
-            "payload": None if r.graph is not None else hidden.payload(r.kind, decoded(r.payload)),
-            "created_at": time(r.created_at),
-            "updated_at": time(r.updated_at),
-            "seen_at": time(r.seen_at),
-        }
-        for r in found.found
-    ]
+    rows = [schedule_view(one, found, hidden) for one in found.found]
     print_rows(session, rows, _COLUMNS)
 
 

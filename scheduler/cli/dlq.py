@@ -21,14 +21,13 @@ from scheduler.cli.filters import (
 from scheduler.cli.group import Group
 from scheduler.cli.masking import masks_of, reveals
 from scheduler.cli.options import TASK_ID, Number, acts, common
-from scheduler.cli.output import print_object, print_rows, time
+from scheduler.cli.output import print_object, print_rows
 from scheduler.cli.session import Session, note, note_stale, prints
 from scheduler.cli.streams import say
 from scheduler.cli.views import SHOW_FIELDS, TASK_FIELDS, task_view
 
 if TYPE_CHECKING:
-    from scheduler.operations import dead_letters
-    from scheduler.operations.masks import ViewMasks
+    pass
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -63,6 +62,7 @@ def list_(session: Session, /, text: str, each: bool, limit: int, every: bool, *
     with their totals: shared_count and shared_kinds in JSON. The command looks at the newest 100,000 in the time asked
     for, and says so if there are older ones.
     """
+    from scheduler.client.json_views import dead_group_view
     from scheduler.operations import dead_letters
 
     wanted = task_filter(session, text, given, ended=True, bare=True)
@@ -70,7 +70,7 @@ def list_(session: Session, /, text: str, each: bool, limit: int, every: bool, *
         found = (dead_letters.newest if each else dead_letters.groups)(tx, wanted, limit, every=every)
         if isinstance(found, dead_letters.Causes):
             hidden = masks_of(tx, {group.kind for group in found.groups})
-            rows = [_group_view(group, total, hidden) for group, total in zip(found.groups, found.totals, strict=True)]
+            rows = [dead_group_view(*one, hidden) for one in zip(found.groups, found.totals, strict=True)]
         else:
             hidden = masks_of(tx, {task.kind for task in found.tasks})
             rows = [hidden.view(task, task_view(task)) for task in found.tasks]
@@ -85,21 +85,6 @@ def list_(session: Session, /, text: str, each: bool, limit: int, every: bool, *
         note("there are more: raise --limit, or choose with --kind, --error-class, --fingerprint")
     if found.cut is not None and not (each and found.more):
         note(f"looked at the newest {found.cut:,} dead letters, and there are older ones: --all looks at all")
-
-
-def _group_view(group: dead_letters.Group, total: tuple[int, int], hidden: ViewMasks) -> dict[str, Any]:
-    return {
-        "count": group.number,
-        "what": f"{group.error_class or 'error'} in {group.runs}",
-        "kind": group.kind,
-        "error_class": group.error_class,
-        "fingerprint": group.fingerprint,
-        "oldest": time(group.oldest),
-        "newest": time(group.newest),
-        "id": group.id,
-        "error": hidden.error(group.id, group.kind, group.error),
-        **dict(zip(("shared_count", "shared_kinds"), total, strict=True)),
-    }
 
 
 @dlq_command.command()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -12,9 +12,6 @@ from scheduler.cli.options import Number, acts, common
 from scheduler.cli.output import print_object, print_rows, time
 from scheduler.cli.session import Session, note, note_no_worker, prints
 from scheduler.cli.streams import say
-
-if TYPE_CHECKING:
-    from scheduler.operations.events import EventRecord
 
 _FIELDS = ("name", "emitted_at", "emitted_by", "waiting", "size", "payload")
 
@@ -35,10 +32,11 @@ def emit_event(session: Session, /, name: str, payload: str | None) -> int:
 
     The first emit of a name wins. Emitting it again changes nothing; with another payload it is a conflict.
     """
+    from scheduler.client.json_views import event_view
     from scheduler.operations.events import emit
 
     done = emit(session.desk, name, None if payload is None else _json(payload))
-    if not print_object(session, {**_view(done.event), "first": done.first}):
+    if not print_object(session, {**event_view(done.event), "first": done.first}):
         if done.first:
             say(f"event {name} emitted")
         else:
@@ -53,24 +51,12 @@ def emit_event(session: Session, /, name: str, payload: str | None) -> int:
 @prints(_FIELDS)
 def list_(session: Session, /, limit: int) -> None:
     """Events: those that tasks wait for, then emitted ones, newest first."""
+    from scheduler.client.json_views import event_view
     from scheduler.operations.events import listed
 
     found, idle = listed(session.desk, limit)
     note_no_worker(idle)
-    print_rows(session, [_view(record) for record in found])
-
-
-def _view(record: EventRecord) -> dict[str, Any]:
-    import msgspec
-
-    return {
-        "name": record.name,
-        "emitted_at": time(record.emitted_at),
-        "emitted_by": record.emitted_by,
-        "waiting": record.waiting,
-        "size": record.size,
-        "payload": None if record.payload is None else msgspec.json.decode(record.payload),
-    }
+    print_rows(session, [event_view(record) for record in found])
 
 
 def _json(text: str) -> Any:

@@ -23,23 +23,16 @@ from scheduler.cli.views import (
     SCREEN_COLUMNS,
     SHOW_FIELDS,
     TASK_FIELDS,
-    attempt_view,
-    audit_view,
-    edge_view,
-    placement_view,
     task_view,
-    time,
 )
 from scheduler.cli.watch import watchable
 
 if TYPE_CHECKING:
     from scheduler.operations.details import TaskRecord
 
-LOG_LINES = 20
 PAGE = 1000  # tasks that `list -o jsonl` holds at a time
 WINDOW = 1_000_000  # tasks that `list` looks at where no index leads to those asked for, in one transaction
 _SHOWN_IF_ASKED = ("subject", "correlation")
-CHILDREN = 20
 ROWS = 100  # of each table: why a task does not run would be far above ten thousand of them
 _PAST = ("id", "kind", "at", "state", "phase", "since", "attempt")
 _WHY = ("id", "kind", "state", "why")
@@ -228,9 +221,8 @@ def why_command(session: Session, /, ids: tuple[int, ...]) -> None:
 
 def view_of(session: Session, task_id: int, *, reveal: bool = False) -> dict[str, Any]:
     """All that ``show`` prints of a task; without its secrets, unless ``reveal``. Raises UnknownTaskError."""
-    from scheduler.cli.durable_views import checkpoint_view, wait_view
-    from scheduler.client.json_views import children_view
-    from scheduler.operations.details import attempt_log, details, get_task, whole_why
+    from scheduler.client.json_views import whole_task_view
+    from scheduler.operations.details import get_task
     from scheduler.operations.masks import note_reveal
 
     desk = session.desk
@@ -240,26 +232,7 @@ def view_of(session: Session, task_id: int, *, reveal: bool = False) -> dict[str
         note_reveal(desk, [task])
     with desk.read() as tx:
         task = get_task(tx, task_id)
-        found = details(tx, task, children=CHILDREN)
-        log = attempt_log(tx, task_id)
-        stands = found.standing
-        view = {
-            **task_view(found.task),
-            "worker": None if found.worker is None else found.worker.label,
-            "why": whole_why(tx, task_id),
-            "runs": found.runs if task.worker else None,
-            "standing": None if stands is None else {"since": time(stands.since), "where": stands.where},
-            "depends_on": [edge_view(e, e.parent) for e in found.depends_on],
-            "dependents": [edge_view(e, e.child) for e in found.dependents],
-            "attempts": [attempt_view(a) for a in found.attempts],
-            "children": children_view(found.children, found.child_count),
-            "placements": [placement_view(p) for p in found.placements],
-            "recorded": [checkpoint_view(c) for c in found.recorded],
-            "waits": [wait_view(w) for w in found.waits],
-            "audit": [audit_view(a) for a in found.audit],
-            "stack": None if found.stack is None else found.stack.splitlines(),
-            "log": None if log is None else log.splitlines()[-LOG_LINES:],
-        }
+        view = whole_task_view(tx, task)
         return view if reveal else masks_of(tx, [task.kind]).view(task, view)
 
 

@@ -16,7 +16,12 @@ from scheduler.ports import FOREVER
 
 if TYPE_CHECKING:
     from scheduler.model.problem import Problem
+    from scheduler.operations.dead_letters import Group
+    from scheduler.operations.masks import ViewMasks
+    from scheduler.operations.schedules import ScheduleRecord, SchedulesNow
+    from scheduler.store.db.tx import Tx
     from scheduler.store.durable.checkpoints import CheckpointRecord
+    from scheduler.store.durable.events import EventRecord
     from scheduler.store.durable.waits import WaitRecord
     from scheduler.store.graph.spawned import ChildRecord
     from scheduler.store.placements import PlacementRecord
@@ -356,3 +361,88 @@ def wait_view(wait: WaitRecord) -> dict[str, Any]:
         "since": time(wait.at),
         "until": time(wait.until),
     }
+
+
+def event_view(event: EventRecord) -> dict[str, Any]:
+    """One event."""
+    return {
+        "name": event.name,
+        "emitted_at": time(event.emitted_at),
+        "emitted_by": event.emitted_by,
+        "waiting": event.waiting,
+        "size": event.size,
+        "payload": None if event.payload is None else msgspec.json.decode(event.payload),
+    }
+
+
+def dead_group_view(group: Group, total: tuple[int, int], hidden: ViewMasks) -> dict[str, Any]:
+    """Dead letters of one kind and cause; ``total``: how many letters and kinds there are of the cause."""
+    return {
+        "count": group.number,
+        "what": f"{group.error_class or 'error'} in {group.runs}",
+        "kind": group.kind,
+        "error_class": group.error_class,
+        "fingerprint": group.fingerprint,
+        "oldest": time(group.oldest),
+        "newest": time(group.newest),
+        "id": group.id,
+        "error": hidden.error(group.id, group.kind, group.error),
+        **dict(zip(("shared_count", "shared_kinds"), total, strict=True)),
+    }
+
+
+def schedule_view(one: ScheduleRecord, found: SchedulesNow, hidden: ViewMasks) -> dict[str, Any]:
+    """One schedule of those that were found."""
+    from scheduler.operations import schedules
+
+    return {
+        "name": one.name,
+        "kind": one.kind,
+        "recurrence": one.recurrence.describe(),
+        "next_at": time(one.next_at),
+        "next_local": schedules.local_time(one),
+        "last_slot": time(one.last_slot),
+        "last_task": one.last_task,
+        "paused": one.paused,
+        "orphan": one.name in found.orphans,
+        "unserved": found.unserved.get(one.name),
+        "catchup": one.catchup,
+        "overlap": one.overlap,
+        "jitter": seconds(one.jitter),
+        "owner": one.owner,
+        "tasks": schedules.nodes(one),
+        "payload": None if one.graph is not None else hidden.payload(one.kind, decoded(one.payload)),
+        "created_at": time(one.created_at),
+        "updated_at": time(one.updated_at),
+        "seen_at": time(one.seen_at),
+    }
+
+
+def whole_task_view(tx: Tx, task: TaskRecord) -> dict[str, Any]:
+    """All that ``schedctl show`` prints of a task, with its secrets."""
+    from scheduler.operations.details import attempt_log, details, whole_why
+
+    found = details(tx, task, children=SHOWN_CHILDREN)
+    log = attempt_log(tx, task.id)
+    stands = found.standing
+    return {
+        **task_view(found.task),
+        "worker": None if found.worker is None else found.worker.label,
+        "why": whole_why(tx, task.id),
+        "runs": found.runs if task.worker else None,
+        "standing": None if stands is None else {"since": time(stands.since), "where": stands.where},
+        "depends_on": [edge_view(e, e.parent) for e in found.depends_on],
+        "dependents": [edge_view(e, e.child) for e in found.dependents],
+        "attempts": [attempt_view(a) for a in found.attempts],
+        "children": children_view(found.children, found.child_count),
+        "placements": [placement_view(p) for p in found.placements],
+        "recorded": [checkpoint_view(c) for c in found.recorded],
+        "waits": [wait_view(w) for w in found.waits],
+        "audit": [audit_view(a) for a in found.audit],
+        "stack": None if found.stack is None else found.stack.splitlines(),
+        "log": None if log is None else log.splitlines()[-LOG_LINES:],
+    }
+
+
+SHOWN_CHILDREN = 20
+LOG_LINES = 20

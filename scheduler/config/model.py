@@ -203,6 +203,13 @@ class Console(Section, frozen=True):
     trace_url: str | None = None
 
 
+class Api(Section, frozen=True):
+    """``[api]``: the verbs of the console as JSON, for machines."""
+
+    # Serve the [HTTP API](../guides/http-api.md) at `/api/v1` of the console's address. It needs `[console] auth`.
+    enabled: bool = False
+
+
 class Otel(Section, frozen=True):
     """``[otel]``: traces and metrics for OpenTelemetry."""
 
@@ -347,6 +354,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     retention: Retention = Retention()
     metrics: Metrics = Metrics()
     console: Console = Console()
+    api: Api = Api()
     alerts: Alerts = Alerts()
     otel: Otel = Otel()
     command: Command = Command()

@@ -32,11 +32,13 @@ _FILE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
 
 
 class Refusal(Exception):
-    """A request is not answered: a status, and why."""
+    """A request is not answered: a status, and why. ``where``: the argument that is wrong."""
 
-    def __init__(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, status: int, text: str, headers: Mapping[str, str] | None = None, *, where: str | None = None
+    ) -> None:
         super().__init__(text)
-        self.status, self.text, self.headers = status, text, dict(headers or {})
+        self.status, self.text, self.headers, self.where = status, text, dict(headers or {}), where
 
 
 _STATUS: tuple[tuple[type[SchedulerError], int], ...] = (

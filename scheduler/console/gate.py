@@ -24,6 +24,7 @@ from scheduler.client.bulks import BulkRunner
 from scheduler.config.model import Config, Console
 from scheduler.console import pages, routes
 from scheduler.console.answers import Refusal, here, html, own_path, static, status_of, twin_of
+from scheduler.console.api import requests as api
 from scheduler.console.auth import Auth, LinkAuth, TooManyAttemptsError, WrongCredentialsError
 from scheduler.console.inputs import (
     MAX_BODY,
@@ -108,6 +109,8 @@ class Gate:
         self._hosts = hosts_of(self.settings.listen, self.settings.hosts)
         self._headers = security_headers(self.settings.frame_ancestors)
         self._flashes = Signer()
+        self._has_api = site.config is not None and site.config.api.enabled
+        self._calls = api.Calls(site.jobs)
         self._requests = 0
 
     def _wake_bulks(self) -> None:
@@ -168,10 +171,10 @@ class Gate:
 
     async def answer(self, request: Request) -> Response:
         """The answer to a request, whatever happens."""
-        wants_json = asks_for_json(request)
         peer = self.peers.of(request.scope)
         prefix = self._prefix(request, peer)
         path = self._path(request)
+        wants_json = api.is_api(path) or asks_for_json(request)
         visit = Visit(self.site, _NO_VERBS, path, {}, {}, {}, self._preferences(request), prefix, wants_json)
         visit.wanted = wanted_page(request, path)
         try:
@@ -214,6 +217,8 @@ class Gate:
     async def _answer(self, request: Request, peer: Peer, prefix: str, path: str, visit: Visit) -> Response:
         self._check_host(request)
         check_text(path)
+        if self._has_api and api.is_api(path):
+            return await self._call(request, peer, path, visit)
         asked = routes.resolve(request.method, path)
         route = asked.route
         public = route is not None and route.verb is Verb.PUBLIC
@@ -261,6 +266,23 @@ class Gate:
         named = None if asked.named is None else visit_of(asked.named)
         return await self._in_thread(partial(self._show, request, made, route, named))
 
+    async def _call(self, request: Request, peer: Peer, path: str, visit: Visit) -> Response:
+        """The answer to a machine. A browser's cookie is no word on who asks here."""
+        visit.who = await self._who(request, peer)
+        if visit.who.session:
+            raise self._unknown()
+        if request.method == "POST" and {"origin", "sec-fetch-site"} & set(request.headers):
+            self._check_origin(request)
+        try:
+            return await self._calls.answer(request, path, visit)
+        finally:
+            if request.method == "POST":
+                self.snapshots.forget()
+
+    def _unknown(self) -> Refusal:
+        challenge = self.auth.challenge
+        return Refusal(401, "Who are you?", {"www-authenticate": challenge} if challenge else {})
+
     async def _in_thread(self, work: Callable[[], Response]) -> Response:
         if self._requests >= MAX_REQUESTS:
             return Response("too many requests at once\n", 503, {"retry-after": "1"})
@@ -299,8 +321,7 @@ class Gate:
             self._count_failure(peer)
             who = None
         if who is None:
-            challenge = self.auth.challenge
-            raise Refusal(401, "Who are you?", {"www-authenticate": challenge} if challenge else {})
+            raise self._unknown()
         return who.limited({Verb.LOOK}) if self.settings.read_only else who
 
     def _count_failure(self, peer: Peer) -> None:
@@ -450,7 +471,8 @@ class Gate:
 
     def _refused(self, visit: Visit, refused: Refusal) -> Response:
         if visit.json:
-            body = dump({"error": refused.text, "status": refused.status})
+            where = {} if refused.where is None else {"where": refused.where}
+            body = dump({"error": refused.text, "status": refused.status, **where})
             return Response(body, refused.status, refused.headers, "application/json")
         context = {"status": refused.status, "text": refused.text, "to": visit.wanted}
         page = Page(ERROR, None, context, live=False)

@@ -72,6 +72,14 @@ def wanted_page(request: Request, path: str) -> str:
 async def form_of(request: Request, most: int) -> Mapping[str, list[str]]:
     """The form, of ``most`` bytes. Raises Refusal."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    body = await body_of(request, most)
+    fields = _fields(kind, body) if body else {}
+    _check_fields(fields)
+    return fields
+
+
+async def body_of(request: Request, most: int) -> bytes:
+    """The body, of ``most`` bytes. Raises Refusal."""
     body = bytearray()
     try:
         with anyio.fail_after(FORM_SECONDS):
@@ -81,9 +89,7 @@ async def form_of(request: Request, most: int) -> Mapping[str, list[str]]:
                     raise Refusal(413, f"That is more than a form may have, {most // 1024} KiB.")
     except TimeoutError:
         raise Refusal(408, "The form did not arrive in time.") from None
-    fields = _fields(kind, bytes(body)) if body else {}
-    _check_fields(fields)
-    return fields
+    return bytes(body)
 
 
 def _fields(kind: str, body: bytes) -> Mapping[str, list[str]]:

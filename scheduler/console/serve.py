@@ -49,6 +49,10 @@ class Server:
             unix=self.address.path is not None,
             trusts_proxy=Peers(settings.trusted_proxies).any,
         )
+        if config.api.enabled and isinstance(self.auth, LinkAuth):
+            raise ConfigError(
+                '[api] needs [console] auth: "token", "basic", "proxy" or "local"; a link for one use is for browsers'
+            )
         self.gate = Gate(Site(self.jobs, settings, config), self.auth, standalone=True)
         self._listening: Listening | None = None
         self._server: BoundedServer | None = None
@@ -90,6 +94,7 @@ class Server:
         if self._listening is not None:
             self._listening.close()
             self._listening = None
+        self.gate.close()  # a server that stops while it starts has not told it
         self.jobs.close()
 
 

@@ -108,6 +108,8 @@ service = "shop"
 settle = true
 logs = false
 metrics = false
+[api]
+enabled = true
 [console]
 listen = "unix:/run/schedd/console.sock"
 auth = "proxy"

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from scheduler import Scheduler, task
+from scheduler import PermanentError, Scheduler, task
 from scheduler.config.model import Config, Console, Store
 from scheduler.console.gate import Gate
 from scheduler.console.inputs import MAX_BODY
 from scheduler.console.security import Peers
 from scheduler.console.serve import Server
 from scheduler.errors import ConfigError
+from scheduler.testing import drain
 from support.consoles import ORIGIN, ask, console_on, link, post, served
 from support.databases import Database, one_database
 
@@ -242,6 +243,22 @@ def test_commands_are_not_made_from_the_pages(database: Database) -> None:
     with console_on(database, "admin") as gate:
         assert post(gate, f"/tasks/{made}/copy.json").status == 403
         assert post(gate, f"/tasks/{made}/patch.json", field="argv", value='["id"]', **{"as": "json"}).status == 403
+
+
+def test_a_bulk_sets_no_field_of_tasks_that_run_commands(database: Database) -> None:
+    @task(kind="CommandTask")
+    def Run(ctx: Any, argv: list[str]) -> None:
+        raise PermanentError("no such program")
+
+    jobs = Scheduler.for_testing(url=database.url)
+    jobs.register(Run)
+    jobs.task(Run, ["true"]).schedule()
+    drain(jobs)
+    jobs.close()
+    form = {"matching": "1", "q": "state:dead", "kind": "CommandTask", "field": "argv", "value": '["id"]'}
+    for allowed in (False, True):
+        with console_on(database, "operator", commands=allowed) as gate:
+            assert post(gate, "/bulks/plan/replay.json", **form).json["data"]["total"] == allowed
 
 
 def test_an_error_of_the_program_shows_nothing_of_it(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:

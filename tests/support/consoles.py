@@ -119,7 +119,13 @@ def console_on(
 @contextmanager
 def served(database: Database, *, listen: str = "127.0.0.1:0", **settings: Any) -> Iterator[Server]:
     """A console on a port of its own, as ``schedctl console`` serves it. ``server.url`` is without a link."""
-    config = Config(store=Store(url=database.url), console=Console(**settings))
+    with serving(Config(store=Store(url=database.url), console=Console(**settings)), listen) as server:
+        yield server
+
+
+@contextmanager
+def serving(config: Config, listen: str = "127.0.0.1:0") -> Iterator[Server]:
+    """The same with a whole configuration."""
     server = Server(config, listen, tell=lambda url: None)
     server.opened = server.bind()  # type: ignore[attr-defined]
     thread = threading.Thread(target=server.run, name="console")

@@ -9,6 +9,7 @@ import msgspec
 
 from scheduler.console.kind_fields import fields_of
 from scheduler.console.masks import masked, masked_text
+from scheduler.console.pages.task_verbs import without_commands
 from scheduler.console.render import Done, Page
 from scheduler.console.roles import Verb
 from scheduler.console.routes import Nav, action, page
@@ -24,7 +25,7 @@ from scheduler.operations.tasks import told
 ITEMS = 100
 _UNDOABLE = (BulkState.DONE, BulkState.STOPPED, BulkState.INTERRUPTED)
 TYPED_FROM = 100  # of more tasks the number has to be typed before what cannot be taken back
-_VERBS = {
+VERBS = {
     "retry": Verb.RETRY,
     "cancel": Verb.CANCEL,
     "rerun": Verb.RETRY,
@@ -32,14 +33,14 @@ _VERBS = {
     "purge": Verb.PURGE,
     "uncancel": Verb.CANCEL,
 }
-_PLANNED = frozenset(_VERBS) - {"uncancel"}
+PLANNED = frozenset(VERBS) - {"uncancel"}
 
 
 @page("/bulks", nav=Nav("Bulks", "b", 15))
 def bulks(visit: Visit) -> Page:
     """The bulks there were, the newest first."""
     found = visit.jobs.bulks.list(50)
-    return Page("bulks.html", [_view(one) for one in found], {"bulks": found}, "schedctl bulk list")
+    return Page("bulks.html", [bulk_view(one) for one in found], {"bulks": found}, "schedctl bulk list")
 
 
 @page("/bulks/{name}")
@@ -63,7 +64,7 @@ def bulk(visit: Visit) -> Page:
         "items": items,
         "shown": shown,
         "results": list(ItemResult),
-        "needs": _VERBS[found.verb].value,
+        "needs": VERBS[found.verb].value,
         "typed": _is_typed(found.verb, found.options.get("cascade", False)) and found.total > TYPED_FROM,
         "cursor": items[-1].position if len(items) == ITEMS else None,
         "most": MAX_TASKS,
@@ -77,13 +78,14 @@ def bulk(visit: Visit) -> Page:
     ]
     return Page(
         "bulk.html",
-        {**_view(found), "stale": stale.ids, "stale_more": stale.cut, "items": items_data},
+        {**bulk_view(found), "stale": stale.ids, "stale_more": stale.cut, "items": items_data},
         context,
         f"schedctl bulk show {name}",
     )
 
 
-def _view(one: Any) -> dict[str, Any]:
+def bulk_view(one: Any) -> dict[str, Any]:
+    """A bulk as JSON, without secrets."""
     view = {name: getattr(one, name) for name in one.__struct_fields__}
     shown = {name: masked(view[name]) for name in ("options", "chosen", "plan")}
     return {**view, **shown, "reason": masked_text(one.reason)}
@@ -95,15 +97,17 @@ def _is_typed(verb: str, cascade: bool) -> bool:
 
 def _plan(visit: Visit, *, verb: BulkVerb) -> Done:
     """Freeze which tasks: those that were ticked, or all that match the filter. Changes none of them."""
+    fields = _fields(visit) if verb == "replay" else None
+    chosen = _chosen(visit)
     made = visit.jobs.bulks.create(
         verb,
-        _chosen(visit),
+        chosen if fields is None else without_commands(visit, chosen),
         cascade=visit.ticked("cascade"),
         force=visit.ticked("force"),
         downstream=not visit.ticked("alone"),
-        fields=_fields(visit) if verb == "replay" else None,
+        fields=fields,
     )
-    return Done("This is the plan; nothing is changed yet.", f"/bulks/{made.name}", data=_view(made))
+    return Done("This is the plan; nothing is changed yet.", f"/bulks/{made.name}", data=bulk_view(made))
 
 
 def _fields(visit: Visit) -> dict[str, Any] | None:
@@ -144,7 +148,7 @@ def _chosen(visit: Visit) -> TaskFilter:
 def _start(visit: Visit, *, verb: str) -> Done:
     """Run the bulk, or go on with it."""
     name = visit.params["name"]
-    found = _of_verb(visit, name, verb)
+    found = of_verb(visit, name, verb)
     typed = _is_typed(verb, found.options.get("cascade", False)) and found.total > TYPED_FROM
     if typed and visit.given("number") != str(found.total):
         raise BadInputError(f"type the number of tasks, {found.total}, to go on")
@@ -163,7 +167,7 @@ def _rate(given: str) -> float | None:
 def _stop(visit: Visit, *, verb: str) -> Done:
     """Stop after the present transaction."""
     name = visit.params["name"]
-    _of_verb(visit, name, verb)
+    of_verb(visit, name, verb)
     visit.jobs.bulks.stop(name)
     return Done("It stops after the present hundred.", f"/bulks/{name}")
 
@@ -171,14 +175,14 @@ def _stop(visit: Visit, *, verb: str) -> Done:
 def _undo(visit: Visit, *, verb: str) -> Done:
     """Take back what can be."""
     name = visit.params["name"]
-    _of_verb(visit, name, verb)
+    of_verb(visit, name, verb)
     made = visit.jobs.bulks.undo(name)
     visit.jobs.bulks.start(made.name)
     visit.site.wake_bulks()
     return Done("It is being taken back.", f"/bulks/{made.name}")
 
 
-def _of_verb(visit: Visit, name: str, verb: str) -> Any:
+def of_verb(visit: Visit, name: str, verb: str) -> Any:
     """The bulk, if its verb is the one that the visitor was checked for. Raises UnknownBulkError."""
     found = visit.jobs.bulks.get(name)
     if found.verb != verb:
@@ -192,8 +196,8 @@ def can_undo(found: Any) -> bool:
 
 
 for _verb in get_args(BulkVerb):
-    if _verb in _PLANNED:
-        action(f"/bulks/plan/{_verb}", _VERBS[_verb])(partial(_plan, verb=_verb))
-    action(f"/bulks/{{name}}/{_verb}/start", _VERBS[_verb])(partial(_start, verb=_verb))
-    action(f"/bulks/{{name}}/{_verb}/stop", _VERBS[_verb])(partial(_stop, verb=_verb))
+    if _verb in PLANNED:
+        action(f"/bulks/plan/{_verb}", VERBS[_verb])(partial(_plan, verb=_verb))
+    action(f"/bulks/{{name}}/{_verb}/start", VERBS[_verb])(partial(_start, verb=_verb))
+    action(f"/bulks/{{name}}/{_verb}/stop", VERBS[_verb])(partial(_stop, verb=_verb))
 action("/bulks/{name}/cancel/undo", Verb.CANCEL)(partial(_undo, verb="cancel"))

@@ -13,6 +13,7 @@ from scheduler.console.roles import Verb
 from scheduler.console.routes import action
 from scheduler.console.visit import BadInputError, Visit
 from scheduler.errors import ConfigError
+from scheduler.model.task_filter import TaskFilter, Term
 from scheduler.model.texts import counted
 from scheduler.model.times import to_datetime
 from scheduler.operations import dead_letters, masks, tasks
@@ -124,6 +125,13 @@ def check_command(visit: Visit, task_id: int) -> None:
         raise BadInputError(
             f"{kind} runs commands: from the pages they are not made or changed ([console] commands)", 403
         )
+
+
+def without_commands(visit: Visit, wanted: TaskFilter) -> TaskFilter:
+    """A filter of tasks that get other fields: none that run commands, unless ``[console] commands`` allows it."""
+    if visit.site.settings.commands:
+        return wanted
+    return wanted.also(Term("kind", tuple(COMMAND_KINDS), exclude=True))
 
 
 def changes_of(visit: Visit) -> Changes:

@@ -1,0 +1,282 @@
+"""The arguments of the routes of the API: a struct for each, which says what is refused, and its JSON schema."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from scheduler.console.inputs import check_text
+from scheduler.model.actor import MAX_REASON
+from scheduler.model.bulk import ItemResult
+from scheduler.model.state import OtherwiseName, WhenName
+
+MAX_IDS = 1000
+MAX_CHANGED = 10_000
+
+Id = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+Limit = Annotated[int, Meta(ge=1, le=500)]
+Text = Annotated[str, Meta(max_length=2000)]
+Name = Annotated[str, Meta(min_length=1, max_length=255)]
+Span = Annotated[float, Meta(ge=0, description="seconds")] | Annotated[str, Meta(max_length=40, description='"5m"')]
+Ids = Annotated[list[Id], Meta(min_length=1, max_length=MAX_IDS)]
+Level = Literal["high", "medium", "low"]
+
+
+class Args(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """No arguments."""
+
+
+class Page(Args):
+    """A page of a list; ``cursor``: as the page before it gave it."""
+
+    limit: Limit = 50
+    cursor: Id | None = None
+
+
+class Tasks(Page):
+    """``filter``: words such as ``state:dead kind:Mail``."""
+
+    filter: Text = ""
+
+
+class DeadLetters(Args):
+    """``filter``: words such as ``kind:Mail ended:<1d``; ``each``: every task, not the causes."""
+
+    filter: Text = ""
+    limit: Limit = 50
+    each: bool = False
+
+
+class Most(Args):
+    """How many at most."""
+
+    limit: Limit = 50
+
+
+class Workers(Args):
+    """``every``: the latest that have ended, too."""
+
+    every: bool = False
+
+
+class BulkItems(Args):
+    """The tasks of a bulk behind position ``cursor``."""
+
+    limit: Limit = 100
+    cursor: Annotated[int, Meta(ge=-1, le=2**31)] = -1
+    result: ItemResult | None = None
+
+
+class Audit(Page):
+    """Entries of the audit. ``since``, ``until``: ``2h`` ago, or a time with its zone."""
+
+    task: Id | None = None
+    action: Text = ""
+    by: Text = ""
+    subject: Text = ""
+    via: Text = ""
+    bulk: Text = ""
+    since: Text = ""
+    until: Text = ""
+
+
+class Act(Args):
+    """A change; ``reason``: for the audit."""
+
+    reason: Annotated[str, Meta(max_length=MAX_REASON)] | None = None
+
+
+class Which(Act):
+    """Which tasks: ``ids``, all or none, or those of a ``filter``, at most ``limit``. ``dry_run``: only say which, of a
+    filter. ``up_to``: no task with a higher id, such as those stored after a dry run."""
+
+    ids: Ids | None = None
+    filter: Text | None = None
+    limit: Annotated[int, Meta(ge=1, le=MAX_CHANGED)] = 1000
+    up_to: Annotated[int, Meta(ge=0, le=2**63 - 2)] | None = None
+    dry_run: bool = False
+
+
+class Cancel(Which):
+    """``cascade``: those that wait for their success end cancelled, too; ``force``: without waiting for handlers."""
+
+    cascade: bool = False
+    force: bool = False
+
+
+class Rerun(Which):
+    """``downstream``: also the tasks below them that had ended."""
+
+    downstream: bool = True
+
+
+class Retry(Rerun):
+    """``rerun``: of ids, what ran on their old ends runs again, too."""
+
+    rerun: bool = False
+
+
+class Change(Which):
+    """New values; what is left out stays. ``fields``: some fields of the payload; ``retry``: so many retries."""
+
+    at: Annotated[datetime, Meta(tz=True)] | UnsetType = UNSET
+    after: Span | UnsetType = UNSET
+    priority: Level | UnsetType = UNSET
+    queue: Name | UnsetType = UNSET
+    payload: dict[str, Any] | UnsetType = UNSET
+    fields: dict[str, Any] | UnsetType = UNSET
+    headers: dict[str, Any] | UnsetType = UNSET
+    retry: Annotated[int, Meta(ge=0, le=10_000)] | UnsetType = UNSET
+    timeout: Span | UnsetType | None = UNSET
+
+
+class Replay(Which):
+    """``copy``: new tasks run, the dead letters stay; ``rerun``: as of a retry. Both are of ids."""
+
+    copy: bool = False
+    rerun: bool = False
+
+
+class Purge(Act, kw_only=True):
+    """Dead letters whose ``filter`` says how long ago they ended, such as ``ended:>7d``."""
+
+    filter: Text
+    limit: Annotated[int, Meta(ge=1, le=MAX_CHANGED)] = 1000
+    up_to: Annotated[int, Meta(ge=0, le=2**63 - 2)] | None = None
+    dry_run: bool = False
+
+
+class Edge(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """A task to wait for."""
+
+    id: Id
+    when: WhenName = "success"
+    otherwise: OtherwiseName | None = None
+
+
+class Submit(Act, kw_only=True):
+    """A new task of a kind that workers have published."""
+
+    kind: Name
+    payload: dict[str, Any] = {}
+    key: Name | None = None
+    conflict: Literal["keep", "replace", "reject"] = "keep"
+    queue: Name | None = None
+    priority: Level | None = None
+    at: Annotated[datetime, Meta(tz=True)] | None = None
+    after: Span | None = None
+    timeout: Span | None = None
+    retry: Annotated[int, Meta(ge=0, le=10_000)] | None = None
+    headers: dict[str, Any] | None = None
+    correlation: Name | None = None
+    subject: Name | None = None
+    depends_on: Annotated[list[Edge], Meta(max_length=MAX_IDS)] = []
+
+
+class OfName(Act, kw_only=True):
+    """Of this name."""
+
+    name: Text
+
+
+class OfWorker(Act, kw_only=True):
+    """A worker."""
+
+    id: Id
+
+
+class Scopes(Act):
+    """Queues, kinds, sources of messages, or everything."""
+
+    queues: list[Name] = []
+    kinds: list[Name] = []
+    sources: list[Name] = []
+    everything: bool = False
+
+
+class Place(Act):
+    """Where a limit holds: a ``pool`` (of one ``worker``), a ``kind`` (one ``key`` of it), or a ``queue``."""
+
+    pool: Level | None = None
+    worker: Id | None = None
+    kind: Name | None = None
+    key: Name | None = None
+    queue: Name | None = None
+
+
+class SetLimits(Place):
+    """``slots``, ``async_slots``: of a pool; the others of kinds, keys and queues, null: no limit."""
+
+    slots: Annotated[int, Meta(ge=0, le=10_000)] | None = None
+    async_slots: Annotated[int, Meta(ge=0, le=10_000)] | None = None
+    max_concurrency: Annotated[int, Meta(ge=1, le=1_000_000)] | UnsetType | None = UNSET
+    rate_limit: Annotated[str, Meta(max_length=40, description='"100/min"')] | UnsetType | None = UNSET
+    max_per_worker: Annotated[int, Meta(ge=1, le=1_000_000)] | UnsetType | None = UNSET
+
+
+class Emit(Act, kw_only=True):
+    """An event; ``payload``: any JSON."""
+
+    name: Name
+    payload: Any = None
+
+
+class Plan(Act):
+    """The tasks of a bulk: ``ids``, or those of a ``filter``; nothing is changed before its start.
+
+    ``cascade``, ``force``: of cancel; ``downstream``: of retry and rerun; ``fields``: of replay.
+    """
+
+    ids: Ids | None = None
+    filter: Text | None = None
+    cascade: bool = False
+    force: bool = False
+    downstream: bool = True
+    fields: dict[str, Any] | None = None
+
+
+class Start(OfName):
+    """``canary``: one task goes first; ``rate``: tasks a second at most."""
+
+    canary: bool = False
+    rate: float | None = None
+
+
+class Changed(msgspec.Struct, frozen=True, kw_only=True):
+    """What a verb did, or (``dry_run``) would do.
+
+    ``changed``: ids of tasks; ``requested``: running ones that are asked to end; ``dependants``: how many others ended
+    or run again with them. ``kinds``: of a filter, kind -> state before -> how many. ``conflicts``: id -> the task that
+    has its key; ``refused``: id -> why it stays as it is; ``stale``: tasks that ran on the old ends, ``stale_more``:
+    there may be others. ``more``: the filter may choose more; ``bulk``: of its entries in the audit; ``up_to``: no task
+    with a higher id was chosen.
+    """
+
+    changed: list[int]
+    requested: list[int] = []
+    dependants: int = 0
+    kinds: dict[str, dict[str, int]] = {}
+    conflicts: dict[int, int] = {}
+    refused: dict[int, str | None] = {}
+    stale: list[int] = []
+    stale_more: bool = False
+    more: bool = False
+    dry_run: bool = False
+    bulk: str | None = None
+    up_to: int | None = None
+
+
+def check_texts(value: Any) -> None:
+    """Refuse characters that no database stores, wherever they are. Raises Refusal."""
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, str):
+            check_text(one)
+        elif isinstance(one, dict):
+            left += [*one, *one.values()]
+        elif isinstance(one, list):
+            left += one

@@ -1,0 +1,158 @@
+"""The calls of the API that look: each shows what it finds as ``-o json`` does, without secrets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from scheduler.client import json_views as views
+from scheduler.console.api import arguments as args
+from scheduler.console.pages.bulks import bulk_view
+from scheduler.console.visit import Visit
+from scheduler.operations import (
+    audit,
+    dead_letters,
+    details,
+    events,
+    kinds,
+    limits,
+    pauses,
+    schedules,
+    search,
+    status,
+    workers,
+)
+from scheduler.operations.filter import instant
+from scheduler.operations.masks import ViewMasks, masked, masked_text
+
+_AUDITED = ("action", "by", "subject", "via", "bulk")
+
+
+def health(visit: Visit, given: args.Args) -> dict[str, Any]:
+    """Whether nothing is stuck, and a worker takes tasks; what is wrong, with its remedy."""
+    with visit.read() as tx:
+        seen = status.glance(tx)
+    wrong = [*seen.status.stuck, *([] if seen.status.idle is None else [seen.status.idle])]
+    problems = [masked(views.problem_view(one)) for one in wrong]
+    return {"ok": not wrong, "at": views.time(seen.at), "problems": problems}
+
+
+def status_now(visit: Visit, given: args.Args) -> dict[str, Any]:
+    """The store at a glance."""
+    with visit.read() as tx:
+        seen = status.glance(tx)
+    found: dict[str, Any] = masked(views.status_view(seen.status, seen.at))
+    return found
+
+
+def list_tasks(visit: Visit, given: args.Tasks) -> dict[str, Any]:
+    """Tasks, the newest first; ``cursor``: of the next page; ``bounded``: not all were looked at."""
+    with visit.read() as tx:
+        wanted = visit.filter(tx, given.filter)
+        found = search.search(tx, wanted, limit=given.limit, cursor=given.cursor, broken=lambda _: None)
+        rows = [views.task_view(one.at(tx.now)) for one in found.tasks]
+        masks = ViewMasks(tx, {one.kind for one in found.tasks})
+        shown = [masks.view(one, row) for one, row in zip(found.tasks, rows, strict=True)]
+    return {"tasks": shown, "cursor": found.cursor, "bounded": found.bound}
+
+
+def show_task(visit: Visit, given: args.Args) -> dict[str, Any]:
+    """Everything about a task."""
+    with visit.read() as tx:
+        task = details.get_task(tx, visit.params["id"])
+        return ViewMasks(tx, [task.kind]).view(task, views.whole_task_view(tx, task))
+
+
+def why(visit: Visit, given: args.Args) -> dict[str, Any]:
+    """Why a task does not run, or how it ended."""
+    with visit.read() as tx:
+        task = details.get_task(tx, visit.params["id"])
+        row = {"id": task.id, "kind": task.kind, "state": task.at(tx.now).state.value}
+        return ViewMasks(tx, [task.kind]).view(task, row | {"why": details.reason(tx, task)})
+
+
+def list_dead_letters(visit: Visit, given: args.DeadLetters) -> dict[str, Any]:
+    """Dead letters by cause, the largest group first, or each of them, the latest first."""
+    with visit.read() as tx:
+        wanted = visit.filter(tx, given.filter)
+        if given.each:
+            letters = dead_letters.newest(tx, wanted, given.limit)
+            masks = ViewMasks(tx, {one.kind for one in letters.tasks})
+            return {
+                "tasks": [masks.view(one, views.task_view(one)) for one in letters.tasks],
+                "more": letters.more,
+                "bounded": letters.cut is not None,
+            }
+        found = dead_letters.groups(tx, wanted, given.limit)
+        masks = ViewMasks(tx, {one.kind for one in found.groups})
+        rows = [views.dead_group_view(*one, masks) for one in zip(found.groups, found.totals, strict=True)]
+    return {"groups": rows, "more": found.more, "bounded": found.cut is not None}
+
+
+def list_schedules(visit: Visit, given: args.Args) -> list[dict[str, Any]]:
+    """All schedules, with their next fire times."""
+    with visit.read() as tx:
+        found = schedules.seen(tx)
+        masks = ViewMasks(tx, {one.kind for one in found.found})
+        return [views.schedule_view(one, found, masks) for one in found.found]
+
+
+def list_pauses(visit: Visit, given: args.Args) -> list[Any]:
+    """What is paused, the oldest first."""
+    return [pause_view(one) for one in pauses.in_effect(visit.desk)]
+
+
+def list_limits(visit: Visit, given: args.Args) -> list[dict[str, Any]]:
+    """Slots, caps and rates in effect, and who says so."""
+    return [one._asdict() | {"source": masked_text(one.source)} for one in limits.in_effect(visit.desk)]
+
+
+def list_workers(visit: Visit, given: args.Workers) -> list[dict[str, Any]]:
+    """Workers: what they serve, hold and run."""
+    with visit.read() as tx:
+        found = workers.now(tx, every=given.every)
+    return [views.worker_view(one, found.at) for one in found.workers]
+
+
+def list_queues(visit: Visit, given: args.Args) -> list[Any]:
+    """What waits in each queue, who serves it, what holds it back."""
+    with visit.read() as tx:
+        return [masked(views.queue_view(one, tx.now)) for one in kinds.queues(tx).rows]
+
+
+def list_events(visit: Visit, given: args.Most) -> list[Any]:
+    """Awaited events, then emitted ones, the newest first."""
+    found, _ = events.listed(visit.desk, given.limit)
+    return [masked(views.event_view(one)) for one in found]
+
+
+def list_audit(visit: Visit, given: args.Audit) -> dict[str, Any]:
+    """Who changed what, the newest first; ``cursor``: of the next page."""
+    now = visit.jobs.database.now()
+    since, until = (instant(text, now) if text else None for text in (given.since, given.until))
+    action, by, subject, via, bulk = (getattr(given, name) or None for name in _AUDITED)
+    with visit.read() as tx:
+        wanted = audit.AuditFilter(given.task, action, by, subject, via, bulk, since, until)
+        found, more = audit.shown(tx, wanted, given.limit, given.cursor)
+    return {"entries": [{"about": one.about, **views.audit_view(one)} for one in found], "cursor": more}
+
+
+def list_bulks(visit: Visit, given: args.Most) -> list[dict[str, Any]]:
+    """The newest bulks."""
+    return [bulk_view(one) for one in visit.jobs.bulks.list(given.limit)]
+
+
+def show_bulk(visit: Visit, given: args.BulkItems) -> dict[str, Any]:
+    """A bulk and its tasks: what became of each."""
+    name = visit.params["name"]
+    found = visit.jobs.bulks.items(name, result=given.result, limit=given.limit, cursor=given.cursor)
+    items = [msgspec.structs.asdict(one) | {"note": masked_text(one.note)} for one in found]
+    cursor = found[-1].position if len(found) == given.limit else None
+    return {**bulk_view(visit.jobs.bulks.get(name)), "items": items, "cursor": cursor}
+
+
+def pause_view(one: pauses.PauseInfo) -> dict[str, Any]:
+    """A pause as JSON."""
+    shown: dict[str, Any] = msgspec.to_builtins(one)
+    return shown | {"name": one.name or None, "reason": masked_text(one.reason)}
