@@ -29,8 +29,10 @@ def submit_command(session: Session, /, kind: str, params: tuple[str, ...], **gi
     The payload is checked against the kind's schema. -P to=me@example.com gives a text, -P count:=3 any JSON.
     """
     from scheduler.cli.payload import read_params, validate
+    from scheduler.model.names import check_text
     from scheduler.operations.published import get_published, without
 
+    check_text(kind, "a kind")
     payload = read_params(params)
     options = TaskOptionsGiven(**given)
     twice = sorted(options.names & payload.keys())
