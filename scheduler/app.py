@@ -233,6 +233,8 @@ class Scheduler(
         ConfigError, also if another type has the name.
         """
         self.registry.add(source, kind, build)
+        if isinstance(source, TaskFunction):
+            source.registered(self)
         if self._engine is not None:
             self._engine.wake()
 

@@ -27,7 +27,7 @@ HOUSE: tuple[frozenset[str], ...] = (
     frozenset({"transports"}),
     frozenset({"alerts"}),
     frozenset({"app"}),
-    frozenset({"asgi", "executors", "messages"}),
+    frozenset({"asgi", "celery", "executors", "messages"}),
     frozenset({"console", "fastapi"}),
     frozenset({"cli", "daemon", "testing"}),
     frozenset({"django", "pytest_plugin"}),

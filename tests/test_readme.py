@@ -14,6 +14,7 @@ import click
 import pytest
 
 from scheduler.cli.root import COMMANDS, root
+from scheduler.config.load import load
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -24,7 +25,7 @@ BIN = Path(sys.executable).parent
 PATIENCE = 60
 
 PROGRAMS = (
-    *("quickstart", "building", "chained", "transaction", "handlers", "nightly"),
+    *("quickstart", "building", "chained", "transaction", "handlers", "nightly", "celery_shop"),
     *("test_reminders", "test_shipping"),
     *("shop/shop_tasks", "shop/order"),
 )
@@ -82,7 +83,8 @@ def test_no_other_program_is_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "times"), [("quickstart", 2), ("transaction", 2), ("handlers", 1), ("nightly", 1), ("chained", 2)]
+    ("name", "times"),
+    [("quickstart", 2), ("transaction", 2), ("handlers", 1), ("nightly", 1), ("chained", 2), ("celery_shop", 2)],
 )
 def test_programs_print_what_it_says(name: str, times: int, tmp_path: Path) -> None:
     """Those that can be run again print the same then."""
@@ -100,6 +102,21 @@ def test_the_test_examples_pass(name: str, tmp_path: Path) -> None:
     assert "1 passed" in run(
         tmp_path, sys.executable, "-m", "pytest", "-q", "-c", "/dev/null", "-p", "no:cacheprovider"
     )
+
+
+@pytest.mark.parametrize("page", ["from-celery", "from-crontab"])
+def test_blocks_of_the_pages_for_movers_hold(page: str, tmp_path: Path) -> None:
+    """Python runs, and configurations are valid."""
+    text = BLOCK.sub("", (ROOT / "docs" / "guides" / f"{page}.md").read_text(encoding="utf-8"))
+    found = re.findall(r"```(python|toml)\n(.*?)```\n", text, re.DOTALL)
+    assert found
+    for language, block in found:
+        file = tmp_path / f"block.{language}"
+        file.write_text(block, encoding="utf-8")
+        if language == "python":
+            run(tmp_path, sys.executable, file)
+        else:
+            load(str(file), {}, str(tmp_path))
 
 
 def test_the_shop_runs_on_a_daemon(tmp_path: Path) -> None:

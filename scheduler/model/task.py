@@ -305,6 +305,9 @@ class TaskFunction(Generic[P, R_co]):
         """Whether all parameters may be given by position."""
         return len(self.positional) == len(self.signature.parameters) - 1
 
+    def registered(self, scheduler: Any) -> None:
+        """Take note of a Scheduler that has registered it."""
+
     def __call__(self, ctx: Any, *args: P.args, **kwargs: P.kwargs) -> R_co:
         return self.function(ctx, *args, **kwargs)
 
