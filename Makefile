@@ -29,7 +29,7 @@ help:
 	@echo "make demo [PHOTO=path]   the photo workflow on a real daemon, killed in the middle"
 	@echo "make demo-messages       orders from a Cloudflare queue, out as webhooks and over NATS, killed in the middle"
 	@echo "make demo-anywhere       one task file in one program, a fleet, processes, Dask, Slurm and Ray, each killed in the middle"
-	@echo "make test                all tests, on SQLite and on a real PostgreSQL: about 10 minutes on 2 cores"
+	@echo "make test                all tests, on SQLite and on a real PostgreSQL: 10 to 25 minutes on 2 cores"
 	@echo "make test-both           the same, and the tests above the store on both databases, too: before a release"
 	@echo "make quick               a part of them, on SQLite only and without faults: a minute"
 	@echo "make test-lowest         all tests, with the lowest versions of what schedd needs (constraints/lowest.txt)"
@@ -117,7 +117,7 @@ machine: setup
 	@PY=$(PY) bash tests/machine.sh
 
 test: setup emulator machine
-	@$(if $(PYTEST_ARGS),,echo "All tests: about 10 minutes on 2 cores, less on more (this machine has $$(getconf _NPROCESSORS_ONLN)). make quick takes one.")
+	@$(if $(PYTEST_ARGS),,echo "All tests: 10 to 25 minutes on 2 cores, less on more (this machine has $$(getconf _NPROCESSORS_ONLN)). make quick takes one.")
 	$(PYTEST) -n $(JOBS) --dist worksteal -m "not soak and not transports and not executors and not kube" \
 	  $(EVERY_DATABASE) $(PYTEST_ARGS)
 
