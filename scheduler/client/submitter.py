@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from scheduler.client.threads import CallThreads
@@ -74,16 +74,17 @@ class TaskSubmitter:
         lacking = known.lacking(payload)
         return known, known.without(lacking).decode(encode_json(payload, f"payload of {name}")), lacking
 
-    def check_sinks(self, kinds: Iterable[str]) -> None:
+    def check_sinks(self, kinds: Iterable[str], theirs: Tx | None = None) -> None:
         """Look whether a worker has the sinks that these kinds name in ``on_success``.
 
-        Raises ConfigError if workers have other sinks only; before any has one, it is said in the log.
+        ``theirs``: the caller's transaction, which is to store them. Raises ConfigError if workers have other sinks
+        only; before any has one, it is said in the log.
         """
         telling = self.registry.telling
         for kind in {kind for kind in kinds if kind in telling and not self._sinks.get(telling[kind])}:
             sink = telling[kind]
             if self.registry.get(sink) is None:
-                with self.database.read() as tx:
+                with self.database.read() if theirs is None else nullcontext(theirs) as tx:
                     found = outbox.check_sink(tx, sink, self.known_sinks, f'kind {kind} has on_success="{sink}", but ')
             else:
                 found = True
@@ -94,7 +95,7 @@ class TaskSubmitter:
 
     def store_one(self, spec: TaskSpec, connection: Any = None) -> TaskId:
         """:meth:`store` a single task."""
-        if self.registry.telling:
+        if self.registry.telling and connection is None:
             self.check_sinks((spec.kind,))
         send = self._send([spec])
         if send is None:
@@ -114,7 +115,7 @@ class TaskSubmitter:
 
     def store(self, specs: list[TaskSpec], connection: Any = None) -> list[TaskId]:
         """Store tasks, in the caller's transaction if there is one, and notify after the commit."""
-        if self.registry.telling:
+        if self.registry.telling and connection is None:
             self.check_sinks(spec.kind for spec in specs)
         send = self._send(specs)
         if send is None:
@@ -136,7 +137,10 @@ class TaskSubmitter:
     def _store_on(self, given: Any, specs: list[TaskSpec]) -> list[TaskId]:
         with callers_connection(given) as own:
             self.database.open_beside(own)
-            ids = _enqueue(Tx(own, self.database.now()), specs, ours=False)
+            tx = Tx(own, self.database.now())
+            if self.registry.telling:
+                self.check_sinks((spec.kind for spec in specs), tx)
+            ids = _enqueue(tx, specs, ours=False)
             notify_after_commit(own, self.notify, others=self.database.notifies)
         return ids
 
@@ -145,8 +149,6 @@ class TaskSubmitter:
         if connection is None:
             return await self.threads.call(self.store, specs)
         await self.threads.call(self.database.open)
-        if self.registry.telling:
-            await self.threads.call(self.check_sinks, [spec.kind for spec in specs])
         send = self._send(specs)
         if send is None:
             return await run_on(connection, lambda own: self._store_on(own, specs))

@@ -399,13 +399,26 @@ def test_a_database_of_tests_in_memory(shop: Project) -> None:
         """
         from django.core.exceptions import ImproperlyConfigured
         from django.test import TestCase, TransactionTestCase
+        from django.db import connection
+        from scheduler import Scheduler, Task
         from scheduler.django.testing import run_tasks
         from shop.tasks import ship
+
+        class Told(Task, on_success="sinks.shop"):
+            def run(self, ctx):
+                pass
 
         class InATransaction(TestCase):
             def test_stored(self):
                 result = ship.enqueue(1)
                 self.assertEqual(ship.get_result(result.id).status, "READY")
+
+            def test_the_look_for_its_sink_is_in_that_transaction(self):
+                jobs = Scheduler("sqlite:///elsewhere.db")  # not made: all is done on Django's connection
+                jobs.register(Told)
+                jobs.task(Told()).schedule(connection=connection)
+                with jobs.batch(connection=connection) as batch:
+                    batch.task(Told())
 
         class Committed(TransactionTestCase):
             def test_stored(self):
@@ -414,7 +427,7 @@ def test_a_database_of_tests_in_memory(shop: Project) -> None:
                 self.assertRaises(ImproperlyConfigured, run_tasks)
         """,
     )
-    assert "Ran 2 tests" in shop.manage("test", "--noinput")
+    assert "Ran 3 tests" in shop.manage("test", "--noinput")
 
 
 @one_database
