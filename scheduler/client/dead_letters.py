@@ -15,6 +15,7 @@ from scheduler.client.info import TaskInfo, task_info
 from scheduler.client.threads import CallThreads, in_thread
 from scheduler.errors import ConfigError
 from scheduler.model.actor import acting_as
+from scheduler.model.bulk import check_limit
 from scheduler.model.spec import TaskId
 from scheduler.model.task_filter import TaskFilter
 from scheduler.model.times import to_datetime
@@ -102,7 +103,7 @@ class DeadLetters:
             message_type=message_type,
         )
         with self._owner.database.read() as tx:
-            return [task_info(record) for record in store.find(tx, wanted, _at_least_one(limit))]
+            return [task_info(record) for record in store.find(tx, wanted, check_limit(limit))]
 
     def groups(
         self,
@@ -135,7 +136,7 @@ class DeadLetters:
             message_type=message_type,
         )
         with self._owner.database.read() as tx:
-            found = store.groups(tx, wanted, _at_least_one(limit))
+            found = store.groups(tx, wanted, check_limit(limit))
         return [DeadLetterGroup(*g[:-2], to_datetime(g.oldest), to_datetime(g.newest)) for g in found]
 
     def get(self, task_id: int) -> TaskInfo:
@@ -204,7 +205,7 @@ class DeadLetters:
             message_type=message_type,
         )
         with acting_as(by):
-            done = bulk.replay(self._owner.desk, asked, bulk.Run(_at_least_one(limit), rate=rate))
+            done = bulk.replay(self._owner.desk, asked, bulk.Run(limit, rate=rate))
         for task_id, other in done.conflicts.items():
             log.warning("task %d is not replayed: task %d has its key", task_id, other, extra={"task": task_id})
         for task_id, why in done.refused.items():
@@ -260,9 +261,9 @@ class DeadLetters:
         were made. Also of removed ones; ``jobs.audit()`` reads all that was changed. Raises ConfigError."""
         with self._owner.database.read() as tx:
             if task_id is not None:
-                found = store_audit.of_task(tx, task_id, _at_least_one(limit))
+                found = store_audit.of_task(tx, task_id, check_limit(limit))
             else:
-                found = store_audit.of_dead_letters(tx, _at_least_one(limit))
+                found = store_audit.of_dead_letters(tx, check_limit(limit))
         return [audit_entry(record) for record in found]
 
     def _filter(self, text: str, **given: Any) -> TaskFilter:
@@ -292,9 +293,3 @@ def warn_stale(stale: Stale) -> None:
     more = len(stale.ids) - _SAID
     if more > 0 or stale.cut:
         log.warning("%s; %d have no line of their own", told(stale), max(more, 0))
-
-
-def _at_least_one(limit: int) -> int:
-    if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit < 2**63:
-        raise ConfigError(f"limit must be a whole number from 1, not {limit!r}")
-    return limit

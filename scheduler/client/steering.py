@@ -207,7 +207,7 @@ def _run(limit: int | None, rate: float | None, dry_run: bool, bulk: str | None,
     def after(done: Bulk) -> object:
         return None if each is None else each(_result(done, False))
 
-    return Run(_limit(limit), dry_run, rate, _bulk_name(bulk), after)
+    return Run(limit, dry_run, rate, _bulk_name(bulk), after)
 
 
 def _result(done: Bulk, dry_run: bool) -> BulkResult:
@@ -223,9 +223,3 @@ def _bulk_name(given: str | None) -> str | None:
     if given is not None and (not isinstance(given, str) or not re.fullmatch(r"[\w-]{1,40}", given, re.ASCII)):
         raise ConfigError(f"bulk is a name of up to 40 letters, digits, - and _, not {given!r:.80}")
     return given
-
-
-def _limit(limit: int | None) -> int | None:
-    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
-        raise ConfigError(f"limit must be a whole number from 1, not {limit!r:.80}")
-    return limit

@@ -350,8 +350,6 @@ class TaskOperations:
         """
         if kind is None and key is None and correlation is None and subject is None:
             raise ConfigError("retry_failed wants to know which: kind, key, correlation or subject")
-        if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
-            raise ConfigError(f"limit must be a whole number from 1, not {limit!r:.80}")
         given = {"kind": kind, "key": key, "correlation": correlation, "subject": subject}
         wanted = read_filter(self.desk, "", given)
         done = bulk.retry(self.desk, wanted, bulk.Run(limit), downstream=downstream)

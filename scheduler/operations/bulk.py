@@ -15,7 +15,7 @@ import msgspec
 
 from scheduler.errors import ConfigError, DuplicateKeyError
 from scheduler.model.actor import in_bulk
-from scheduler.model.bulk import BulkOptions, ItemResult, check_rate
+from scheduler.model.bulk import BulkOptions, ItemResult, check_limit, check_rate
 from scheduler.model.state import HELD, LIVE, TERMINAL, TaskState
 from scheduler.model.task_filter import BEFORE, TaskFilter, Term, in_states
 from scheduler.operations.bulk_changes import Applied, Apply, apply, change_by
@@ -35,7 +35,7 @@ _DEAD = frozenset({TaskState.DEAD})
 
 
 class Bulk(msgspec.Struct):
-    """What a bulk did, or (a dry run) would do.
+    """The result of a bulk, or (a dry run) the result it would have.
 
     ``changed``: ids of tasks that the verb changed; ``requested``: running ones that were asked to end. ``dependants``:
     how many other tasks end, or run again, because of it. ``kinds``: kind -> state before -> how many of ``changed``
@@ -94,7 +94,7 @@ def cancel(desk: Desk, wanted: TaskFilter, run: Run = ONCE, *, cascade: bool = F
 
 def retry(desk: Desk, wanted: TaskFilter, run: Run = ONCE, *, downstream: bool = True) -> Bulk:
     """Retry what is chosen of what has ended without success, the oldest first; tasks that failed or died by
-    themselves, if no states are named. What fails again meanwhile is not retried twice. Raises ConfigError."""
+    themselves, if no states are named. A task that fails again meanwhile is not retried twice. Raises ConfigError."""
     named = _among(wanted, _UNSUCCESSFUL) if wanted.named_states else wanted
     return _all(desk, "retry", named, run, BulkOptions(downstream=downstream))
 
@@ -137,6 +137,8 @@ def _all(
 ) -> Bulk:
     """Change what is chosen. ``work``: of a verb that is not :func:`apply`'s; ``shown``: the filter in the audit."""
     check_rate(run.rate)
+    if run.limit is not None:
+        check_limit(run.limit)
     with desk.read() as tx:
         began = tx.now
         if wanted.up_to is None:
