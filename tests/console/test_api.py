@@ -266,6 +266,7 @@ def _until(gate: Gate, name: str) -> None:
 # Refusals
 
 
+TWICE = [{"id": 1}, {"id": 1, "when": "failure"}]
 REFUSED: tuple[tuple[str, Any, int, str | None], ...] = (
     ("/tasks?limit=x", None, 422, "limit"),
     ("/tasks?limit=501", None, 422, "limit"),
@@ -297,6 +298,7 @@ REFUSED: tuple[tuple[str, Any, int, str | None], ...] = (
     ("/tasks", {"kind": "Resize", "payload": {"path": "a\0b"}}, 400, None),
     ("/tasks", {"kind": "Resize", "payload": {"path": "x"}, "after": "soon"}, 422, None),
     ("/tasks", {"kind": "Resize", "payload": {"path": "x"}, "depends_on": [{"id": "1"}]}, 422, "depends_on[0].id"),
+    ("/tasks", {"kind": "Resize", "payload": {"path": "x"}, "depends_on": TWICE}, 422, None),
     ("/pauses/pause", {}, 422, None),
     ("/bulks/start/cancel", {"name": "none"}, 404, None),
     ("/bulks/plan/replay", {"filter": "kind:Mail", "fields": {"password": "x"}}, 422, None),

@@ -71,7 +71,10 @@ def submit(visit: Visit, given: args.Submit) -> dict[str, Any]:
         policy = _retry(given.retry)
         spec.retry, spec.max_attempts = (None, 1) if policy is None else (policy.to_json(), policy.max_attempts)
     spec.headers = None if given.headers is None else encode_headers(given.headers)
-    spec.edges = [_edge(one) for one in {one.id: one for one in given.depends_on}.values()]
+    by_id = {one.id: one for one in given.depends_on}
+    if len(by_id) < len(set(given.depends_on)):
+        raise BadInputError("depends_on names a task twice with different conditions")
+    spec.edges = [_edge(one) for one in by_id.values()]
     done, no_worker, unserved = tasks.submit(visit.desk, spec)
     return {"id": int(done), "created": done.created, "unserved": no_worker or unserved}
 
