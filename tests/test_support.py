@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy
 
 from scheduler.store import schema
-from support import postgres_server
+from support import postgres_server, session
 from support.casebook import PROPERTY, Case, Casebook, cells_of, read_cases
 from support.databases import DIALECTS, Database, PostgresDatabases, chosen, is_left_out, needs_postgresql
 from support.session import TESTS
@@ -227,3 +227,13 @@ def test_the_files_of_make_quick_are_there() -> None:
     files = [Path(__file__).parent / name for name in names]
     assert len(files) > 20
     assert [str(file) for file in files if not file.with_name(f"test_{file.name}.py").exists()] == []
+
+
+def test_a_failure_is_told_though_the_parser_fails_the_first_time(request: pytest.FixtureRequest) -> None:
+    found = pytest.CallInfo.from_call(lambda: 1 / 0, "call")
+    making = session.pytest_runtest_makereport(request.node, found)
+    next(making)
+    with pytest.raises(StopIteration) as told:
+        making.throw(SystemError("AST constructor recursion depth mismatch"))
+    assert told.value.value.failed
+    assert "ZeroDivisionError" in told.value.value.longreprtext

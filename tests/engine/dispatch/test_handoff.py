@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -192,4 +192,28 @@ def test_what_the_loop_waits_for_begins(flood: Flood) -> None:
     flood.engine_state.means["quick"] = 1e-5  # however long the first ones took on this machine
     flood.engine.dispatch.wait_for_short_tasks()
     assert flood.gate.is_set()
+    flood.finish()
+
+
+@sqlite
+def test_a_token_that_the_idle_thread_takes_at_once_begins_no_second_thread(flood: Flood) -> None:
+    spawned: list[str] = []
+
+    def spawn(_: Callable[[], None], name: str) -> threading.Thread:
+        spawned.append(name)
+        return threading.current_thread()
+
+    slots = ThreadSlots("medium", 8, flood.engine_state, flood.engine_state.report, spawn)
+
+    class TakenAtOnce(Tokens):
+        def put(self, item: bool, block: bool = True, timeout: float | None = None) -> None:
+            slots._idle -= 1
+
+    slots._threads = slots._idle = 1
+    slots._tokens = TakenAtOnce()
+    slots._wake(1)
+    assert not spawned
+    slots._idle = 0
+    slots._wake(1)
+    assert spawned == ["schedd-medium-2"]
     flood.finish()

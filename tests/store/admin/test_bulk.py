@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from msgspec import field
 
 from scheduler import ConfigError, Context, Task, TaskState
@@ -284,6 +285,28 @@ def test_a_rate_bounds_each_verb(bench: Bench) -> None:
     assert len(waits) == 5
     with pytest.raises(ConfigError, match="tasks a second"):
         bench.jobs.cancel_tasks(kind="Step", rate=0)
+
+
+def test_a_batch_has_one_savepoint_and_each_task_one_only_if_one_is_refused(bench: Bench) -> None:
+    made: list[str] = []
+    sa.event.listen(bench.jobs.database.open(), "savepoint", lambda _connection, name: made.append(name))
+    bench.die(*"abc")
+    bench.script.failing.clear()
+    bench.clock.advance(1)
+    wanted = TaskFilter((only("kind", "Step"),))
+    made.clear()
+    assert bulk.retry(bench.jobs.desk, wanted).size == 3
+    assert len(made) == 1
+    bench.drain()
+    (keyed,) = bench.die("keyed", key="k")
+    other = bench.die("other")
+    bench.script.failing.clear()
+    bench.clock.advance(1)
+    holder = bench.jobs.task(Step("holder")).key("k").schedule()
+    made.clear()
+    done = bulk.retry(bench.jobs.desk, wanted)
+    assert (done.conflicts, done.changed) == ({keyed: int(holder)}, other)
+    assert len(made) == 1 + 2
 
 
 def test_a_rate_holds_for_dead_letters(bench: Bench) -> None:
