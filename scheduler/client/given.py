@@ -1,4 +1,4 @@
-"""Which arguments a builder was given, and which of them its parents are to bring."""
+"""The arguments that a builder was given, and those that its parents are to bring."""
 
 from __future__ import annotations
 

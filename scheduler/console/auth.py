@@ -240,8 +240,8 @@ class BasicAuth(Auth):
         return anyio.CapacityLimiter(HASHES)
 
     async def _check(self, user: User | None, name: str, password: str, client: str) -> bool:
-        """Whether a password is right. Those of one client are looked at one after the other, so that many guesses of
-        one delay no other; a wrong one of a client or name with too many failures holds up those behind it.
+        """Whether a password is right. A client's passwords are looked at one after the other, so that many guesses of
+        one client delay no other; a wrong one of a client or name with too many failures holds up those behind it.
 
         A right one is answered when it has been looked at, and one that was right before at once.
         """

@@ -24,7 +24,7 @@ from scheduler.store.tasks.rerun import rerun
 
 
 class Item(NamedTuple):
-    """What became of a task. ``before``: its state's code, None: it is not there; ``note``: why it was passed over;
+    """The result for one task. ``before``: its state's code, None: it is not there; ``note``: why it was passed over;
     ``error``: the same where the verb was refused."""
 
     before: int | None

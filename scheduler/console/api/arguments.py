@@ -246,7 +246,7 @@ class Start(OfName):
 
 
 class Changed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a verb did, or (``dry_run``) would do.
+    """The result of a verb, or (``dry_run``) the result it would have.
 
     ``changed``: ids of tasks; ``requested``: running ones that are asked to end; ``dependants``: how many others ended
     or run again with them. ``kinds``: of a filter, kind -> state before -> how many. ``conflicts``: id -> the task that

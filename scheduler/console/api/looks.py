@@ -116,7 +116,7 @@ def list_workers(visit: Visit, given: args.Workers) -> list[dict[str, Any]]:
 
 
 def list_queues(visit: Visit, given: args.Args) -> list[Any]:
-    """What waits in each queue, who serves it, what holds it back."""
+    """The waiting tasks of each queue, its workers, and the reason that holds it back."""
     with visit.read() as tx:
         return [masked(views.queue_view(one, tx.now)) for one in kinds.queues(tx).rows]
 

@@ -58,7 +58,10 @@ def source_statuses(tx: Tx, names: Iterable[str]) -> list[SourceStatus]:
         counts, last = message_counts.of_source(tx, name), message_counts.last_dead(tx, name)
         error, failed_at = (None, None) if last is None else last
         paused, trouble = pauses.of_source(tx, name) is not None, wrong.get(name)
-        found.append(SourceStatus(name, paused, *counts[:5], trouble, error, failed_at, counts.at_least))
+        shown = counts._asdict()
+        found.append(
+            SourceStatus(name=name, paused=paused, trouble=trouble, last_error=error, failed_at=failed_at, **shown)
+        )
     return found
 
 
