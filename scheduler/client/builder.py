@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from datetime import datetime, timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeAlias, get_args, overload
 
 import msgspec
@@ -60,7 +60,8 @@ class _Builder(PlacingCalls, RecurrenceCalls["RecurringBuilder"]):
         self._batch = batch
         self._spec = kind.spec(value)
         self._parents: dict[int | TaskBuilder[Any], tuple[When, Otherwise]] = {}
-        self._given: Given | None = None
+        self._given: Callable[[], Given] | None = None  # made when a parent has a name
+        self._lacking: frozenset[str] = frozenset()
         self._names: dict[str, int | TaskBuilder[Any]] | None = None
 
     def key(self, key: str, conflict: Conflict = "keep", retention: Seconds | None = None) -> Self:
@@ -138,14 +139,14 @@ class _Builder(PlacingCalls, RecurrenceCalls["RecurringBuilder"]):
             if names.get(one, parent) != parent:
                 raise ConfigError(f"depend_on names two tasks {one!r}: {names[one]!r} and {parent!r}")
             if self._given is not None:
-                self._given.check(one)
+                self._given().check(one)
         self._names = {**names, **tasks}
         return list(dict.fromkeys(tasks.values()))
 
     def _check_complete(self) -> None:
         """Raise PayloadError if the function lacks an argument that no parent brings."""
-        if self._given is not None and self._given.lacking:
-            self._given.refuse_lacking(self._spec.payload, self._names or ())
+        if self._lacking and self._given is not None:
+            self._given().refuse_lacking(self._lacking, self._spec.payload, self._names or ())
 
     def _check_parent(self, parent: int | TaskBuilder[Any]) -> None:
         if isinstance(parent, TaskBuilder):
@@ -315,7 +316,7 @@ class TaskBuilder(_Builder, Generic[R_co]):
             self._batch = chain = Chain(self._caller)
             chain.add(self)
         made: TaskBuilder[Any] = self._batch.task(task, *args, **kwargs)
-        return made.depend_on(self, name=None if made._given is None else made._given.free())
+        return made.depend_on(self, name=None if made._given is None else made._given().free())
 
     def schedule(self, connection: sa.Connection | Session | OfDjango | None = None) -> TaskId[R_co]:
         """Store the task and return its id, an int with ``.created``. A task whose id was returned survives a crash.
@@ -454,20 +455,20 @@ def make_builder(
         named, value, lacking = caller.named(task, args[0])
         made = _partial(caller, named, value, batch, lacking)
         if isinstance(args[0], Mapping):
-            made._given = Given(named, None, tuple(args[0]), lacking)
+            made._given, made._lacking = partial(Given, named, None, tuple(args[0])), lacking
         return made
     if isinstance(task, TaskFunction):
         kind = caller.registry.of(task)
         given = (*task.positional[: len(args)], *kwargs)
         try:
             made = TaskBuilder(caller, kind, bind(kind, args, kwargs), batch)
-            made._given = Given(kind, kind.struct.__struct_fields__, given)
         except PayloadError:
             value, lacking = bind_some(kind, args, kwargs)
             if not lacking:
                 raise
             made = _partial(caller, kind, value, batch, lacking)
-            made._given = Given(kind, kind.struct.__struct_fields__, given, lacking)
+            made._lacking = lacking
+        made._given = partial(Given, kind, kind.struct.__struct_fields__, given)
         return made
     if isinstance(task, Task):
         if args or kwargs:

@@ -14,14 +14,12 @@ from scheduler.operations.published import PublishedKind
 class Given(NamedTuple):
     """The payload that a builder was made with, by its names.
 
-    ``parameters``: of a @task function; None for others, whose parents may have any names. ``lacking``: what a handler
-    needs and the caller has not given.
+    ``parameters``: of a @task function; None for others, whose parents may have any names.
     """
 
     kind: Kind | PublishedKind
     parameters: tuple[str, ...] | None
     given: tuple[str, ...]
-    lacking: frozenset[str] = frozenset()
 
     def free(self) -> str | None:
         """The first parameter without an argument."""
@@ -36,13 +34,13 @@ class Given(NamedTuple):
         if name in self.given:
             raise ConfigError(f"{kind} gets {name!r} twice: as an argument, and from a parent")
 
-    def refuse_lacking(self, payload: str, names: Iterable[str]) -> None:
-        """Raise PayloadError for an argument that neither the caller nor a parent of this name brings."""
-        missing = self.lacking - frozenset(names)
+    def refuse_lacking(self, lacking: frozenset[str], payload: str, names: Iterable[str]) -> None:
+        """Raise PayloadError for an argument that the caller has not given and no parent of its name brings."""
+        missing = lacking - frozenset(names)
         if not missing:
             return
         if self.parameters is None:
-            self.kind.without(self.lacking - missing).decode(payload)  # says what it misses
+            self.kind.without(lacking - missing).decode(payload)  # says what it misses
         first = next(name for name in self.parameters or sorted(missing) if name in missing)
         source = getattr(self.kind, "source", None)
         hint = context_hint(source) if isinstance(source, TaskFunction) else ""

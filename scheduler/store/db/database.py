@@ -223,7 +223,10 @@ class Database:
 
         Raises StoreUnavailableError, and ConfigError if it is not to be used.
         """
-        return self._opened(looks=False)
+        if self._engine is None or self._inherited or self._looks or self.refusal is not None:
+            return self._opened(looks=False)
+        self.same.check_file()
+        return self._engine
 
     def open_beside(self, theirs: sa.Connection) -> None:
         """Check that the store is there, for what is done in a caller's transaction; as :meth:`open` does.
