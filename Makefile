@@ -11,8 +11,10 @@ STAMP := $(VENV)/.schedd-installed
 DEMO_STAMP := $(VENV)/.schedd-demo
 MESSAGES_STAMP := $(VENV)/.schedd-demo-messages
 CONSTRAINTS ?=
-# What is installed: dev is all that tests and checks need; quick is enough for `make quick`, a quarter of that.
-EXTRAS ?= dev
+# What is installed: dev is all that tests and checks need; quick is enough for `make quick`, a quarter of that. The SDK
+# of MCP wants later versions of what else there is than schedd does, so it is left out where those are the lowest.
+_MCP := ,mcp
+EXTRAS ?= dev$(if $(CONSTRAINTS),,$(_MCP))
 PYTEST_ARGS ?=
 # Workers write compiled tests and modules, whatever the environment says: else each compiles all of them, in each run.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(PY) -m pytest

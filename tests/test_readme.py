@@ -104,10 +104,13 @@ def test_the_test_examples_pass(name: str, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("page", ["from-celery", "from-crontab"])
-def test_blocks_of_the_pages_for_movers_hold(page: str, tmp_path: Path) -> None:
+SKILL = "scheduler/skills/schedd/SKILL.md"
+
+
+@pytest.mark.parametrize("page", ["docs/guides/from-celery.md", "docs/guides/from-crontab.md", SKILL])
+def test_blocks_of_the_pages_for_movers_and_agents_hold(page: str, tmp_path: Path) -> None:
     """Python runs, and configurations are valid."""
-    text = BLOCK.sub("", (ROOT / "docs" / "guides" / f"{page}.md").read_text(encoding="utf-8"))
+    text = BLOCK.sub("", (ROOT / page).read_text(encoding="utf-8"))
     found = re.findall(r"```(python|toml)\n(.*?)```\n", text, re.DOTALL)
     assert found
     for language, block in found:

@@ -38,7 +38,7 @@ _SHAPES = {"success": "#9be89b", "running": "#9bdfe8", "failed": "#f2a6a6", "dea
 @watchable
 def graph_command(session: Session, /, task_id: int, style: str, limit: int, every: bool) -> None:
     """The tasks that edges connect with a task, directly or not, when they may have ended, and what blocks most."""
-    from scheduler.client.analysis_views import estimate_view
+    from scheduler.client.analysis_views import estimate_view, graph_view
     from scheduler.operations.analysis import graph, graph_estimate
 
     if style in ("dot", "mermaid") and (session.output != "table" or session.columns is not None):
@@ -50,24 +50,13 @@ def graph_command(session: Session, /, task_id: int, style: str, limit: int, eve
         note(f"there are more than {limit} tasks: these are the nearest; --limit shows more")
     if style == "json" and session.output == "table":
         session.output = "json"
-    if style in ("tree", "json") and print_object(session, _view(found) | {"estimate": estimate_view(left)}):
+    if style in ("tree", "json") and print_object(session, graph_view(found) | {"estimate": estimate_view(left)}):
         return
     if style == "tree":
         for text in _estimate_texts(left):
             note(text)
     folded = found if every else _fold(found, task_id)
     say("\n".join({"dot": _dot, "mermaid": _mermaid}.get(style, _tree)(folded)))
-
-
-def _view(found: Graph) -> dict[str, Any]:
-    return {
-        "nodes": [{"id": n.id, "kind": n.kind, "state": n.state.value} for n in found.nodes],
-        "edges": [
-            {"parent": e.parent, "child": e.child, "when": e.when.value, "otherwise": e.otherwise.value}
-            for e in found.edges
-        ],
-        "truncated": found.truncated,
-    }
 
 
 def _estimate_texts(left: Estimate) -> list[str]:

@@ -59,6 +59,7 @@ COMMANDS = {
     "config": ("config", "The settings in effect."),
     "doctor": ("doctor", "Check what must always hold."),
     "console": ("console", "Pages that say what is wrong, and mend it."),
+    "mcp": ("mcp", "Serve agents over the Model Context Protocol."),
     "completion": ("completion", "Print the script that completes commands in a shell."),
 }
 

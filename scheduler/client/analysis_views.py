@@ -9,6 +9,7 @@ from scheduler.model.critical_path import Estimate
 from scheduler.model.demand import Collision
 from scheduler.store.read.compare import Comparison, RolePair, Side
 from scheduler.store.read.forecast import Forecast, ScheduleForecast, group_text
+from scheduler.store.read.graph import Graph
 from scheduler.store.read.lives import PastGraph, PastTask, TaskTimeline
 
 
@@ -24,6 +25,18 @@ def estimate_view(found: Estimate) -> dict[str, Any]:
         "stuck": found.stuck,
         "unknown": found.unknown,
         "blockers": [{"id": one.id, "below": one.below} for one in found.blockers],
+    }
+
+
+def graph_view(found: Graph) -> dict[str, Any]:
+    """Tasks and the edges between them; ``truncated``: there are others."""
+    return {
+        "nodes": [{"id": n.id, "kind": n.kind, "state": n.state.value} for n in found.nodes],
+        "edges": [
+            {"parent": e.parent, "child": e.child, "when": e.when.value, "otherwise": e.otherwise.value}
+            for e in found.edges
+        ],
+        "truncated": found.truncated,
     }
 
 

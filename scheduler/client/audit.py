@@ -24,7 +24,7 @@ MAX_ENTRIES = 100_000
 class AuditEntry(msgspec.Struct, frozen=True):
     """One change: ``actor`` did ``action`` (cancel, retry, replay, "schedule paused", …) to ``task_id`` or ``subject``.
 
-    ``via``: python, cli, page, api or http. ``bulk``: the same for all entries of one change of many tasks, which
+    ``via``: python, cli, page, api, mcp or http. ``bulk``: the same for all entries of one change of many tasks, which
     ``filter`` chose. ``before`` and ``after``: what the change replaced, and by what; ``detail``: what else is worth
     knowing.
     """
@@ -60,7 +60,7 @@ class AuditOperations:
         """Say who makes the changes within, and why: ``with jobs.acting("alice", reason="wrong customer"): …``.
 
         Holds for this thread, or this coroutine and what it awaits, on every Scheduler. ``by``: by default the user of
-        the process; ``via``: the door (python, cli, page, api, http). Raises ConfigError for texts that are too long.
+        the process; ``via``: the door (python, cli, page, api, mcp, http). Raises ConfigError for too long a text.
         """
         return acting_as(by, reason=reason, via=via)
 

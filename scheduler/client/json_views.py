@@ -258,6 +258,7 @@ def status_view(found: Status, now: int) -> dict[str, Any]:
                 "out": round(one.leaving, 3),
                 "drained_in": seconds(one.drained_in),
                 "at_least": one.capped,
+                "text": one.describe(),
             }
             for one in found.flows
         ],

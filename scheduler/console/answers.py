@@ -6,6 +6,7 @@ import json
 import mimetypes
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import resources
 from typing import Any
 from urllib.parse import quote
@@ -13,7 +14,8 @@ from urllib.parse import quote
 from starlette.responses import Response
 
 from scheduler import __version__
-from scheduler.console.visit import Visit
+from scheduler.app import Scheduler
+from scheduler.console.visit import BadInputError, Visit
 from scheduler.errors import (
     ConfigError,
     CycleError,
@@ -26,7 +28,10 @@ from scheduler.errors import (
     UnknownTaskError,
     UnknownWorkerError,
 )
+from scheduler.model.redact import redact
+from scheduler.operations.desk import ReadTooLongError, in_time
 
+FIND_HOLDER_S = 1.0  # seconds in which the session is looked for whose lock keeps something from being read
 STATIC_SECONDS = 3600
 _FILE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
 
@@ -57,6 +62,31 @@ _STATUS: tuple[tuple[type[SchedulerError], int], ...] = (
 def status_of(error: SchedulerError) -> int:
     """The HTTP status of an error."""
     return next((status for kind, status in _STATUS if isinstance(error, kind)), 422)
+
+
+def in_the_way(jobs: Scheduler) -> str | None:
+    """Whose lock keeps the store from being read, as a sentence without its full stop; None: nobody's is known."""
+    holder = None
+    with suppress(TimeoutError, StoreUnavailableError, RuntimeError):
+        holder = in_time(jobs.database.locked_by, FIND_HOLDER_S)
+    return None if holder is None else holder[:1].upper() + holder[1:]
+
+
+def refusal_of(error: Exception, holder: str | None = None) -> Refusal:
+    """An error as a refusal. ``holder``: as :func:`in_the_way` names it. Raises what is none of ours."""
+    match error:
+        case Refusal():
+            return error
+        case BadInputError():
+            return Refusal(error.status, str(error))
+        case ReadTooLongError():
+            return Refusal(503, f"{error}. {holder or 'Narrow the filter, or look at a shorter time'}.")
+        case StoreUnavailableError():
+            text = f"{error}. {holder or 'Tasks go on once the database answers again'}."
+            return Refusal(503, redact(text))
+        case SchedulerError():
+            return Refusal(status_of(error), redact(str(error)))
+    raise error
 
 
 def listed_values(value: Any) -> list[str]:

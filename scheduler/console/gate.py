@@ -23,7 +23,7 @@ from scheduler.app import Scheduler
 from scheduler.client.bulks import BulkRunner
 from scheduler.config.model import Config, Console
 from scheduler.console import pages, routes
-from scheduler.console.answers import Refusal, here, html, own_path, static, status_of, twin_of
+from scheduler.console.answers import Refusal, here, html, in_the_way, own_path, refusal_of, static, status_of, twin_of
 from scheduler.console.api import requests as api
 from scheduler.console.auth import Auth, LinkAuth, TooManyAttemptsError, WrongCredentialsError
 from scheduler.console.inputs import (
@@ -54,7 +54,7 @@ from scheduler.console.visit import PREFERENCES, BadInputError, Preferences, Sit
 from scheduler.errors import ConfigError, SchedulerError, StoreUnavailableError
 from scheduler.model.redact import redact
 from scheduler.model.times import to_datetime
-from scheduler.operations.desk import ReadTooLongError, in_time
+from scheduler.operations.desk import ReadTooLongError
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -65,7 +65,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 MAX_REQUESTS = 64  # at once that wait for a thread, of visitors who are known
 THREADS = 4  # requests that read or write the database at once
-FIND_HOLDER_S = 1.0  # seconds in which the session is looked for whose lock keeps a page from being read
 FLASH, FLASH_SECONDS = "schedd_flash", 60.0
 ERROR = "error.html"
 TOO_MANY = "Too many failed attempts: wait a minute."
@@ -179,19 +178,9 @@ class Gate:
         visit.wanted = wanted_page(request, path)
         try:
             return await self._answer(request, peer, prefix, path, visit)
-        except Refusal as refused:
-            return self._refused(visit, refused)
-        except BadInputError as error:
-            return self._refused(visit, Refusal(error.status, str(error)))
-        except ReadTooLongError as error:
-            advice = await self._in_the_way(visit) or "Narrow the filter, or look at a shorter time"
-            return self._refused(visit, Refusal(503, f"{error}. {advice}."))
-        except StoreUnavailableError as error:
-            holder = await self._in_the_way(visit)
-            text = f"{error}. {holder}." if holder else f"{error}. Tasks go on once the database answers again."
-            return self._refused(visit, Refusal(503, redact(text)))
-        except SchedulerError as error:
-            return self._refused(visit, Refusal(status_of(error), redact(str(error))))
+        except (Refusal, BadInputError, ReadTooLongError, SchedulerError) as error:
+            stuck = isinstance(error, ReadTooLongError | StoreUnavailableError)
+            return self._refused(visit, refusal_of(error, await self._in_the_way(visit) if stuck else None))
         except ClientDisconnect:
             raise
         except Exception:
@@ -199,20 +188,10 @@ class Gate:
             return self._refused(visit, Refusal(500, "The console has failed here; its log says how."))
 
     async def _in_the_way(self, visit: Visit) -> str | None:
-        """Whose lock keeps a page from being read, as a sentence without its full stop; None: nobody's is known.
-
-        Only for those who may look: it names users of the database.
-        """
+        """Whose lock is in the way; only for those who may look, as it names users of the database."""
         if not visit.may(Verb.LOOK):
             return None
-
-        def look() -> str | None:
-            with suppress(TimeoutError, StoreUnavailableError, RuntimeError):
-                return in_time(self.site.jobs.database.locked_by, FIND_HOLDER_S)
-            return None
-
-        holder = await anyio.to_thread.run_sync(look)
-        return None if holder is None else holder[:1].upper() + holder[1:]
+        return await anyio.to_thread.run_sync(in_the_way, self.site.jobs)
 
     async def _answer(self, request: Request, peer: Peer, prefix: str, path: str, visit: Visit) -> Response:
         self._check_host(request)

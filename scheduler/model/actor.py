@@ -15,7 +15,7 @@ MAX_REASON = 1000
 
 
 class Actor(NamedTuple):
-    """``name``: None for the user of the process. ``via``: python, cli, page, api or http. ``reason``: in their words.
+    """``name``: None for the user of the process. ``via``: python, cli, page, api, mcp, http. ``reason``: their words.
 
     ``bulk`` and ``filter``: of one change of many tasks, in several transactions; see :func:`in_bulk`.
     """

@@ -226,7 +226,7 @@ audit = Table(  # who changed what, and why; kept for a time of its own
     Column("at", BigInteger, nullable=False),
     Column("action", Text, nullable=False),
     Column("actor", Text),
-    Column("via", Text, nullable=False),  # python, cli, page, http
+    Column("via", Text, nullable=False),  # python, cli, page, api, mcp, http
     Column("reason", Text),
     Column("task_id", BigInteger),
     Column("subject", Text),  # what it is about, if no task: "queue mail"

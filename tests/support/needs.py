@@ -10,6 +10,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -36,6 +37,7 @@ def _second_filesystem() -> bool:
 NEEDS = {
     "chromium": Need(lambda: chromium.program() is not None, "apt-get install chromium fonts-dejavu-core"),
     "miniflare": Need(miniflare.PLACE.exists, "make emulator, where npm's registry can be reached"),
+    "the SDK of MCP": Need(lambda: find_spec("mcp") is not None, "pip install 'schedd[mcp]'"),
     "git": _program("git", "git"),
     "prometheus": _program("prometheus", "prometheus"),
     "promtool": _program("promtool", "prometheus"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from scheduler.console.answers import Refusal
 from scheduler.console.inputs import check_text
 from scheduler.model.actor import MAX_REASON
 from scheduler.model.bulk import ItemResult
@@ -60,6 +62,25 @@ class Workers(Args):
     """``every``: the latest that have ended, too."""
 
     every: bool = False
+
+
+class Logs(Args):
+    """What the attempts wrote; ``tail``: the last characters of each attempt's output."""
+
+    tail: Annotated[int, Meta(ge=1, le=100_000)] = 8000
+
+
+class Graph(Args):
+    """The tasks that edges connect with a task; ``limit``: the nearest."""
+
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 200
+
+
+class Ahead(Args):
+    """``hours``: how far to look ahead; ``fires``: how many fire times of each schedule to name."""
+
+    hours: Annotated[float, Meta(gt=0, le=168)] = 24.0
+    fires: Annotated[int, Meta(ge=1, le=500)] = 10
 
 
 class BulkItems(Args):
@@ -280,3 +301,20 @@ def check_texts(value: Any) -> None:
             left += [*one, *one.values()]
         elif isinstance(one, list):
             left += one
+
+
+_WHERE = re.compile(r"(.*?)(?: - at `(?:key in )?`?\$\.?(.*?)`+)?", re.DOTALL)
+
+
+def read_args(kind: type[Args], given: Any, of: str, *, strict: bool) -> Args:
+    """Arguments of the route or tool that is called ``of``. Raises Refusal."""
+    try:
+        return msgspec.convert(given, kind, strict=strict)
+    except msgspec.ValidationError as error:
+        found = _WHERE.fullmatch(str(error))
+        text, where = (found[1], found[2]) if found is not None else (str(error), None)
+        fields = ", ".join(kind.__struct_fields__) or "no arguments"
+        at = f"{where}: {text[:1].lower()}{text[1:]}" if where else text
+        raise Refusal(
+            422, f"{at[:300]}. {of} takes {fields}.", where=where or ("body" if strict else "query")
+        ) from None

@@ -6,11 +6,14 @@ from typing import Any
 
 import msgspec
 
+from scheduler.client import analysis_views
 from scheduler.client import json_views as views
 from scheduler.console.api import arguments as args
 from scheduler.console.pages.bulks import bulk_view
+from scheduler.console.pages.task import plain_log
 from scheduler.console.visit import Visit
 from scheduler.operations import (
+    analysis,
     audit,
     dead_letters,
     details,
@@ -20,9 +23,9 @@ from scheduler.operations import (
     pauses,
     schedules,
     search,
-    status,
     workers,
 )
+from scheduler.operations import status as glances
 from scheduler.operations.filter import instant
 from scheduler.operations.masks import ViewMasks, masked, masked_text
 
@@ -32,16 +35,16 @@ _AUDITED = ("action", "by", "subject", "via", "bulk")
 def health(visit: Visit, given: args.Args) -> dict[str, Any]:
     """Whether nothing is stuck, and a worker takes tasks; what is wrong, with its remedy."""
     with visit.read() as tx:
-        seen = status.glance(tx)
+        seen = glances.glance(tx)
     wrong = [*seen.status.stuck, *([] if seen.status.idle is None else [seen.status.idle])]
     problems = [masked(views.problem_view(one)) for one in wrong]
     return {"ok": not wrong, "at": views.time(seen.at), "problems": problems}
 
 
-def status_now(visit: Visit, given: args.Args) -> dict[str, Any]:
+def status(visit: Visit, given: args.Args) -> dict[str, Any]:
     """The store at a glance."""
     with visit.read() as tx:
-        seen = status.glance(tx)
+        seen = glances.glance(tx)
     found: dict[str, Any] = masked(views.status_view(seen.status, seen.at))
     return found
 
@@ -70,6 +73,44 @@ def why(visit: Visit, given: args.Args) -> dict[str, Any]:
         task = details.get_task(tx, visit.params["id"])
         row = {"id": task.id, "kind": task.kind, "state": task.at(tx.now).state.value}
         return ViewMasks(tx, [task.kind]).view(task, row | {"why": details.reason(tx, task)})
+
+
+def show_logs(visit: Visit, given: args.Logs) -> dict[str, Any]:
+    """What the attempts of a task wrote, oldest first; ``cut``: more was written before it."""
+    with visit.read() as tx:
+        task = details.get_task(tx, visit.params["id"])
+        masks = ViewMasks(tx, [task.kind])
+        texts = [(claim, masks.text(task, plain_log(text))) for claim, text in details.attempt_logs(tx, task.id)]
+        known = {one.claim: one for one in details.attempts(tx, task.id)} if texts else {}
+    written = [
+        {
+            "attempt": known[claim].number if claim in known else None,
+            "outcome": known[claim].outcome.value if claim in known else None,
+            "text": text[-given.tail :],
+            "cut": len(text) > given.tail,
+        }
+        for claim, text in texts
+    ]
+    return {"id": task.id, "kind": task.kind, "state": task.state.value, "attempts": written}
+
+
+def show_graph(visit: Visit, given: args.Graph) -> dict[str, Any]:
+    """The tasks that edges connect with a task, how long they may take, and what blocks most."""
+    with visit.read() as tx:
+        found = analysis.graph(tx, visit.params["id"], given.limit)
+        left = analysis.graph_estimate(tx, found)
+    return analysis_views.graph_view(found) | {"estimate": analysis_views.estimate_view(left)}
+
+
+def forecast(visit: Visit, given: args.Ahead) -> dict[str, Any]:
+    """What the schedules will run, when, for how long, and where slots are too few."""
+    with visit.read() as tx:
+        found = analysis_views.forecast_view(schedules.forecast(tx, given.hours))
+    for one in found["schedules"]:
+        one["fires"] = one["fires"][: given.fires]
+    del found["load"]
+    shown: dict[str, Any] = masked(found)
+    return shown
 
 
 def list_dead_letters(visit: Visit, given: args.DeadLetters) -> dict[str, Any]:

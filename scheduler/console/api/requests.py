@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -22,8 +21,6 @@ from scheduler.console.inputs import MAX_BODY, body_of, query_of
 from scheduler.console.roles import Principal, Verb
 from scheduler.console.visit import Visit
 from scheduler.model.json_text import MAX_DEPTH, too_deep
-
-_WHERE = re.compile(r"(.*?)(?: - at `(?:key in )?`?\$\.?(.*?)`+)?", re.DOTALL)
 
 MAX_CALLS = 64  # at once that wait for a thread, of callers who are known
 THREADS = 2  # calls that read or write the database at once
@@ -80,8 +77,8 @@ async def read(request: Request, path: str, who: Principal) -> Call:
         raise Refusal(404, f"There is no such route: GET {PREFIX}{DOCUMENT} lists them.")
     _refuse_unless(who, found.route.verb)
     if found.route.method == "GET":
-        return Call(found.route, found.params, _converted(found.route, _query(request), strict=False))
-    return Call(found.route, found.params, _converted(found.route, await _body(request), strict=True))
+        return Call(found.route, found.params, found.route.read(_query(request), strict=False))
+    return Call(found.route, found.params, found.route.read(await _body(request), strict=True))
 
 
 def answer(jobs: Scheduler, visit: Visit, call: Call) -> Response:
@@ -123,18 +120,3 @@ async def _body(request: Request) -> Any:
         raise Refusal(400, f"The body is not JSON: {error}.", where="body") from None
     check_texts(given)
     return given
-
-
-def _converted(route: Route, given: Any, *, strict: bool) -> Args:
-    try:
-        return msgspec.convert(given, route.args, strict=strict)
-    except msgspec.ValidationError as error:
-        found = _WHERE.fullmatch(str(error))
-        text, where = (found[1], found[2]) if found is not None else (str(error), None)
-        fields = ", ".join(route.args.__struct_fields__) or "no arguments"
-        at = f"{where}: {text[:1].lower()}{text[1:]}" if where else text
-        raise Refusal(
-            422,
-            f"{at[:300]}. {route.method} {PREFIX}{route.path} takes {fields}.",
-            where=where or ("body" if strict else "query"),
-        ) from None

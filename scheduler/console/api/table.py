@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, get_args
 
 from scheduler.console.api import arguments as args
 from scheduler.console.api import looks, verbs
+from scheduler.console.api.arguments import Args, read_args
 from scheduler.console.pages.bulks import PLANNED, VERBS
 from scheduler.console.roles import Verb
 from scheduler.console.routes import params_in
@@ -32,6 +33,10 @@ class Route(NamedTuple):
         call = self.call.func if isinstance(self.call, partial) else self.call
         return " ".join((call.__doc__ or "").split()).replace("``", "`")
 
+    def read(self, given: Any, *, strict: bool) -> Args:
+        """Its arguments. Raises Refusal."""
+        return read_args(self.args, given, f"{self.method} {PREFIX}{self.path}", strict=strict)
+
     def match(self, path: str) -> dict[str, Any] | None:
         """The parameters in this path; None if it is another route's."""
         return params_in(self.path, path)
@@ -48,11 +53,13 @@ def _acts(path: str, verb: Verb, call: Callable[..., Any], given: type[args.Args
 _OF_BULKS: tuple[BulkVerb, ...] = get_args(BulkVerb)
 ROUTES: tuple[Route, ...] = (
     _looks("/health", looks.health),
-    _looks("/status", looks.status_now),
+    _looks("/status", looks.status),
     _looks("/tasks", looks.list_tasks, args.Tasks),
     _acts("/tasks", Verb.SUBMIT, verbs.submit, args.Submit, "tasks.submit"),
     _looks("/tasks/{id:int}", looks.show_task),
     _looks("/tasks/{id:int}/why", looks.why),
+    _looks("/tasks/{id:int}/logs", looks.show_logs, args.Logs),
+    _looks("/tasks/{id:int}/graph", looks.show_graph, args.Graph),
     _acts("/tasks/{id:int}/uncancel", Verb.CANCEL, verbs.uncancel, args.Act, "tasks.uncancel"),
     _acts("/tasks/cancel", Verb.CANCEL, verbs.cancel, args.Cancel, "tasks.cancel", "bulk.cancel"),
     _acts("/tasks/retry", Verb.RETRY, verbs.retry, args.Retry, "tasks.retry", "bulk.retry"),
@@ -62,6 +69,7 @@ ROUTES: tuple[Route, ...] = (
     _acts("/dead-letters/replay", Verb.REPLAY, verbs.replay, args.Replay, "dead_letters.replay", "bulk.replay"),
     _acts("/dead-letters/purge", Verb.PURGE, verbs.purge, args.Purge, "bulk.purge"),
     _looks("/schedules", looks.list_schedules),
+    _looks("/forecast", looks.forecast, args.Ahead),
     _acts("/schedules/pause", Verb.SCHEDULE_PAUSE, verbs.pause_schedule, args.OfName, "schedules.pause"),
     _acts("/schedules/resume", Verb.SCHEDULE_PAUSE, verbs.resume_schedule, args.OfName, "schedules.resume"),
     _acts("/schedules/run", Verb.SCHEDULE_TRIGGER, verbs.trigger, args.OfName, "schedules.trigger"),
