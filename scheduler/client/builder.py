@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from datetime import datetime, timedelta
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeAlias, get_args, overload
 
 import msgspec
@@ -52,6 +52,10 @@ _Parents: TypeAlias = "int | TaskBuilder[Any] | Iterable[int | TaskBuilder[Any]]
 class _Builder(PlacingCalls, RecurrenceCalls["RecurringBuilder"]):
     """The common base of builders for single tasks and recurrences."""
 
+    # The names of a function's arguments, or all that is known of them. No objects: the collector walks a batch's.
+    _call: tuple[str, ...] | Given | None = None
+    _lacking: frozenset[str] = frozenset()
+
     def __init__(
         self, caller: TaskSubmitter, kind: Kind | PublishedKind, value: Any, batch: Batch | RecurringGraph | None = None
     ) -> None:
@@ -60,8 +64,6 @@ class _Builder(PlacingCalls, RecurrenceCalls["RecurringBuilder"]):
         self._batch = batch
         self._spec = kind.spec(value)
         self._parents: dict[int | TaskBuilder[Any], tuple[When, Otherwise]] = {}
-        self._given: Callable[[], Given] | None = None  # made when a parent has a name
-        self._lacking: frozenset[str] = frozenset()
         self._names: dict[str, int | TaskBuilder[Any]] | None = None
 
     def key(self, key: str, conflict: Conflict = "keep", retention: Seconds | None = None) -> Self:
@@ -138,15 +140,21 @@ class _Builder(PlacingCalls, RecurrenceCalls["RecurringBuilder"]):
                 raise ConfigError(f"the name of a parent is a text of 1 to {MAX_NAME} characters, not {one!r:.80}")
             if names.get(one, parent) != parent:
                 raise ConfigError(f"depend_on names two tasks {one!r}: {names[one]!r} and {parent!r}")
-            if self._given is not None:
-                self._given().check(one)
+            if (given := self._given()) is not None:
+                given.check(one)
         self._names = {**names, **tasks}
         return list(dict.fromkeys(tasks.values()))
 
     def _check_complete(self) -> None:
         """Raise PayloadError if the function lacks an argument that no parent brings."""
-        if self._lacking and self._given is not None:
-            self._given().refuse_lacking(self._lacking, self._spec.payload, self._names or ())
+        if self._lacking and (given := self._given()) is not None:
+            given.refuse_lacking(self._lacking, self._spec.payload, self._names or ())
+
+    def _given(self) -> Given | None:
+        if self._call is None or isinstance(self._call, Given):
+            return self._call
+        assert isinstance(self._kind, Kind)
+        return Given(self._kind, self._kind.struct.__struct_fields__, self._call)
 
     def _check_parent(self, parent: int | TaskBuilder[Any]) -> None:
         if isinstance(parent, TaskBuilder):
@@ -316,7 +324,8 @@ class TaskBuilder(_Builder, Generic[R_co]):
             self._batch = chain = Chain(self._caller)
             chain.add(self)
         made: TaskBuilder[Any] = self._batch.task(task, *args, **kwargs)
-        return made.depend_on(self, name=None if made._given is None else made._given().free())
+        given = made._given()
+        return made.depend_on(self, name=None if given is None else given.free())
 
     def schedule(self, connection: sa.Connection | Session | OfDjango | None = None) -> TaskId[R_co]:
         """Store the task and return its id, an int with ``.created``. A task whose id was returned survives a crash.
@@ -455,20 +464,20 @@ def make_builder(
         named, value, lacking = caller.named(task, args[0])
         made = _partial(caller, named, value, batch, lacking)
         if isinstance(args[0], Mapping):
-            made._given, made._lacking = partial(Given, named, None, tuple(args[0])), lacking
+            made._call, made._lacking = Given(named, None, tuple(args[0])), lacking
         return made
     if isinstance(task, TaskFunction):
         kind = caller.registry.of(task)
-        given = (*task.positional[: len(args)], *kwargs)
+        given = task.positional[: len(args)] + tuple(kwargs)
         try:
             made = TaskBuilder(caller, kind, bind(kind, args, kwargs), batch)
+            made._call = given
         except PayloadError:
             value, lacking = bind_some(kind, args, kwargs)
             if not lacking:
                 raise
             made = _partial(caller, kind, value, batch, lacking)
-            made._lacking = lacking
-        made._given = partial(Given, kind, kind.struct.__struct_fields__, given)
+            made._call, made._lacking = Given(kind, kind.struct.__struct_fields__, given), lacking
         return made
     if isinstance(task, Task):
         if args or kwargs:
