@@ -7,6 +7,7 @@ import pwd
 import shutil
 import signal
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -109,7 +110,8 @@ class OwnServer:
                 self.stop("immediate")
             except RuntimeError:
                 pid = int((self.data / "postmaster.pid").read_text().split()[0])
-                os.kill(pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def __enter__(self) -> OwnServer:

@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -154,7 +155,8 @@ def end_at_once(data: Path) -> None:
     main = int(pid)
     children = Path(f"/proc/{main}/task/{main}/children").read_text().split()
     for one in (main, *map(int, children)):
-        os.kill(one, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # the others end by themselves, once they miss the first
+            os.kill(one, signal.SIGKILL)
     for lock in ("postmaster.pid", f".s.PGSQL.{port}.lock"):  # they name a process that may be unreaped
         (data / lock).unlink(missing_ok=True)
 
