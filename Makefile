@@ -25,7 +25,7 @@ EVERY_DATABASE := $(if $(filter both,$(DATABASES)),--every-database)
 JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup emulator machine demo-messages demo-anywhere operating pictures observability demo test test-both quick test-lowest man soak faults faults-ha transports executors executors-soak kube kube-soak ray vm cases mutants golden lint ruff mypy pyright format bench bench-check release clean
+.PHONY: help setup emulator machine demo-messages demo-anywhere operating pictures observability demo test test-both quick test-lowest man docs soak faults faults-ha transports executors executors-soak kube kube-soak ray vm cases mutants golden lint ruff mypy pyright format bench bench-check release clean
 
 help:
 	@echo "make demo [PHOTO=path]   the photo workflow on a real daemon, killed in the middle"
@@ -47,6 +47,7 @@ help:
 	@echo "make operating           write the outputs in docs/guides/operating.md anew"
 	@echo "make pictures            take the pictures in docs/pictures anew, of a real daemon: two minutes; needs chromium"
 	@echo "make man                 write the man pages and completions in share/ anew"
+	@echo "make docs                the site of the documentation in build/site, with warnings as errors: a minute"
 	@echo "make transports          messages over Debian's redis-server and rabbitmq-server, and over all others on PostgreSQL"
 	@echo "make executors           tasks as jobs of Slurm (Debian's slurm-wlm, munge) and Ray (PyPI's, in $(RAY_VENV)); needs root; 11 minutes"
 	@echo "make executors-soak      20,000 jobs of process and 500 of each real engine, all of them hostile, as a table"
@@ -154,6 +155,12 @@ pictures: setup
 man: setup
 	$(PY) share/make.py
 	$(PY) docs/make.py
+
+# Zensical is 90 MB, so it comes when it is first used.
+docs: setup
+	$(PIP) --quiet --editable '.[docs]'
+	$(PY) docs/build.py
+	$(PY) -m pytest -q tests/test_site.py
 
 observability: setup
 	@command -v promtool prometheus >/dev/null || { echo "promtool and prometheus are missing. On Debian and Ubuntu: apt-get install prometheus" >&2; exit 1; }

@@ -25,7 +25,7 @@ BIN = Path(sys.executable).parent
 PATIENCE = 60
 
 PROGRAMS = (
-    *("quickstart", "building", "chained", "transaction", "handlers", "nightly", "celery_shop"),
+    *("hello", "quickstart", "building", "chained", "transaction", "handlers", "nightly", "celery_shop"),
     *("test_reminders", "test_shipping"),
     *("shop/shop_tasks", "shop/order"),
 )
@@ -84,7 +84,15 @@ def test_no_other_program_is_shown() -> None:
 
 @pytest.mark.parametrize(
     ("name", "times"),
-    [("quickstart", 2), ("transaction", 2), ("handlers", 1), ("nightly", 1), ("chained", 2), ("celery_shop", 2)],
+    [
+        ("hello", 2),
+        ("quickstart", 2),
+        ("transaction", 2),
+        ("handlers", 1),
+        ("nightly", 1),
+        ("chained", 2),
+        ("celery_shop", 2),
+    ],
 )
 def test_programs_print_what_it_says(name: str, times: int, tmp_path: Path) -> None:
     """Those that can be run again print the same then."""
@@ -104,11 +112,16 @@ def test_the_test_examples_pass(name: str, tmp_path: Path) -> None:
     )
 
 
+<<<<<<< HEAD
 SKILL = "scheduler/skills/schedd/SKILL.md"
 
 
 @pytest.mark.parametrize("page", ["docs/guides/from-celery.md", "docs/guides/from-crontab.md", SKILL])
 def test_blocks_of_the_pages_for_movers_and_agents_hold(page: str, tmp_path: Path) -> None:
+=======
+@pytest.mark.parametrize("page", ["from-apscheduler", "from-celery", "from-crontab"])
+def test_blocks_of_the_pages_for_movers_hold(page: str, tmp_path: Path) -> None:
+>>>>>>> 57c4a2b (Build the documentation as a site)
     """Python runs, and configurations are valid."""
     text = BLOCK.sub("", (ROOT / page).read_text(encoding="utf-8"))
     found = re.findall(r"```(python|toml)\n(.*?)```\n", text, re.DOTALL)

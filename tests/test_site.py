@@ -1,0 +1,141 @@
+"""The site of the documentation: its pages, links and lists; once `make docs` has built it, the pages in a browser."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import threading
+import tomllib
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+
+from support.browser import Pages
+
+ROOT = Path(__file__).parents[1]
+SITE = ROOT / "build" / "site"
+BUILD: dict[str, Any] = runpy.run_path(str(ROOT / "docs" / "build.py"))
+SECTIONS: dict[str, list[tuple[str, str]]] = BUILD["sections"]()
+PAGES: dict[str, Any] = BUILD["pages"]()
+SEEN = (
+    "index",
+    "contents",
+    "agents",
+    "guides/production",
+    "reference/states",
+    "compare/index",
+    "explanation/performance",
+)
+
+
+@pytest.fixture(scope="module")
+def laid_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("site")
+    BUILD["lay_out"](place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(QuietHandler, directory=str(SITE))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_sections_of_the_index_are_the_navigation(laid_out: Path) -> None:
+    settings = tomllib.loads((laid_out / "zensical.toml").read_text(encoding="utf-8"))
+    sections = {name: parts for one in settings["project"]["nav"] for name, parts in one.items()}
+    assert list(sections) == list(SECTIONS)
+    for name in ("Start", "Learn", "How to", "Reference", "Explanation", "Migrate from", "For agents"):
+        assert sections[name], name
+    paths = [path for parts in sections.values() for part in parts for path in part.values()]
+    assert len(paths) == len(set(paths))
+    assert all((laid_out / "docs" / path).exists() for path in paths)
+
+
+def test_each_page_and_file_that_it_shows_is_there(laid_out: Path) -> None:
+    for page in PAGES.values():
+        path = laid_out / "docs" / page.path
+        text = path.read_text(encoding="utf-8")
+        for target in re.findall(
+            r"\]\(([^)#\s:]+)(?:#[^)]*)?\)", re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
+        ):
+            assert (path.parent / target).exists(), f"{page.source}: {target}"
+
+
+def test_a_link_to_a_missing_heading_is_found() -> None:
+    page = BUILD["Page"]
+    one = page("docs/a.md", "a.md", "# A\n\n[x](b.md#there) [y](b.md#gone) [z](c.md)\n")
+    other = page("docs/b.md", "b.md", "# B\n\n## There\n\n```sh\n# gone\n```\n")
+    assert BUILD["wrong_links"]({"a": one, "b": other}) == ["docs/a.md: b.md#gone", "docs/a.md: c.md"]
+
+
+def test_pages_for_programs_list_each_page_with_a_sentence() -> None:
+    text = BUILD["llms"](PAGES)
+    assert text.startswith("# schedd\n\n> ")
+    entries = re.findall(r"^- \[.+\]\((\S+)\): (.*)$", text, re.MULTILINE)
+    assert [path for path, _ in entries] == [PAGES[source].path for part in SECTIONS.values() for _, source in part]
+    assert [path for path, sentence in entries if len(sentence.split()) < 3] == []
+
+
+def test_no_page_has_a_path_of_a_machine_or_an_address_of_a_registry() -> None:
+    found = {
+        page.source
+        for page in PAGES.values()
+        if re.search(r"/home/\w|/root/|/work/|--index-url|--extra-index|registry\.npmjs|pypi\.org/simple", page.text)
+    }
+    assert found == set()
+
+
+@pytest.mark.needs("site")
+def test_the_site_fetches_nothing_from_elsewhere() -> None:
+    for path in SITE.rglob("*.html"):
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r'<(?:script|img|iframe)[^>]*\ssrc="(?:https?:)?//', text), path
+        assert not re.search(r'<link[^>]*rel="(?:stylesheet|preconnect|icon)"[^>]*href="(?:https?:)?//', text), path
+
+
+@pytest.mark.needs("site")
+def test_each_page_of_the_site_is_there_as_markdown() -> None:
+    for page in PAGES.values():
+        assert (SITE / page.path).read_text(encoding="utf-8") == page.text
+        html = (SITE / page.path).with_suffix(".html").read_text(encoding="utf-8")
+        assert f'<link rel="alternate" type="text/markdown" href="{Path(page.path).name}">' in html
+
+
+@pytest.mark.needs("site")
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_pages_fit_and_have_no_fault_of_axe(pages: Pages, served: str, scheme: str, width: int) -> None:
+    page = pages.new(viewport={"width": width, "height": 844}, color_scheme=scheme)
+    faults = []
+    for name in SEEN:
+        page.goto(f"{served}/{name}.html")
+        found = Axe().run(page)
+        faults += [f"{name}: {one['id']} {one['nodes'][0]['html'][:90]}" for one in found.response["violations"]]
+        if page.evaluate("document.documentElement.scrollWidth > innerWidth"):
+            faults.append(f"{name} is wider than the window")
+    assert faults == []
+
+
+@pytest.mark.needs("site")
+def test_a_search_finds_a_page_without_a_server(page: Any) -> None:
+    page.goto((SITE / "index.html").as_uri())
+    page.keyboard.press("Control+k")
+    page.locator("input:focus").fill("dead letters")
+    page.get_by_text(re.compile(r"\d+ results")).wait_for()
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/dead-letters.html**")
+    assert "Dead letters" in page.title()
