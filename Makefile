@@ -25,7 +25,7 @@ EVERY_DATABASE := $(if $(filter both,$(DATABASES)),--every-database)
 JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup emulator machine demo-messages demo-anywhere operating pictures observability demo test test-both quick test-lowest man docs soak faults faults-ha transports executors executors-soak kube kube-soak ray vm cases mutants golden lint ruff mypy pyright format bench bench-check release clean
+.PHONY: help setup emulator machine demo-messages demo-anywhere operating pictures observability demo test test-both quick test-lowest man docs container soak faults faults-ha transports executors executors-soak kube kube-soak ray vm cases mutants golden lint ruff mypy pyright format bench bench-check release clean
 
 help:
 	@echo "make demo [PHOTO=path]   the photo workflow on a real daemon, killed in the middle"
@@ -48,6 +48,7 @@ help:
 	@echo "make pictures            take the pictures in docs/pictures anew, of a real daemon: two minutes; needs chromium"
 	@echo "make man                 write the man pages and completions in share/ anew"
 	@echo "make docs                the site of the documentation in build/site, with warnings as errors: a minute"
+	@echo "make container ROOT=DIR  run the image's entry point without an engine, in a copy of this Debian root; needs root"
 	@echo "make transports          messages over Debian's redis-server and rabbitmq-server, and over all others on PostgreSQL"
 	@echo "make executors           tasks as jobs of Slurm (Debian's slurm-wlm, munge) and Ray (PyPI's, in $(RAY_VENV)); needs root; 11 minutes"
 	@echo "make executors-soak      20,000 jobs of process and 500 of each real engine, all of them hostile, as a table"
@@ -73,7 +74,7 @@ ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMP)
 endif
 $(STAMP): pyproject.toml $(CONSTRAINTS) | $(PY)
-	@echo "Installing schedd with PostgreSQL and what the tests need ($(EXTRAS)) into $(VENV): $(if $(filter quick,$(EXTRAS)),260 MB,1.1 GB)"
+	@echo "Installing schedd with PostgreSQL and what the tests need ($(EXTRAS)) into $(VENV): $(if $(filter quick,$(EXTRAS)),350 MB,1.2 GB)"
 	@$(PIP) $(addprefix --constraint ,$(CONSTRAINTS)) --editable '.[$(EXTRAS)]'
 	@printf '%s\n' '$(CURDIR)' | tee $(DEMO_STAMP) $(MESSAGES_STAMP) > $@
 
@@ -161,6 +162,11 @@ docs: setup
 	$(PIP) --quiet --editable '.[docs]'
 	$(PY) docs/build.py
 	$(PY) -m pytest -q tests/test_site.py
+
+# Without a container engine; as root, on Linux.
+ROOT ?= /
+container:
+	sh containers/try.sh $(ROOT)
 
 observability: setup
 	@command -v promtool prometheus >/dev/null || { echo "promtool and prometheus are missing. On Debian and Ubuntu: apt-get install prometheus" >&2; exit 1; }

@@ -108,10 +108,12 @@ def test_the_site_fetches_nothing_from_elsewhere() -> None:
 
 @pytest.mark.needs("site")
 def test_each_page_of_the_site_is_there_as_markdown() -> None:
-    for page in PAGES.values():
-        assert (SITE / page.path).read_text(encoding="utf-8") == page.text
-        html = (SITE / page.path).with_suffix(".html").read_text(encoding="utf-8")
-        assert f'<link rel="alternate" type="text/markdown" href="{Path(page.path).name}">' in html
+    pages = [path for path in SITE.rglob("*.html") if path.name != "404.html"]
+    assert len(pages) > 60
+    for html in pages:
+        text = html.with_suffix(".md").read_text(encoding="utf-8")
+        assert text.startswith("# "), html
+        assert f'<link rel="alternate" type="text/markdown" href="{html.stem}.md">' in html.read_text(encoding="utf-8")
 
 
 @pytest.mark.needs("site")
