@@ -112,16 +112,12 @@ def test_the_test_examples_pass(name: str, tmp_path: Path) -> None:
     )
 
 
-<<<<<<< HEAD
+MOVERS = [f"docs/guides/from-{name}.md" for name in ("apscheduler", "celery", "crontab")]
 SKILL = "scheduler/skills/schedd/SKILL.md"
 
 
-@pytest.mark.parametrize("page", ["docs/guides/from-celery.md", "docs/guides/from-crontab.md", SKILL])
+@pytest.mark.parametrize("page", [*MOVERS, SKILL])
 def test_blocks_of_the_pages_for_movers_and_agents_hold(page: str, tmp_path: Path) -> None:
-=======
-@pytest.mark.parametrize("page", ["from-apscheduler", "from-celery", "from-crontab"])
-def test_blocks_of_the_pages_for_movers_hold(page: str, tmp_path: Path) -> None:
->>>>>>> 57c4a2b (Build the documentation as a site)
     """Python runs, and configurations are valid."""
     text = BLOCK.sub("", (ROOT / page).read_text(encoding="utf-8"))
     found = re.findall(r"```(python|toml)\n(.*?)```\n", text, re.DOTALL)

@@ -1,4 +1,4 @@
-"""The files in containers/ agree with each other and with the code. No engine is at hand: containers/try.sh runs the entry point."""
+"""The files in containers/ agree with each other and with the code. containers/try.sh runs the entry point."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_configurations_are_valid(name: str, manifest: dict[str, Any], tmp_path:
     file = tmp_path / "config.toml"
     text = (PLACE / "config.toml").read_text(encoding="utf-8")
     file.write_text(text if name == "compose" else manifest["ConfigMap"]["data"]["config.toml"], encoding="utf-8")
-    assert load(str(file), {}, str(tmp_path)).config.metrics.listen == "0.0.0.0:9464"
+    assert load(str(file), {}, str(tmp_path)).metrics.listen == "0.0.0.0:9464"
 
 
 def test_compose_has_the_whole_fleet_and_only_loopback_ports(services: dict[str, Any]) -> None:
@@ -81,7 +81,7 @@ def test_containers_of_schedd_are_confined_and_stop_in_time(services: dict[str, 
         assert service["read_only"] is True
         assert service["cap_drop"] == ["ALL"]
         assert f"/var/lib/schedd:uid={USER},gid={USER},mode=0700" in service["tmpfs"]
-    drain = load(str(PLACE / "config.toml"), {}, str(PLACE)).config.worker.drain
+    drain = load(str(PLACE / "config.toml"), {}, str(PLACE)).worker.drain
     assert int(services["daemon-1"]["stop_grace_period"].removesuffix("s")) > drain
 
 

@@ -10,11 +10,8 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-<<<<<<< HEAD
 from importlib.util import find_spec
-=======
 from pathlib import Path
->>>>>>> 57c4a2b (Build the documentation as a site)
 from typing import Any
 
 import pytest
@@ -41,11 +38,8 @@ def _second_filesystem() -> bool:
 NEEDS = {
     "chromium": Need(lambda: chromium.program() is not None, "apt-get install chromium fonts-dejavu-core"),
     "miniflare": Need(miniflare.PLACE.exists, "make emulator, where npm's registry can be reached"),
-<<<<<<< HEAD
     "the SDK of MCP": Need(lambda: find_spec("mcp") is not None, "pip install 'schedd[mcp]'"),
-=======
     "site": Need((Path(__file__).parents[2] / "build" / "site" / "llms.txt").exists, "make docs"),
->>>>>>> 57c4a2b (Build the documentation as a site)
     "git": _program("git", "git"),
     "prometheus": _program("prometheus", "prometheus"),
     "promtool": _program("promtool", "prometheus"),
