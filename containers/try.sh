@@ -32,9 +32,9 @@ mount -t tmpfs -o uid=10001,gid=10001,mode=700 tmpfs "$1/var/lib/schedd"
 mount -t tmpfs tmpfs "$1/tmp"
 mount -t proc proc "$1/proc"
 mount -o remount,bind,ro "$1"
-exec env -i PATH=/opt/schedd/bin:/usr/bin:/bin PYTHONDONTWRITEBYTECODE=1 SCHEDD_STORE__URL=sqlite:////var/lib/schedd/schedd.db \
-  SCHEDD_METRICS__LISTEN=127.0.0.1:19464 \
-  chroot "$1" setpriv --reuid 10001 --regid 10001 --clear-groups --no-new-privs --bounding-set=-all --inh-caps=-all \
+exec chroot "$1" env -i PATH=/opt/schedd/bin:/usr/bin:/bin PYTHONDONTWRITEBYTECODE=1 \
+  SCHEDD_STORE__URL=sqlite:////var/lib/schedd/schedd.db SCHEDD_METRICS__LISTEN=127.0.0.1:19464 \
+  setpriv --reuid 10001 --regid 10001 --clear-groups --no-new-privs --bounding-set=-all --inh-caps=-all \
   sh -c 'cd /var/lib/schedd && exec schedd --config /etc/schedd/config.toml'
 END
 
