@@ -54,11 +54,14 @@ from scheduler.model.times import LONGEST, SECOND, span_us
 from scheduler.model.typed import R, Runs, RunsAsync
 from scheduler.operations.desk import Desk
 from scheduler.ports import Clock, SystemClock
+from scheduler.store.db.after_commit import notify_after_commit
 from scheduler.store.db.database import Database
 from scheduler.store.db.notifier import Notifier, make_notifier
 from scheduler.telemetry.traffic import Traffic
 
 if TYPE_CHECKING:
+    import sqlalchemy as sa
+
     from scheduler.client.submitter import AnyConnection
     from scheduler.config.model import Otel
     from scheduler.engine.engine import Engine
@@ -180,6 +183,7 @@ class Scheduler(
             self.registry,
             self.threads,
             self._notify,
+            self._notify_after_commit,
             timezone,
             before_schedule,
             None if self._otel is None else self._make_tracing,
@@ -302,6 +306,15 @@ class Scheduler(
 
     def _notify(self) -> None:
         """Wake our own engine, and those of other processes."""
+        self._notify_workers()
+        if self._run_inline is not None:
+            self._run_inline()
+
+    def _notify_after_commit(self, own: sa.Connection) -> None:
+        """The same once the caller's own transaction has committed; tests then run nothing before their next call."""
+        notify_after_commit(own, self._notify_workers, others=self.database.notifies)
+
+    def _notify_workers(self) -> None:
         self._leave_to_parent()
         engine = self._engine
         if engine is not None:
@@ -309,8 +322,6 @@ class Scheduler(
             engine.notifier.notify()
         else:
             self._own_notifier().notify()
-        if self._run_inline is not None:
-            self._run_inline()
 
     def _wake(self) -> None:
         """Let our own engine see at once what is paused or set, and wake those of other processes."""

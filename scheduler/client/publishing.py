@@ -15,7 +15,6 @@ from scheduler.model.running import inherit
 from scheduler.model.spec import TaskId, TaskSpec
 from scheduler.model.times import span_us
 from scheduler.store import outbox
-from scheduler.store.db.after_commit import notify_after_commit
 from scheduler.store.db.tx import Tx
 from scheduler.store.tasks.enqueue import callers_connection
 
@@ -107,7 +106,7 @@ class PublishOperations:
             with callers_connection(connection) as theirs:
                 caller.database.open_beside(theirs)
                 made, published = put(Tx(theirs, caller.database.now()), ours=False)
-                notify_after_commit(theirs, caller.notify, others=caller.database.notifies)
+                caller.notify_after_commit(theirs)
         if not published:
             text = "no worker has published a sink yet: the message waits for a daemon that has [sinks.%s]"
             log.warning(text, sink, extra={"task": int(made)})

@@ -16,7 +16,6 @@ from scheduler.model.registry import Kind, Registry, encode_json
 from scheduler.model.spec import TaskId, TaskSpec
 from scheduler.operations.published import PublishedKind, read_kind
 from scheduler.store import audit, outbox, schedules
-from scheduler.store.db.after_commit import notify_after_commit
 from scheduler.store.db.async_connection import run_on
 from scheduler.store.db.database import Database
 from scheduler.store.db.tx import Tx
@@ -47,6 +46,7 @@ class TaskSubmitter:
         registry: Registry,
         threads: CallThreads,
         notify: Callable[[], None],
+        notify_after_commit: Callable[[sa.Connection], None],
         timezone: str = "UTC",
         before_schedule: Callable[[Any], Any] | None = None,
         tracing: Callable[[], Tracing] | None = None,
@@ -55,6 +55,7 @@ class TaskSubmitter:
         self.registry = registry
         self.threads = threads
         self.notify = notify
+        self.notify_after_commit = notify_after_commit
         self.timezone = timezone
         self.before_schedule = before_schedule
         self._tracing = tracing
@@ -141,7 +142,7 @@ class TaskSubmitter:
             if self.registry.telling:
                 self.check_sinks((spec.kind for spec in specs), tx)
             ids = _enqueue(tx, specs, ours=False)
-            notify_after_commit(own, self.notify, others=self.database.notifies)
+            self.notify_after_commit(own)
         return ids
 
     async def store_async(self, specs: list[TaskSpec], connection: Any = None) -> list[TaskId]:

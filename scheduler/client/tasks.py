@@ -47,7 +47,6 @@ from scheduler.operations.filter import read as read_filter
 from scheduler.operations.tasks import CancelResult
 from scheduler.ports import SECOND
 from scheduler.store.admin import retention
-from scheduler.store.db.after_commit import notify_after_commit
 from scheduler.store.db.database import Database
 from scheduler.store.db.tx import Tx
 from scheduler.store.graph.cycles import find_path
@@ -67,14 +66,14 @@ log = logging.getLogger("scheduler")
 
 
 class TaskOperations:
-    """Needs ``database``, ``registry``, ``threads``, ``_notify`` and ``_forget_schedule`` of the Scheduler."""
+    """Needs ``database``, ``registry``, ``threads``, and two methods of the Scheduler."""
 
     database: Database
     desk: Desk
     registry: Registry
     threads: CallThreads
 
-    def _notify(self) -> None:
+    def _notify_after_commit(self, own: sa.Connection) -> None:
         raise NotImplementedError
 
     def _forget_schedule(self, name: str) -> None:
@@ -437,7 +436,7 @@ class TaskOperations:
             tx = Tx(own, self.database.now())
             hold_writes(tx)
             new = events.emit_in(tx, given)
-            notify_after_commit(own, self._notify, others=self.database.notifies)
+            self._notify_after_commit(own)
         return new
 
     def cleanup_events(self, older_than_hours: float) -> int:

@@ -241,10 +241,8 @@ class _Inline:
         self._thread = 0  # that drains
 
     def __call__(self) -> None:
-        from scheduler.store.db.after_commit import THREAD
-
-        if self._thread == threading.get_ident() or threading.current_thread().name == THREAD:
-            return  # a hook's call; or the notification after the commit of a caller's own transaction
+        if self._thread == threading.get_ident():
+            return  # a hook's call
         running = current_attempt.get()
         if running is not None and running.is_by(self._jobs.database):
             return  # the drain that runs this handler goes on with it

@@ -54,11 +54,14 @@ class DjangoConnection(sa.Connection):
         self._given = given
 
     def notify_after_commit(self, notify: Callable[[], None], channel: str | None) -> None:
-        """Wake workers once Django commits. On PostgreSQL by this connection: ``notify`` would make another one, which
-        a database of tests would still have when it is to be dropped."""
+        """Wake workers once Django commits, once for all tasks. On PostgreSQL by this connection: ``notify`` would make
+        another one, which a database of tests would still have when it is to be dropped."""
         given = self._given
 
         def quietly() -> None:
+            if not given.schedd_notifies:
+                return  # another task of this commit has done it
+            given.schedd_notifies = False
             with suppress(Exception):  # polling is behind it
                 if given.vendor == "postgresql" and channel is not None:
                     with given.cursor() as cursor:
@@ -66,6 +69,7 @@ class DjangoConnection(sa.Connection):
                 else:
                     notify()
 
+        given.schedd_notifies = True  # by each task: Django forgets those calls whose savepoint rolls back
         given.on_commit(quietly)
 
 

@@ -2,42 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
 import queue
-import sqlite3
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
-import sqlalchemy as sa
 
 from scheduler import Context, Scheduler, task
 from scheduler.ports import SystemClock, spawn_thread
-from scheduler.store.db import after_commit
 from scheduler.store.db import notifier as notifiers
-from scheduler.store.db.after_commit import notify_after_commit
 from scheduler.store.db.database import Database as Store
-from scheduler.store.db.django_connection import DjangoConnection
-from support.bench import Bench
 from support.databases import Database
-from support.fleet import until
 
 APART = 0.2
-# A transaction whose commit takes a moment: what it defers is done there.
-SLOW_COMMIT = (
-    "CREATE TABLE slow (id int)",
-    "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.1); RETURN NULL; END'",
-    "CREATE CONSTRAINT TRIGGER waits AFTER INSERT ON slow DEFERRABLE INITIALLY DEFERRED "
-    "FOR EACH ROW EXECUTE FUNCTION wait()",
-    "INSERT INTO slow VALUES (1)",
-)
 
 
 def plain(url: str) -> str:
@@ -173,45 +157,6 @@ def test_a_single_task_is_there_when_its_notification_comes(database: Database) 
 
 
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
-def test_a_callers_own_commit_carries_no_notification_and_one_follows_it(database: Database) -> None:
-    """A NOTIFY holds a lock of the whole server over the flush of its transaction; this commit takes long."""
-    jobs = Scheduler(database.url)
-    jobs.register(work)
-    engine = sa.create_engine(database.url)
-    said: list[str] = []
-    sa.event.listen(engine, "before_cursor_execute", lambda _c, _k, text, *_: said.append(text))
-    with engine.begin() as caller, psycopg.connect(plain(database.url), autocommit=True) as ear:
-        ear.execute(f"LISTEN {notifiers.CHANNEL}")
-        for text in SLOW_COMMIT:
-            caller.exec_driver_sql(text)
-        stored = jobs.task(work).schedule(connection=caller)
-        caller.commit()
-        assert sum(1 for _ in ear.notifies(timeout=20, stop_after=1)) == 1
-        assert ear.execute("SELECT id FROM schedd_tasks").fetchall() == [(stored,)]
-    assert not [text for text in said if "notify" in text.lower()]
-    engine.dispose()
-    jobs.close()
-
-
-@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
-def test_a_callers_rollback_notifies_nobody_and_the_next_commit_does(database: Database) -> None:
-    jobs = Scheduler(database.url)
-    jobs.register(work)
-    engine = sa.create_engine(database.url)
-    with engine.connect() as caller, psycopg.connect(plain(database.url), autocommit=True) as ear:
-        ear.execute(f"LISTEN {notifiers.CHANNEL}")
-        jobs.task(work).schedule(connection=caller)
-        caller.rollback()
-        assert sum(1 for _ in ear.notifies(timeout=0)) == 0
-        jobs.task(work).schedule(connection=caller)
-        caller.commit()
-        assert sum(1 for _ in ear.notifies(timeout=20, stop_after=1)) == 1
-    assert len(jobs.list_tasks()) == 1
-    engine.dispose()
-    jobs.close()
-
-
-@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
 def test_a_failed_notification_keeps_no_task_from_being_stored(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,42 +185,6 @@ def test_notifications_can_be_left_out(database: Database) -> None:
     jobs.close()
 
 
-def test_a_driver_that_does_not_tell_is_given_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-    blind = after_commit._Commit(lambda: None, lambda: None, now)
-    assert not blind.due(now + after_commit._BLIND / 2)
-    assert blind.due(now + after_commit._BLIND * 2)
-    open_still = after_commit._Commit(lambda: False, lambda: None, now)
-    assert not open_still.due(now + after_commit._BLIND * 2)
-    assert open_still.due(now + after_commit._LONGEST * 2)
-    assert after_commit._Commit(lambda: True, lambda: None, now).due(now)
-
-
-@pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
-def test_a_connection_that_is_closed_has_no_transaction_open(database: Database) -> None:
-    raw = sqlite3.connect(database.path)
-    raw.close()
-    assert after_commit._Commit(lambda: not raw.in_transaction, lambda: None, 100.0).due(100.0)
-
-
-@pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
-def test_many_tasks_in_one_transaction_notify_once(bench: Bench) -> None:
-    notified: list[int] = []
-    before = threading.active_count()
-    engine = bench.jobs.database.open()
-    with engine.begin() as connection:
-        for _ in range(200):
-            notify_after_commit(connection, lambda: notified.append(1))
-    assert threading.active_count() - before < 10
-    with engine.connect() as connection:
-        with connection.begin():
-            notify_after_commit(connection, lambda: notified.append(2))
-        with connection.begin():
-            notify_after_commit(connection, lambda: notified.append(3))
-    until(lambda: set(notified) >= {1, 2, 3})
-    assert {1, 2, 3} == set(notified)
-
-
 def test_a_notifier_that_its_program_drops_leaves_no_socket_open(tmp_path: Path) -> None:
     """As a program does that schedules a task and lets go of its Scheduler without close()."""
     with warnings.catch_warnings(record=True) as caught:
@@ -285,31 +194,3 @@ def test_a_notifier_that_its_program_drops_leaves_no_socket_open(tmp_path: Path)
         del notifier
         gc.collect()
     assert [str(warning.message) for warning in caught] == []
-
-
-class DjangosOwn:
-    """A connection of Django's to PostgreSQL that has committed already."""
-
-    vendor = "postgresql"
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def on_commit(self, call: Callable[[], None]) -> None:
-        call()
-
-    @contextlib.contextmanager
-    def cursor(self) -> Iterator[Any]:
-        yield self
-
-    def execute(self, text: str) -> None:
-        self.said.append(text)
-
-
-@pytest.mark.parametrize("others", [True, False])
-def test_djangos_connection_notifies_unless_notifications_are_left_out(others: bool) -> None:
-    own = DjangosOwn()
-    woken: list[int] = []
-    with DjangoConnection(sa.create_engine("sqlite://"), own) as connection:
-        notify_after_commit(connection, lambda: woken.append(1), others=others)
-    assert (own.said, woken) == (([f"NOTIFY {notifiers.CHANNEL}"], []) if others else ([], [1]))
