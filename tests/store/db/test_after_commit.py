@@ -7,7 +7,7 @@ import contextlib
 import gc
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import psycopg
@@ -30,7 +30,8 @@ CALLERS = 8
 on_postgres = pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
 # The commit of a caller ends once a standby that is not there has it: so one can look at it for as long as it takes.
 NO_STANDBY = "ALTER SYSTEM SET synchronous_standby_names = 'nobody'"
-WAITING = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+WAITING = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND application_name <> 'probe'"
+PROBE = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND application_name = 'probe'"
 # Beside locks of tables and rows, which callers' own statements take, too, and which do not exclude each other.
 LOCKS = f"SELECT locktype FROM pg_locks WHERE locktype IN ('object', 'advisory') AND granted AND pid IN ({WAITING})"
 
@@ -57,17 +58,28 @@ class Callers:
             connection.exec_driver_sql("CREATE TABLE orders (id bigserial)")
         self.alone()  # all that is done once is done
 
-    def hold_commits(self) -> None:
-        self._set(NO_STANDBY)
+    @contextlib.contextmanager
+    def commits_held(self) -> Iterator[None]:
+        with ThreadPoolExecutor(1) as threads:
+            self._set(NO_STANDBY)
+            try:
+                while not self._holds(threads.submit(self._probe)):  # its own processes take the setting in a moment
+                    pass
+                yield
+            finally:
+                self._set("ALTER SYSTEM RESET synchronous_standby_names")
 
-    def let_go(self) -> None:
-        self._set("ALTER SYSTEM RESET synchronous_standby_names")
+    def _holds(self, probe: Future[None]) -> bool:
+        until(lambda: probe.done() or self.server.sql(PROBE), PATIENCE)
+        return not probe.done()
+
+    def _probe(self) -> None:
+        with psycopg.connect(plain(self.url), autocommit=True, application_name="probe") as connection:
+            connection.execute("INSERT INTO orders DEFAULT VALUES")
 
     def _set(self, statement: str) -> None:
         self.server.sql(statement)
         self.server.sql("SELECT pg_reload_conf()")
-        shown = "nobody" if statement == NO_STANDBY else ""
-        until(lambda: self.server.sql("SHOW synchronous_standby_names") == [(shown,)])
 
     def waiting(self) -> int:
         return len(self.server.sql(WAITING))
@@ -123,15 +135,12 @@ def test_callers_flush_side_by_side_and_are_heard_of_afterwards(callers: Callers
         psycopg.connect(plain(callers.url), autocommit=True) as ear,
         ThreadPoolExecutor(CALLERS) as threads,
     ):
-        callers.hold_commits()
-        try:
+        with callers.commits_held():
             ear.execute(f"LISTEN {CHANNEL}")
             calls = [threads.submit(call) for _ in range(CALLERS)]
             until(lambda: callers.waiting() == CALLERS, PATIENCE)  # all of them wait for the flush, none for another
             assert callers.server.sql(LOCKS) == []
             assert [*ear.notifies(timeout=0)] == []
-        finally:
-            callers.let_go()
         for each in calls:
             each.result(PATIENCE)
         assert [*ear.notifies(timeout=PATIENCE, stop_after=1)]
@@ -140,13 +149,10 @@ def test_callers_flush_side_by_side_and_are_heard_of_afterwards(callers: Callers
 def test_a_notification_inside_a_commit_would_hold_a_lock_of_the_server(callers: Callers) -> None:
     """So the test before this one can see it."""
     with ThreadPoolExecutor(2) as threads:
-        callers.hold_commits()
-        try:
+        with callers.commits_held():
             calls = [threads.submit(callers.notified_inside) for _ in range(2)]
             until(lambda: callers.waiting() == 1, PATIENCE)
             assert callers.server.sql(LOCKS) == [("object",)]
-        finally:
-            callers.let_go()
         for each in calls:
             each.result(PATIENCE)
 
