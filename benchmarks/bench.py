@@ -8,7 +8,7 @@ DATABASE_URL names a PostgreSQL of your own). Peers come with ``pip install -e '
 
 No round is begun that would not end within --minutes; the table says how many rounds each line had.
 
-    make bench                                            everything, about 20 minutes
+    make bench                                            everything, about 30 minutes
     make bench BENCH_ARGS="--quick"                       everything once and small, about 3 minutes
     make bench BENCH_ARGS="--works drain,enqueue --databases sqlite --who schedd,raw --runs 9 --json FILE"
     make bench BENCH_ARGS="--python oban=.venv-python3.12/bin/python"
@@ -40,8 +40,13 @@ from contenders.collector import forget, seldom
 from works import POSTGRESQL, QUICK_STORED, REDIS, SQLITE, WORKS, Work
 
 CONTENDERS = {  # who -> modules, each with WORKS: (work, database) -> a function, or functions by variant
-    "schedd": ("contenders.schedd", "contenders.schedd_stored", "contenders.schedd_daemons"),
-    "raw": ("contenders.raw",),
+    "schedd": (
+        "contenders.schedd",
+        "contenders.schedd_stored",
+        "contenders.schedd_daemons",
+        "contenders.schedd_callers",
+    ),
+    "raw": ("contenders.raw", "contenders.raw_callers"),
     "raw narrow": ("contenders.raw_narrow",),
     "huey": ("contenders.huey_",),
     "pgqueuer": ("contenders.pgqueuer_",),
@@ -339,7 +344,7 @@ def main() -> None:
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=None, help="measured rounds (default 5; 1 if --quick)")
-    parser.add_argument("--minutes", type=float, default=20, help="no round is begun that would not end by then")
+    parser.add_argument("--minutes", type=float, default=30, help="no round is begun that would not end by then")
     parser.add_argument("--quick", action="store_true", help="one round of small sizes: does it all work?")
     parser.add_argument("--works", type=chosen(WORKS), default=list(WORKS), help=", ".join(WORKS))
     parser.add_argument(

@@ -62,6 +62,10 @@ _BEHIND = tuple(
 )
 
 
+def _callers(bound: float) -> Bar:
+    return Bar(bound, "raw, 8 callers", who="schedd, 8 callers")
+
+
 def _fleet(two: float, three: float) -> tuple[Bar, ...]:
     return (
         Bar(two, "schedd, 1 daemon", who="schedd, 2 daemons"),
@@ -156,6 +160,32 @@ WORKS = {
             rounds=3,
             warms_up=False,
         ),
+        Work(
+            "callers",
+            2,
+            {SQLITE: (), POSTGRESQL: (_callers(0.8), Bar(0.75, "raw, 1 caller", who="schedd, 1 caller"))},
+            quick=1,
+            rounds=2,
+            warms_up=False,
+        ),
+        Work(
+            "callers' transactions",
+            2,
+            {SQLITE: (), POSTGRESQL: (_callers(0.85),)},
+            quick=1,
+            rounds=2,
+            warms_up=False,
+        ),
+        Work("callers' batches", 2, _both(_callers(0.5)), quick=1, rounds=2, warms_up=False),
+        Work(
+            "callers with limits",
+            2,
+            _both(*(Bar(0.9, "schedd, plain", who=f"schedd, {what}") for what in ("concurrency keys", "cap", "rate"))),
+            quick=1,
+            rounds=2,
+            warms_up=False,
+        ),
+        Work("callers beside daemons", 5, _both(), unit="", quick=2, rounds=2, warms_up=False),
         Work("idle", 10, _both(Bar(0.5, most=True)), unit="% CPU", quick=3, rounds=1, warms_up=False),
     )
 }
@@ -173,5 +203,10 @@ MEANINGS = {
     "backlog": "drain beside a million tasks: none, of a queue that is not served, succeeded, due in a year",
     "restart": "a million due: from the end of the imports to the first handler; most memory while 20,000 of them run",
     "fleet": "drain by one, two and three daemons, by the database's times",
+    "callers": "one task a transaction, one after the other, by so many processes at once; all of them together",
+    "callers' transactions": "a row of the caller's and a task in the caller's own transaction; raw: the row alone",
+    "callers' batches": "100 tasks a transaction, by so many processes at once",
+    "callers with limits": "8 callers one by one: with a key each, with concurrency keys, of a capped and a rated kind",
+    "callers beside daemons": "8 callers one by one: tasks stored a second, and ended by the daemons meanwhile",
     "idle": "a daemon with nothing to do, its child processes included, over 10 s",
 }

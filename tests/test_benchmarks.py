@@ -110,6 +110,16 @@ def test_every_work_has_a_contender(local: Any) -> None:
     assert works.MEANINGS.keys() == works.WORKS.keys()
 
 
+def test_callers_store_what_they_count(database: Database, local: Any) -> None:
+    """Two processes for a second, as the harness has them measured."""
+    given = database.url.replace("+psycopg", "")
+    for work in ("callers", "callers' transactions", "callers' batches"):
+        rate = local("bench").spawn("--one", f"{work}:schedd, 2 callers", given, 1)
+        assert rate > 0
+        stored, _ = written(database.url, "schedd_tasks")
+        assert stored >= rate / 2
+
+
 def test_bars_are_judged_by_medians_within_rounds(local: Any) -> None:
     report, works = local("report"), local("works")
     by_who = {

@@ -9,6 +9,7 @@ from typing import Any
 
 from huey import PostgresHuey, SqliteHuey
 
+from contenders.callers import Call, by_count
 from contenders.calls import Calls
 
 WORKERS = 2  # more threads were slower here: each takes one task in a transaction of its own
@@ -60,6 +61,16 @@ def enqueue(url: str, size: int) -> float:
     return size / (time.perf_counter() - begun)
 
 
+def one_by_one(url: str) -> Call:
+    _, noop, _ = _queue(url)
+
+    def call() -> int:
+        noop(1, "hello world")
+        return 1
+
+    return call
+
+
 def caller(url: str) -> Callable[[int], None]:
     _, noop, _ = _queue(url)
     return lambda n: noop(n) and None
@@ -75,6 +86,11 @@ def start(url: str, size: int) -> list[float]:
 
 WORKS = {
     (work, dialect): function
-    for work, function in (("drain", drain), ("enqueue", enqueue), ("start", start))
+    for work, function in (
+        ("drain", drain),
+        ("enqueue", enqueue),
+        ("start", start),
+        ("callers", by_count(_queue, one_by_one)),
+    )
     for dialect in ("sqlite", "postgresql")
 }

@@ -13,6 +13,8 @@ from pgqueuer.models import Job
 from pgqueuer.queries import Queries
 from pgqueuer.types import QueueExecutionMode
 
+from contenders.callers import BATCH as OF_CALLERS
+from contenders.callers import Call, by_count
 from contenders.calls import Calls
 from contenders.collector import forget
 
@@ -91,6 +93,26 @@ def caller(url: str) -> Callable[[int], None]:
     return lambda n: loop.run_until_complete(queries.enqueue("stamp", str(n).encode(), 0)) and None
 
 
+def _install(url: str) -> None:
+    asyncio.run(_connect(url))
+
+
+def storing(tasks: int) -> Callable[[str], Call]:
+    """One after the other, or so many together."""
+
+    def way(url: str) -> Call:
+        loop = uvloop.new_event_loop()
+        queries = Queries.from_asyncpg_connection(loop.run_until_complete(asyncpg.connect(url)))
+
+        def call() -> int:
+            loop.run_until_complete(queries.enqueue(["noop"] * tasks, [PAYLOAD] * tasks, [0] * tasks))
+            return tasks
+
+        return call
+
+    return way
+
+
 def _run(work: Callable[[str, int], Awaitable[object]]) -> Callable[[str, int], object]:
     def run(url: str, size: int) -> object:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -104,4 +126,6 @@ WORKS = {
     ("enqueue", "postgresql"): _run(_enqueue),
     ("batch", "postgresql"): _run(_batch),
     ("start", "postgresql"): _run(_start),
+    ("callers", "postgresql"): by_count(_install, storing(1)),
+    ("callers' batches", "postgresql"): by_count(_install, storing(OF_CALLERS)),
 }

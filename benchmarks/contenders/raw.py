@@ -44,7 +44,7 @@ def opened(url: str) -> tuple[Driver, Row]:
         driver.autocommit = True
     cursor = driver.execute(f"SELECT * FROM schedd_tasks WHERE id = {int(stored)}")
     row = dict(zip([column[0] for column in cursor.description], cursor.fetchone(), strict=True))
-    driver.execute("DELETE FROM schedd_tasks")
+    driver.execute(f"DELETE FROM schedd_tasks WHERE id = {int(stored)}")  # other callers have theirs
     return driver, {name: value for name, value in row.items() if value is not None and name != "id"}
 
 

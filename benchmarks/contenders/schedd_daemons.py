@@ -55,7 +55,8 @@ def daemon(directory: Path, url: str) -> Iterator[subprocess.Popen[str]]:
 
 
 @contextmanager
-def _running(url: str, daemons: int) -> Iterator[list[subprocess.Popen[str]]]:
+def running(url: str, daemons: int) -> Iterator[list[subprocess.Popen[str]]]:
+    """So many daemons, ready."""
     with TemporaryDirectory(prefix="sb") as name, ExitStack() as stack:
         (Path(name) / "bench_tasks.py").write_text(MODULE)
         scheduler(url).database.open()  # creates and migrates it
@@ -68,7 +69,7 @@ def fleet(daemons: int) -> Callable[[str, int], float]:
 
     def run(url: str, size: int) -> float:
         jobs = scheduler(url)
-        with _running(url, daemons):
+        with running(url, daemons):
             store(jobs, size, "due")
             notifier = make_notifier(jobs.database)
             notifier.notify()
@@ -97,7 +98,7 @@ def _cpu(pid: int) -> float:
 
 def idle(url: str, size: int) -> float:
     """Per cent of a core that a daemon with nothing to do takes over ``size`` seconds."""
-    with _running(url, 1) as (process,):
+    with running(url, 1) as (process,):
         time.sleep(3)
         begun, before = time.monotonic(), _cpu(process.pid)
         time.sleep(size)
