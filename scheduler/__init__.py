@@ -17,6 +17,13 @@ _ABOVE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 if not os.path.isdir(os.path.join(_ABOVE, "scheduler", "tasks")) and os.path.isfile(f"{_ABOVE}/tasks/__init__.py"):
     __path__.append(_ABOVE)  # a checkout that is not installed: tasks/ and migrations/ lie beside the package
 
+if os.path.exists(os.path.join(os.path.dirname(os.path.abspath(__file__)), "base", "definition.py")):
+    import warnings  # another package has files in this directory
+
+    from schedd import PYPI
+
+    warnings.warn(PYPI, RuntimeWarning, stacklevel=2)
+
 _WHERE = {
     "Stats": "client.stats",
     "KindStats": "client.stats",

@@ -7,6 +7,7 @@ The wheel installs what lies below share/, so the files are kept in the reposito
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -174,7 +175,7 @@ def schedctl() -> str:
 def schedd() -> str:
     """The man page schedd(1)."""
     parser = options_parser()
-    known = [action for action in parser._actions if action.option_strings]
+    known = [a for a in parser._actions if a.option_strings and a.help != argparse.SUPPRESS]
     given = [
         (", ".join(map(bold, a.option_strings)) + (f" {italic(str(a.metavar))}" if a.metavar else ""), a.help or "")
         for a in known

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-SOURCES = ("scheduler", "tasks", "migrations", "build", "schedd.egg-info")  # which the tests must not find
+SOURCES = ("schedd", "scheduler", "tasks", "migrations", "build", "schedd.egg-info")  # which the tests must not find
 # Of the tests that `make quick` runs, those that need nothing of the sources.
 TESTS = (
     "client/test_builder.py",

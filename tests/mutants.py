@@ -16,7 +16,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-COPIED = ("scheduler", "tasks", "migrations", "tests", "examples", "pyproject.toml", "README.md", "config.example.toml")
+COPIED = (
+    "schedd",
+    "scheduler",
+    "tasks",
+    "migrations",
+    "tests",
+    "examples",
+    "pyproject.toml",
+    "README.md",
+    "config.example.toml",
+)
 LIMIT = 300  # seconds for one run of pytest
 
 

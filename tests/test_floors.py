@@ -30,7 +30,7 @@ HOUSE: tuple[frozenset[str], ...] = (
     frozenset({"asgi", "celery", "executors", "messages"}),
     frozenset({"console", "fastapi"}),
     frozenset({"cli", "daemon", "testing"}),
-    frozenset({"django", "pytest_plugin"}),
+    frozenset({"__main__", "django", "pytest_plugin"}),
 )
 STORE: tuple[frozenset[str], ...] = (
     frozenset({"schema"}),

@@ -30,10 +30,10 @@ def run_python(code: str, *options: str, cwd: str | None = None) -> str:
 
 def packages_on_disk() -> set[str]:
     found = set()
-    for top in ("scheduler", "tasks", "migrations"):
+    for top in ("schedd", "scheduler", "tasks", "migrations"):
         for file in (ROOT / top).rglob("__init__.py"):
             parts = file.parent.relative_to(ROOT).parts
-            found.add(".".join(parts if top == "scheduler" else ("scheduler", *parts)))
+            found.add(".".join(parts if top.startswith("sched") else ("scheduler", *parts)))
     return found
 
 
@@ -42,7 +42,7 @@ def test_every_package_is_installed() -> None:
 
 
 def test_every_module_lies_in_a_package() -> None:
-    for top in ("scheduler", "tasks", "migrations"):
+    for top in ("schedd", "scheduler", "tasks", "migrations"):
         for file in (ROOT / top).rglob("*.py"):
             assert (file.parent / "__init__.py").exists(), file
 
@@ -234,12 +234,12 @@ def test_the_wheel_installs_pages_completions_and_units(built: Built) -> None:
 def test_the_wheel_holds_the_package_and_no_other(built: Built) -> None:
     modules = {name for name in built.wheel if name.endswith(".py")}
     expected = {
-        str(file.relative_to(ROOT)) if top == "scheduler" else f"scheduler/{file.relative_to(ROOT)}"
-        for top in ("scheduler", "tasks", "migrations")
+        str(file.relative_to(ROOT)) if top.startswith("sched") else f"scheduler/{file.relative_to(ROOT)}"
+        for top in ("schedd", "scheduler", "tasks", "migrations")
         for file in (ROOT / top).rglob("*.py")
     }
     assert modules == expected
-    assert "scheduler/py.typed" in built.wheel
+    assert {"schedd/py.typed", "scheduler/py.typed"} <= built.wheel.keys()
     assert b"skills/schedd/SKILL.md" in built.wheel["scheduler/AGENTS.md"]
     assert b"# Writing tasks for schedd" in built.wheel["scheduler/skills/schedd/SKILL.md"]
 

@@ -35,6 +35,7 @@ from typing import assert_type
 
 import msgspec
 
+import schedd
 from scheduler import (
     AsyncContext,
     Context,
@@ -62,6 +63,7 @@ class EmailTask(Task):
         ctx.report_progress(50, "sent")
         if ctx.attempt > 3:
             raise PermanentError("gone", status=410)
+        assert_type(schedd.RetryPolicy(), RetryPolicy)
         return {"sent_to": self.to}
 
     def on_failed(self, ctx: Context, error: BaseException) -> None:

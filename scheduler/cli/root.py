@@ -57,6 +57,7 @@ COMMANDS = {
     "gc": ("gc", "Remove everything that has outlived its retention."),
     "db": ("db", "The database: upgrade, check, backup."),
     "config": ("config", "The settings in effect."),
+    "init": ("init", "Write a first module of tasks, with its configuration and a test."),
     "doctor": ("doctor", "Check what must always hold."),
     "console": ("console", "Pages that say what is wrong, and mend it."),
     "mcp": ("mcp", "Serve agents over the Model Context Protocol."),

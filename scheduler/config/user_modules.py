@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -62,6 +63,19 @@ def in_the_way(module: str, places: Iterable[str]) -> str | None:
     """The file in these directories that is meant by this name, which is taken; None if there is none."""
     top = module.partition(".")[0]
     return next((path for path in hidden(places) if _stem(os.path.basename(path)) == top), None)
+
+
+def loaded_files() -> list[str]:
+    """The files of the users' own modules that are imported: not Python's, schedd's, or an installed package's."""
+    python = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib"))
+    found = []
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if not isinstance(file, str) or name.partition(".")[0] in ("__main__", "scheduler", "schedd"):
+            continue
+        if file.endswith(".py") and "-packages" + os.sep not in file and not file.startswith(python):
+            found.append(os.path.abspath(file))
+    return sorted(set(found))
 
 
 def advice(path: str) -> str:

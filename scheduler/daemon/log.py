@@ -35,6 +35,8 @@ _FIRST = ("timestamp", "level", "logger", "event")
 _ON_EVERY_LINE = frozenset({*_FIRST, *LOG_FIELDS, "trace_id", "span_id", "exc_info"})
 _PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
 _DEBUG_PRIORITY = 7
+DEV = "SCHEDD_DEV"  # set by `schedd --dev`: a person reads, whether at a terminal or not
+DEV_WIDTH = 80
 ATTEMPTS = "scheduler.engine.attempts"  # the logger of lines about the ends of attempts
 
 
@@ -131,20 +133,23 @@ def _renderers(settings: Log, stream: TextIO, environ: Mapping[str, str]) -> lis
     if settings.format == "console" or (settings.format == "auto" and terminal):
         colors = terminal and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
         shown = structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=_plain_traceback)
-        return [_printable, _OneRow(shown, colors) if terminal else shown]
+        width = _width(stream) if terminal else DEV_WIDTH if DEV in environ else None
+        return [_printable, _OneRow(shown, colors, width) if terminal or DEV in environ else shown]
     return [structlog.processors.format_exc_info, _to_json]
 
 
 class _OneRow:
     """Renders the line about an attempt's end in one row of a terminal, others as ``shown`` does; without the date.
 
+    ``width``: columns at which the row is cut; None: it is not.
+
     The rest of its fields is in ``schedctl show``, and in a log that is not a terminal's.
     """
 
-    def __init__(self, shown: Processor, colors: bool) -> None:
+    def __init__(self, shown: Processor, colors: bool, width: int | None = None) -> None:
         import structlog
 
-        self._shown = shown
+        self._shown, self._width = shown, width
         self._styles = structlog.dev.ConsoleRenderer.get_default_level_styles(colors)
         self._reset = structlog.dev.RESET_ALL if colors else ""
 
@@ -153,15 +158,27 @@ class _OneRow:
         if event.get("logger") != ATTEMPTS or "outcome" not in event or "task" not in event:
             return self._shown(logger, method, event)
         level = str(event.get("level", ""))
-        row = f"{time} [{self._styles.get(level, '')}{level:<9}{self._reset}] {event['outcome']:<9} "
-        row += f"{event.get('kind')} {event['task']}"
+        row = f"{event['outcome']:<9} {event.get('kind')} {event['task']}"
         if event.get("attempt", 1) != 1:
             row += f", attempt {event['attempt']}"
         if event.get("key") is not None:
             row += f", key {event['key']}"
         if isinstance(event.get("ms"), (int, float)):
             row += f", {_lasting(event['ms'])}"
-        return row if event.get("error") is None else f"{row}: {event['error']}"
+        if event.get("error") is not None:
+            row += f": {event['error']}"
+        left = None if self._width is None else self._width - len(f"{time} [{level:<9}] ")
+        if left is not None and len(row) > left:
+            row = f"{row[: left - 1]}…"
+        return f"{time} [{self._styles.get(level, '')}{level:<9}{self._reset}] {row}"
+
+
+def _width(stream: TextIO) -> int | None:
+    """The columns of a terminal, None if they are not known."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or None
+    except (OSError, ValueError):
+        return None
 
 
 def _lasting(milliseconds: float) -> str:

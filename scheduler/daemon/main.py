@@ -54,18 +54,18 @@ def build(config: Config) -> Service:
     return make_scheduler(config, Scheduler, capture_root=True)
 
 
-def serve(config: Config, factory: Factory, bounds: BoundedRun) -> DaemonExit:
+def serve(config: Config, factory: Factory, bounds: BoundedRun, held: int | None = None) -> DaemonExit:
     """Run the daemon with this configuration until a signal to stop, or until ``bounds`` end it.
 
-    Raises SchedulerError.
+    ``held``: the descriptor of the process that says when to begin. Raises SchedulerError.
     """
     if config.metrics.listen is not None:
         prometheus.require("[metrics] listen")
     with unblocked_output():
-        return _serve(config, factory, bounds)
+        return _serve(config, factory, bounds, held)
 
 
-def _serve(config: Config, factory: Factory, bounds: BoundedRun) -> DaemonExit:
+def _serve(config: Config, factory: Factory, bounds: BoundedRun, held: int | None) -> DaemonExit:
     notifier = SystemdNotifier.take()
     config = settled(config)
     config = msgspec.structs.replace(config, log=log.settled(config.log))
@@ -77,6 +77,10 @@ def _serve(config: Config, factory: Factory, bounds: BoundedRun) -> DaemonExit:
     companions += make_executor_service(config, service)
     loader = TaskModules(service)
     kinds = loader.register(config)
+    if held is not None:
+        from scheduler.daemon.reloading import HeldStart
+
+        HeldStart(held).hold(loader)
     logger.log(
         logging.INFO if kinds else logging.WARNING,
         "schedd %s starts" if kinds else "schedd %s starts without any task type: see [tasks] modules and builtin",
@@ -173,7 +177,11 @@ def main(argv: Sequence[str] | None = None, *, factory: Factory = build) -> int:
         if options.check:
             print(check(config))
             return OK
-        ended = serve(config, factory, bounds)
+        if (options.reload or options.dev) and options.held is None:
+            from scheduler.daemon import reloading
+
+            return reloading.run(config, sys.argv[1:] if argv is None else argv, dev=options.dev)
+        ended = serve(config, factory, bounds, options.held)
     except SchedulerError as error:
         if debug:
             traceback.print_exc()
@@ -208,6 +216,10 @@ def options_parser() -> argparse.ArgumentParser:
     parser.add_argument("--config", metavar="FILE", help=where)
     parser.add_argument("--check", action="store_true", help="check the configuration and task modules, and end")
     add_options(parser)
+    parser.add_argument("--reload", action="store_true", help="start anew whenever a task module is edited")
+    dev = "for development: --reload, the console with its link, and a line for each attempt"
+    parser.add_argument("--dev", action="store_true", help=dev)
+    parser.add_argument("--held", type=int, help=argparse.SUPPRESS)  # see daemon/reloading.py
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors at start")
     parser.add_argument("--version", action="store_true", help="print the version and end")
     return parser

@@ -374,6 +374,16 @@ def test_an_attempt_is_one_row_of_a_terminal(colors: bool) -> None:
     assert ("\x1b" in stream.getvalue()) is colors
 
 
+def test_a_row_of_an_attempt_is_cut_at_80_columns_in_development() -> None:
+    log.configure(Log(format="console"), stream := io.StringIO(), {log.DEV: "1"})
+    attempts = logging.getLogger("scheduler.engine.attempts")
+    attempts.error("attempt dead", extra=ENDED | {"outcome": "dead", "error": "no such table " * 20})
+    (row,) = stream.getvalue().splitlines()
+    assert len(row) == 80
+    assert row[10:].startswith("[error    ] dead      billing.SendInvoice 4711, 1.2 s: no such table")
+    assert row.endswith("…")
+
+
 def test_an_attempt_has_all_its_fields_where_no_person_reads() -> None:
     stream = io.StringIO()
     log.configure(Log(format="console"), stream)

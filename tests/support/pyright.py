@@ -18,6 +18,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PLACES = {
+    "schedd": "schedd",
     "scheduler": "scheduler",
     "tasks": "scheduler/tasks",
     "migrations": "scheduler/migrations",
@@ -39,7 +40,7 @@ def check(files: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
         for file, text in (files or {}).items():
             (place / file).write_text(text, encoding="utf-8")
         settings = {
-            "include": [*files] if files else ["scheduler", "examples"],
+            "include": [*files] if files else ["schedd", "scheduler", "examples"],
             "strict": [*files] if files else ["examples"],
             "exclude": ["**/__pycache__", "scheduler/django", "examples/django"],
             "typeCheckingMode": "basic",
