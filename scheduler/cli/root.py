@@ -58,6 +58,7 @@ COMMANDS = {
     "db": ("db", "The database: upgrade, check, backup."),
     "config": ("config", "The settings in effect."),
     "init": ("init", "Write a first module of tasks, with its configuration and a test."),
+    "service": ("service", "Run schedd as a service of systemd or launchd."),
     "doctor": ("doctor", "Check what must always hold."),
     "console": ("console", "Pages that say what is wrong, and mend it."),
     "mcp": ("mcp", "Serve agents over the Model Context Protocol."),
