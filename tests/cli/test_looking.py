@@ -30,10 +30,11 @@ CHANGES = {
     *("dlq replay-all", "cron backfill", "cron cancel", "cron delete", "cron pause", "cron resume", "cron trigger"),
     *("event emit", "alerts silence", "alerts unsilence", "sources pause", "sources resume", "sources redrive"),
     *("sinks pause", "sinks resume", "worker drain", "worker restart", "worker resume", "gc", "db backup"),
-    *("db copy", "db export", "db import", "db upgrade", "inbox release", "console"),
+    *("db copy", "db export", "db import", "db upgrade", "inbox release", "console", "mcp"),
+    *("init", "service install", "service uninstall"),
 }
 # They say nothing of the store, or nothing bad.
-NO_STORE = {("completion",), ("config", "check"), ("alerts", "test")} | {
+NO_STORE = {("completion",), ("config", "check"), ("alerts", "test"), ("service", "status")} | {
     (one, "check") for one in ("sources", "sinks", "executors")
 }
 ARGUMENTS: dict[tuple[str, ...], list[str]] = {

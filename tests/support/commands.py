@@ -45,6 +45,7 @@ READING = (
     "bulk show 1",
     "doctor",
     "doctor --full",
+    "service status",
 )
 CHANGING = (
     "run true",
@@ -101,6 +102,10 @@ CHANGING = (
     "db export -",
     "db import -",
     "completion bash",
+    "init /dev/null/nowhere",
+    "mcp --allow nosuch",
+    "service install --user --dry-run",
+    "service uninstall --help",
 )
 EVERY = READING + CHANGING
 
