@@ -5,4 +5,6 @@ import sys
 from schedd.commands import control, daemon
 
 if __name__ == "__main__":
-    sys.exit(control() if sys.argv[1:2] and not sys.argv[1].startswith("-") else daemon())
+    if sys.argv[1:2] and not sys.argv[1].startswith("-"):
+        control()
+    sys.exit(daemon())

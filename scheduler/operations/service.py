@@ -324,7 +324,8 @@ def _check(machine: Machine, wish: Wish) -> None:
             raise ConfigError(f"--credential: others may read {file}: chmod 600 {file}")
     if wish.whose is Whose.SYSTEM and not machine.darwin:
         hidden_places = tuple(f"{machine.place(place)}/" for place in HIDDEN)
-        for what, path in (("the program", machine.program), ("the configuration", wish.config)):
+        looked_at: dict[str, str | Path | None] = {"the program": machine.program, "the configuration": wish.config}
+        for what, path in looked_at.items():
             hidden = path is not None and os.path.realpath(path).startswith(hidden_places)
             if hidden:
                 raise ConfigError(
