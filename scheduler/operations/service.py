@@ -221,12 +221,12 @@ def status(machine: Machine, whose: Whose) -> ServiceStatus | None:
     found = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
     active = found.get("ActiveState", "unknown")
     state = f"{active} ({found['SubState']})" if found.get("SubState") else active
-    pid, restarts = found.get("MainPID", "0"), found.get("NRestarts", "")
+    main, restarts = found.get("MainPID", "0"), found.get("NRestarts", "")
     return ServiceStatus(
         whose,
         str(unit),
         state,
-        int(pid) if pid.isdigit() and pid != "0" else None,
+        int(main) if main.isdigit() and main != "0" else None,
         found.get("UnitFileState") or "unknown",
         found.get("ActiveEnterTimestamp") or None,
         int(restarts) if restarts.isdigit() else None,
