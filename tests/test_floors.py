@@ -27,7 +27,7 @@ HOUSE: tuple[frozenset[str], ...] = (
     frozenset({"transports"}),
     frozenset({"alerts"}),
     frozenset({"app"}),
-    frozenset({"asgi", "celery", "executors", "messages"}),
+    frozenset({"apscheduler", "asgi", "celery", "executors", "messages"}),
     frozenset({"console", "fastapi"}),
     frozenset({"cli", "daemon", "testing"}),
     frozenset({"__main__", "django", "pytest_plugin"}),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from scheduler.cli.crontab import add_command, import_command, sync_command
+from scheduler.cli.crontab import add_command, from_apscheduler_command, import_command, sync_command
 from scheduler.cli.group import Group
 from scheduler.cli.masking import masks_of
 from scheduler.cli.options import INSTANT, TASK_ID, Number, acts, common
@@ -271,5 +271,5 @@ def delete(session: Session, /, name: str) -> None:
         say(f"{name} deleted; a program that registers it brings it back")
 
 
-for _command in (add_command, import_command, sync_command):
+for _command in (add_command, from_apscheduler_command, import_command, sync_command):
     cron_command.add_command(_command)

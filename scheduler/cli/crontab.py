@@ -16,6 +16,7 @@ from scheduler.model.catchup import OVERLAPS
 
 F = TypeVar("F", bound=Callable[..., Any])
 _FIELDS = ("line", "action", "name", "recurrence", "notes", "text")
+_APSCHEDULER = ("job", "function", "action", "name", "when", "notes")
 _COLUMNS = ("line", "action", "name", "recurrence", "notes")
 
 
@@ -90,6 +91,46 @@ def add_command(
         payload["shell"] = True
     given = TaskOptionsGiven(cron=expression, tz=tz, key=name, overlap=overlap)
     schedule(session, given, COMMAND_KIND, payload, command_kind(session))
+
+
+@click.command(name="from-apscheduler")
+@click.argument("url")
+@click.option("--table", default="apscheduler_jobs", show_default=True, help="The table of the job store.")
+@click.option("--kind", "kinds", multiple=True, metavar="FUNCTION=KIND", help="The kind of a function; repeatable.")
+@click.option("--dry-run", is_flag=True, help="Change nothing, and list what each job would become.")
+@acts
+@common
+@prints(_APSCHEDULER)
+def from_apscheduler_command(session: Session, /, url: str, table: str, kinds: tuple[str, ...], dry_run: bool) -> None:
+    """Make a schedule, or a task, of each job of an APScheduler 3 whose job store is an SQL database.
+
+    schedctl cron from-apscheduler sqlite:///jobs.sqlite --dry-run
+
+    Each job is printed with its differences. No code that the store's pickles name is run.
+    """
+    from scheduler.operations import apscheduler as operations
+
+    named = {one.partition("=")[0]: one.partition("=")[2] for one in kinds}
+    if not all(named) or not all(named.values()):
+        raise click.UsageError("--kind is FUNCTION=KIND, such as shop.jobs:nightly=nightly_report")
+    jobs = operations.jobs_in(url, table)
+    desk = session.desk if dry_run else session.making()
+    with desk.read() as tx:
+        lines = operations.read(tx, jobs, named)
+    rows = [
+        {
+            "job": line.job,
+            "function": line.function,
+            "action": line.action,
+            "name": line.name,
+            "when": line.when,
+            "notes": "; ".join([*([line.left_out] if line.left_out else []), *line.notes]) or None,
+        }
+        for line in operations.apply(desk, lines, dry_run=dry_run)
+    ]
+    print_rows(session, rows)
+    if dry_run:
+        note("nothing was changed: this was a dry run")
 
 
 def _apply(

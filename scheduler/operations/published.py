@@ -206,11 +206,11 @@ def as_read(
 
 
 def _fields(kind: KindRecord) -> dict[str, Any]:
-    fields: dict[str, Any] = _root(kind.schema).get("properties", {})
+    fields: dict[str, Any] = root_of(kind.schema).get("properties", {})
     return fields
 
 
-def _root(schema: dict[str, Any]) -> dict[str, Any]:
+def root_of(schema: dict[str, Any]) -> dict[str, Any]:
     if "$ref" not in schema:
         return schema
     found: dict[str, Any] = schema.get("$defs", {}).get(str(schema["$ref"]).rpartition("/")[2], {})
@@ -219,12 +219,12 @@ def _root(schema: dict[str, Any]) -> dict[str, Any]:
 
 def required_of(kind: KindRecord) -> list[str]:
     """The fields that each payload has."""
-    return list(_root(kind.schema).get("required", ()))
+    return list(root_of(kind.schema).get("required", ()))
 
 
 def without(kind: KindRecord, names: Collection[str]) -> KindRecord:
     """The kind with a schema that does not ask for these fields: results of parents bring them later."""
-    root = _root(kind.schema)
+    root = root_of(kind.schema)
     loose = root | {"required": [name for name in root.get("required", ()) if name not in names]}
     if root is kind.schema:
         return kind._replace(schema=loose)

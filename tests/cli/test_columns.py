@@ -40,6 +40,7 @@ GIVEN = {
     "dlq replay": ["1"],
     "dlq purge": ["--older-than", "0", "--yes"],
     "cron add": ["a", "* * * * *", "true"],
+    "cron from-apscheduler": ["sqlite:////dev/null"],
     "cron import": ["/dev/null"],
     "cron sync": ["/dev/null"],
     "cron next": ["a"],

@@ -26,7 +26,7 @@ from support.stored_forms import everything, execute, load
 CHANGES = {
     *("run", "submit", "cancel", "retry", "rerun", "copy", "pause", "resume", "set key", "set kind", "set pool"),
     *("set queue", "set task", "bulk plan", "bulk run", "bulk stop", "bulk undo", "dlq purge", "dlq replay"),
-    *("cron add", "cron import", "cron sync"),
+    *("cron add", "cron from-apscheduler", "cron import", "cron sync"),
     *("dlq replay-all", "cron backfill", "cron cancel", "cron delete", "cron pause", "cron resume", "cron trigger"),
     *("event emit", "alerts silence", "alerts unsilence", "sources pause", "sources resume", "sources redrive"),
     *("sinks pause", "sinks resume", "worker drain", "worker restart", "worker resume", "gc", "db backup"),

@@ -69,6 +69,7 @@ CHANGING = (
     "dlq replay-all",
     "dlq purge --older-than 1d --yes",
     "cron add a @daily true",
+    "cron from-apscheduler sqlite:////dev/null",
     "cron import /dev/null",
     "cron sync /dev/null",
     "cron pause nightly",

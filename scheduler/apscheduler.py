@@ -1,0 +1,25 @@
+"""Moves the jobs of an APScheduler 3 into schedules and tasks: docs/guides/from-apscheduler.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from scheduler.operations import apscheduler as operations
+from scheduler.operations.apscheduler import Line as Line
+
+if TYPE_CHECKING:
+    from scheduler.app import Scheduler
+
+
+def move(jobs: Scheduler, source: Any, *, kinds: Mapping[str, str] | None = None, dry_run: bool = False) -> list[Line]:
+    """Store the jobs of ``source``, all or none: an APScheduler of this program, or the URL of its SQL job store.
+
+    Returns what each became, with its differences; print them. A second call updates the same schedules. ``kinds``: the
+    kind of a function (``"shop.jobs:nightly"``), where that is not its name. ``dry_run``: change nothing. Raises
+    ConfigError for a job store that cannot be read, DuplicateScheduleError, StoreUnavailableError.
+    """
+    found = operations.jobs_in(source) if isinstance(source, str) else operations.jobs_of(source)
+    with jobs.desk.read() as tx:
+        lines = operations.read(tx, found, kinds)
+    return operations.apply(jobs.desk, lines, dry_run=dry_run)
