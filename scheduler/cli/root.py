@@ -20,6 +20,7 @@ from scheduler.model.nearest import nearest
 # name -> (module, what --help says of it); the module's attribute of the same name is the command
 COMMANDS = {
     "status": ("status", "The store at a glance: counts, workers, problems."),
+    "report": ("report", "One verdict on how things stand, with causes and next commands."),
     "list": ("tasks", "Tasks, newest first."),
     "show": ("tasks", "Everything about a task, and why it is not running."),
     "why": ("tasks", "Why tasks do not run."),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from scheduler.model.problem import Problem
     from scheduler.operations.dead_letters import Group
     from scheduler.operations.masks import ViewMasks
+    from scheduler.operations.report import Health
     from scheduler.operations.schedules import ScheduleRecord, SchedulesNow
     from scheduler.store.db.tx import Tx
     from scheduler.store.durable.checkpoints import CheckpointRecord
@@ -331,6 +332,23 @@ def problem_view(problem: Problem) -> dict[str, Any]:
         "since": time(problem.since),
         "remedy": problem.remedy,
     }
+
+
+def health_view(found: Health) -> dict[str, Any]:
+    """A verdict, with its causes."""
+    causes = [
+        {
+            "problem": one.problem,
+            "bad": one.bad,
+            "text": one.text,
+            "tasks": list(one.tasks),
+            "since": time(one.since),
+            "remedy": one.remedy,
+            "next": one.next,
+        }
+        for one in found.causes
+    ]
+    return {"verdict": found.verdict.value, "at": time(found.at), "causes": causes}
 
 
 def checkpoint_view(checkpoint: CheckpointRecord) -> dict[str, Any]:

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from support.processes import Nursery
 from support.runner import Ran, Runner
 
@@ -70,7 +68,6 @@ def test_an_app_of_fastapi_stores_tasks(tmp_path: Path) -> None:
 
 
 def test_a_project_of_django_passes_its_test(tmp_path: Path) -> None:
-    pytest.importorskip("django")
     assert init(tmp_path, "--django").exit_code == 0
     assert "OK" in run(tmp_path, "manage.py", "test")
     run(tmp_path, "manage.py", "migrate")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
@@ -16,6 +17,8 @@ from scheduler.alerts.looking import Retained
 from scheduler.cli.root import root
 from scheduler.config.alerts import AlertRules, Alerts, AlertSink, PresentRule
 from scheduler.model.alerts import Phase
+from scheduler.model.problem import Problem
+from scheduler.operations.report import next_command
 from scheduler.ports import SECOND
 from scheduler.store import alerts as alert_rows
 from scheduler.store import inbox
@@ -415,3 +418,51 @@ def test_the_button_ends_what_holds_the_cap(ctl: Ctl, live: Bench, database: Dat
     assert ctl(*planted.mends).exit_code == 0
     live.drain()
     assert [one["problem"] for one in ctl.json("status")["stuck"]] == []
+
+
+def test_the_report_names_each_cause_and_the_next_command(live: Bench, ctl: Ctl) -> None:
+    """The same state gives the same report; commands can be given as they stand."""
+    live.drain()
+    assert ctl("report", "health").stdout == "well\n"
+    live.step("mail").queue("mail").schedule()
+    live.execute("UPDATE schedd_workers SET queues = '[\"default\"]'")
+    told = ctl("report", "health")
+    assert told.exit_code == 1
+    first, cause, *_, following = told.stdout.splitlines()
+    assert first == "broken: 1 cause"
+    assert cause.startswith("1. ")
+    assert "no live worker serves queue 'mail'" in cause
+    assert following.strip() == "next: schedctl workers"
+    assert ctl("report", "health").stdout == told.stdout
+    as_json = json.loads(ctl("report", "health", "--json").stdout)
+    assert as_json["verdict"] == "broken"
+    assert [one["problem"] for one in as_json["causes"]] == ["unserved"]
+    assert as_json["causes"][0]["next"] == "schedctl workers"
+    assert ctl("-o", "json", "report", "health").exit_code == 1
+
+
+def test_the_report_tells_of_a_store_that_is_not_there(ctl: Ctl, tmp_path: Path) -> None:
+    away = ctl("report", "health", "--json", SCHEDD_STORE__URL=f"sqlite:///{tmp_path}/none.db")
+    assert away.exit_code == 5
+    told = json.loads(away.stdout)
+    assert (told["verdict"], told["at"], [one["problem"] for one in told["causes"]]) == (
+        "broken",
+        None,
+        ["unreachable"],
+    )
+    assert not (tmp_path / "none.db").exists()
+
+
+def test_each_problem_has_a_next_command_that_is_whole() -> None:
+    for row in TABLE:
+        for tasks in ((), (7,)):
+            words = next_command(Problem(row.name, "something is wrong", 1, tasks, remedy=row.remedy)).split()
+            assert words[0] == "schedctl", row.name
+            command: click.Command = root
+            for word in words[1:]:
+                if not isinstance(command, click.Group):
+                    break
+                found = command.get_command(click.Context(command), word)
+                assert found is not None, f"{row.name}: {words}"
+                command = found
+            assert not isinstance(command, click.Group), f"{row.name}: {words}"

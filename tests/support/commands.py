@@ -45,7 +45,9 @@ READING = (
     "bulk show 1",
     "doctor",
     "doctor --full",
+    "doctor --install",
     "service status",
+    "report health",
 )
 CHANGING = (
     "run true",

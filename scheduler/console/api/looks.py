@@ -21,6 +21,7 @@ from scheduler.operations import (
     kinds,
     limits,
     pauses,
+    report,
     schedules,
     search,
     workers,
@@ -37,8 +38,9 @@ def health(visit: Visit, given: args.Args) -> dict[str, Any]:
     with visit.read() as tx:
         seen = glances.glance(tx)
     wrong = [*seen.status.stuck, *([] if seen.status.idle is None else [seen.status.idle])]
-    problems = [masked(views.problem_view(one)) for one in wrong]
-    return {"ok": not wrong, "at": views.time(seen.at), "problems": problems}
+    problems = [masked(views.problem_view(one)) | {"next": report.next_command(one)} for one in wrong]
+    verdict = report.verdict_of(seen).verdict.value
+    return {"ok": not wrong, "verdict": verdict, "at": views.time(seen.at), "problems": problems}
 
 
 def status(visit: Visit, given: args.Args) -> dict[str, Any]:

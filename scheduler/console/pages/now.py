@@ -12,21 +12,8 @@ from scheduler.console.render import Done, Page
 from scheduler.console.roles import Verb
 from scheduler.console.routes import Nav, action, page
 from scheduler.console.visit import BadInputError, Visit
-from scheduler.model.problem import Problem
-from scheduler.model.texts import counted, span_text
-from scheduler.operations.status import (
-    BY_NAME,
-    WAITS_LONG,
-    ByHand,
-    Minute,
-    PausedWork,
-    ReadyTask,
-    Status,
-    glance,
-    minutes,
-    status_at,
-)
-from scheduler.operations.workers import no_worker_reason
+from scheduler.operations.report import HealthCause, causes
+from scheduler.operations.status import BY_NAME, ByHand, Minute, Status, glance, minutes, status_at
 
 CHART_MINUTES = 60
 CAUSES = 5  # of dead letters that are named
@@ -118,53 +105,25 @@ def _past(visit: Visit) -> Page:
 
 def troubles(found: Status, at: int) -> list[Shown]:
     """What is wrong, the worst first."""
-    made = []
-    reason = no_worker_reason(found.workers)
-    if found.idle is not None and not any(one.text == reason for one in found.stuck):
-        idle = _shown(found.idle)
-        if any(one.name == "writes" for one in found.stuck):  # they have lost their leases, and get them back
-            idle = idle._replace(remedy="Workers go on once the database takes writes.")
-        made.append(idle)
-    for one in found.stuck:
-        if reason is None or one.name != "unserved" or not one.text.endswith(reason):  # the same text for each kind
-            made.append(_shown(one))
-    made += [_paused(one) for one in found.paused if one.pause.scope == "all"]
-    oldest = found.oldest
-    named = {task for one in made for task in one.tasks}
-    if oldest is not None and at - oldest.since > WAITS_LONG and oldest.id not in named and not _is_said(oldest, made):
-        words, remedy = ("", None) if oldest.cause is None else (oldest.cause.words, oldest.cause.remedy)
-        age = span_text(at - oldest.since)
-        text = f"task {oldest.id} ({oldest.kind}, queue {oldest.queue}) has been ready for {age}{words}"
-        flow = next((one for one in found.flows if one.queue == oldest.queue), None)
-        text = text if flow is None else f"{text}; in its queue {flow.prospect()}"
-        made.append(Shown("warn", text, "backlog", (oldest.id,), remedy, ("Ready tasks", "/tasks?q=state:scheduled")))
-    made.sort(key=lambda one: one.problem != "writes")  # what causes all else comes first
-    return made
+    return [_shown(one) for one in causes(found, at)]
 
 
-def _is_said(oldest: ReadyTask, made: list[Shown]) -> bool:
-    """Whether a sentence above tells why the oldest task waits."""
-    cause = None if oldest.cause is None else oldest.cause.name
-    return cause in ("paused", "unserved") and any(one.problem in ("idle", cause) for one in made)
-
-
-def _shown(one: Problem) -> Shown:
-    row = BY_NAME[one.name]
-    button = None
+def _shown(one: HealthCause) -> Shown:
+    button: Button | None = None
+    link: tuple[str, str] | None = None
     if one.act is not None:
         verb, task = one.act
         button = Button(f"{verb.capitalize()} {task}", f"/tasks/{task}/{verb}", verb)
-    return Shown(
-        "bad" if row.bad else "warn", masked_text(one.text) or "", one.name, one.tasks, one.remedy, row.page, button
-    )
-
-
-def _paused(one: PausedWork) -> Shown:
-    pause = one.pause
-    fields = {"all": "1"} if pause.scope == "all" else {pause.scope: pause.name}
-    text = f"{pause.describe()} ({counted(one.due, 'task')} due behind it)"
-    level = "bad" if pause.scope == "all" else "warn"
-    return Shown(level, text, "paused", (), None, None, Button("Resume", "/resume", "pause", fields))
+    elif one.pause is not None:
+        pause = one.pause.pause
+        button = Button(
+            "Resume", "/resume", "pause", {"all": "1"} if pause.scope == "all" else {pause.scope: pause.name}
+        )
+    if one.problem in BY_NAME:
+        link = BY_NAME[one.problem].page
+    elif one.problem == "backlog":
+        link = ("Ready tasks", "/tasks?q=state:scheduled")
+    return Shown("bad" if one.bad else "warn", one.text, one.problem, one.tasks, one.remedy, link, button)
 
 
 def _hand(one: ByHand, found: Status) -> tuple[int | None, Button | None]:

@@ -1,0 +1,258 @@
+"""Checks an installation of schedd, for ``schedctl doctor --install``: nothing of it opens the store."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import os
+import re
+import resource
+import shutil
+import sqlite3
+import sys
+import sysconfig
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from schedd import PYPI
+from scheduler.build import running
+from scheduler.config import user_modules
+from scheduler.config.model import SECRETS, Config
+from scheduler.config.paths import settled
+from scheduler.model.texts import listed
+from scheduler.store.admin.doctor import NOTE, OK, PROBLEM, Finding
+from scheduler.store.db.dialect import sqlite_too_old
+
+LOW_SPACE = 200 * 1024 * 1024
+FEW_FILES = 1024  # descriptors that a daemon with its listeners and child processes may well need
+RELEASED = 1_767_225_600  # 2026-01-01: no clock that is right shows an earlier time
+_REQUIREMENT = re.compile(r"([\w.-]+)(\[[\w,-]+\])?\s*(?:>=\s*([\w.]+))?[^;]*(?:;(.*))?")
+_EXTRA = re.compile(r"""extra\s*==\s*["']([\w-]+)["']""")
+_OF_DEVELOPMENT = frozenset({"demo", "quick", "test", "dev", "release", "bench"})
+_TIME_ERROR = 5  # of adjtimex(2): the clock is not synchronised
+
+
+def examine(config: Config) -> list[Finding]:
+    """All checks, in the order in which they are mended."""
+    config = settled(config)
+    return [
+        _python(),
+        *_packages(),
+        *_extras(config),
+        *names(config),
+        _commands(),
+        *_rights(config),
+        _clock(),
+        _sqlite(),
+        *_disk(config),
+        _descriptors(),
+    ]
+
+
+def names(config: Config) -> list[Finding]:
+    """Modules that hide schedd's own, or that schedd's hide."""
+    wrong = [PYPI] if _installed("scheduler") is not None else []
+    ours = {os.path.dirname(os.path.realpath(place)) for place in sys.modules["scheduler"].__path__}
+    places = [config.directory or os.getcwd(), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    for place in dict.fromkeys(os.path.realpath(place) for place in places if place):
+        for name in ("scheduler", "schedd"):
+            for path in (os.path.join(place, f"{name}.py"), os.path.join(place, name, "__init__.py")):
+                if os.path.isfile(path) and place not in ours:
+                    wrong.append(f"{path} hides schedd's package {name} from programs there: give it another name")
+    found = [Finding("names", PROBLEM, text) for text in wrong]
+    found += [
+        Finding("task modules", NOTE, user_modules.advice(path)) for path in user_modules.hidden(config.tasks.path)
+    ]
+    return found or [Finding("names", OK, "nothing hides schedd's packages")]
+
+
+def _python() -> Finding:
+    text = f"Python {sys.version.split()[0]} in {sys.prefix}, schedd {running()}"
+    installed = _installed("schedd")
+    own = running().partition("+")[0]
+    if installed != own:
+        return Finding("versions", PROBLEM, f"{text}, but {installed} is installed: install it again")
+    return Finding("versions", OK, text)
+
+
+def _packages() -> Iterator[Finding]:
+    wrong = [text for name, least, extra in _requirements() if extra is None and (text := _misses(name, least))]
+    if wrong:
+        yield Finding("packages", PROBLEM, f"{listed(wrong)}: pip install --upgrade schedd")
+    else:
+        yield Finding("packages", OK, "all are there")
+
+
+def _extras(config: Config) -> Iterator[Finding]:
+    needs: dict[str, list[tuple[str, str]]] = {}
+    for name, least, extra in _requirements():
+        if extra is not None and extra not in _OF_DEVELOPMENT:
+            needs.setdefault(extra, []).append((name, least))
+    whole, missing = [], {}
+    for extra, wanted in sorted(needs.items()):
+        wrong = [text for name, least in wanted if (text := _misses(name, least))]
+        if wrong:
+            missing[extra] = wrong
+        else:
+            whole.append(extra)
+    for extra, why in _wanted(config):
+        if extra in missing:
+            yield Finding("extras", PROBLEM, f"{why} needs {listed(missing[extra])}: pip install 'schedd[{extra}]'")
+    yield Finding("extras", OK, f"installed: {', '.join(whole) or 'none'}; not: {', '.join(missing) or 'none'}")
+
+
+def _wanted(config: Config) -> Iterator[tuple[str, str]]:
+    """The extras that the configuration needs, and the settings that do."""
+    if config.store.url.startswith("postgresql"):
+        yield "postgres", "[store] url"
+    listens = {
+        "metrics": config.metrics.listen,
+        "console": config.console.listen,
+        "door": config.door.listen,
+        "gateway": config.gateway.listen,
+    }
+    for extra, address in listens.items():
+        if address is not None:
+            yield extra, f"[{extra}] listen"
+    if config.otel.enabled:
+        yield "otel", "[otel] enabled"
+    types = {f"[sources.{name}]": str(one.type) for name, one in config.sources.items()}
+    types |= {f"[sinks.{name}]": str(one.type) for name, one in config.sinks.items()}
+    types |= {f"[executors.{name}]": str(one.type) for name, one in config.executors.items()}
+    for section, extra in types.items():
+        yield extra, section
+
+
+def _commands() -> Finding:
+    own = Path(sysconfig.get_path("scripts"))
+    for name in ("schedd", "schedctl"):
+        found = shutil.which(name)
+        if found is None:
+            text = f"{name} is not on PATH: use {own / name}, or python -m scheduler"
+            return Finding("commands", NOTE, text)
+        if Path(found).parent.resolve() != own.resolve():
+            return Finding("commands", NOTE, f"{name} on PATH is {found}, of another installation than {own / name}")
+    return Finding("commands", OK, f"schedd and schedctl are in {own}")
+
+
+def _rights(config: Config) -> Iterator[Finding]:
+    wrong = []
+    if config.file is not None and os.path.exists(config.file):
+        secret = [name for name, origin in config.origins.items() if origin == config.file and _is_secret(config, name)]
+        if secret and os.stat(config.file).st_mode & 0o004:
+            text = f"every user may read {config.file}, which has {listed(secret)}: chmod o-r, or use credentials"
+            yield Finding("rights", NOTE, text)
+    for place in config.tasks.path:
+        if not os.access(place, os.R_OK | os.X_OK):
+            wrong.append(f"[tasks] path {place} cannot be read")
+    path = _store_file(config)
+    if path is not None:
+        for one, access in ((path.parent, os.W_OK | os.X_OK), (path, os.R_OK | os.W_OK)):
+            if (one == path.parent or one.exists()) and not os.access(one, access):
+                wrong.append(f"{one} cannot be written by {_user()}" if one.exists() else f"{one} does not exist")
+    for text in wrong:
+        yield Finding("rights", PROBLEM, text)
+    if not wrong:
+        yield Finding("rights", OK, f"{_user()} may read and write what schedd needs")
+
+
+def _is_secret(config: Config, name: str) -> bool:
+    if name == "store.url":
+        return bool(re.search(r"//[^/@]*:[^/@]+@", config.store.url))
+    return name in SECRETS or (name.startswith("alerts.sinks.") and name.rpartition(".")[2] in ("secret", "token"))
+
+
+def _clock() -> Finding:
+    if time.time() < RELEASED:
+        return Finding("clock", PROBLEM, f"the clock shows {time.strftime('%Y-%m-%d', time.gmtime())}: set it right")
+    try:
+        ZoneInfo("Europe/Berlin")
+    except ZoneInfoNotFoundError:
+        return Finding("clock", PROBLEM, "this machine knows no time zones: pip install tzdata")
+    if _synchronised() is False:
+        text = "no time server keeps this machine's clock right, so workers of several machines may disagree"
+        return Finding("clock", NOTE, text)
+    return Finding("clock", OK, "it is plausible" if _synchronised() is None else "a time server keeps it right")
+
+
+def _synchronised() -> bool | None:
+    """Whether the kernel takes its clock for synchronised; None where that cannot be known."""
+    try:
+        state: int = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(1024))  # zeros: it only reads
+    except (OSError, AttributeError):
+        return None
+    return None if state < 0 else state != _TIME_ERROR
+
+
+def _sqlite() -> Finding:
+    text = sqlite_too_old()
+    return (
+        Finding("sqlite", OK, f"SQLite {sqlite3.sqlite_version}") if text is None else Finding("sqlite", PROBLEM, text)
+    )
+
+
+def _disk(config: Config) -> Iterator[Finding]:
+    path = _store_file(config)
+    place = Path(config.directory or os.getcwd()) if path is None else path.parent
+    try:
+        free = shutil.disk_usage(place).free
+    except OSError as error:
+        yield Finding("disk", PROBLEM, f"{place}: {error.strerror}")
+        return
+    level = PROBLEM if free < LOW_SPACE and path is not None else OK
+    yield Finding("disk", level, f"{free // 2**20} MiB free in {place}")
+
+
+def _descriptors() -> Finding:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard != resource.RLIM_INFINITY and hard < FEW_FILES:
+        text = f"a process may open {hard} files at most: allow {FEW_FILES} (ulimit -Hn, LimitNOFILE= of the service)"
+        return Finding("descriptors", NOTE, text)
+    return Finding("descriptors", OK, f"a process may open {'any number of' if hard < 0 else hard} files")
+
+
+def _store_file(config: Config) -> Path | None:
+    scheme, sign, path = config.store.url.partition(":///")
+    if not sign or scheme.partition("+")[0] != "sqlite" or path.startswith("file:") or not path:
+        return None
+    return Path(path.partition("?")[0])
+
+
+def _user() -> str:
+    return f"uid {os.geteuid()}"
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _requirements() -> Iterable[tuple[str, str, str | None]]:
+    """Name, lower bound and extra of what this version of schedd wants on this Python."""
+    for text in importlib.metadata.requires("schedd") or ():
+        found = _REQUIREMENT.fullmatch(text)
+        if found is None or found[1] == "schedd":
+            continue
+        extra = _EXTRA.search(found[4] or "")
+        if "python_version <" in (found[4] or "") and sys.version_info >= (3, 12):
+            continue
+        yield found[1], found[3] or "0", None if extra is None else extra[1]
+
+
+def _misses(name: str, least: str) -> str | None:
+    """What is wrong with an installed package, None if nothing is."""
+    there = _installed(name)
+    if there is None:
+        return f"{name}, which is not installed"
+    return f"{name} {least} (there is {there})" if _numbers(there) < _numbers(least) else None
+
+
+def _numbers(version: str) -> list[int]:
+    found = [int(part) for part in re.findall(r"\d+", re.split(r"[a-z+]", version, maxsplit=1)[0])]
+    while found and not found[-1]:
+        found.pop()
+    return found
