@@ -8,7 +8,6 @@ import os
 import re
 import resource
 import shutil
-import sqlite3
 import sys
 import sysconfig
 import time
@@ -23,7 +22,7 @@ from scheduler.config.model import SECRETS, Config
 from scheduler.config.paths import settled
 from scheduler.model.texts import listed
 from scheduler.store.admin.doctor import NOTE, OK, PROBLEM, Finding
-from scheduler.store.db.dialect import sqlite_too_old
+from scheduler.store.db.dialect import sqlite_too_old, sqlite_version
 
 LOW_SPACE = 200 * 1024 * 1024
 FEW_FILES = 1024  # descriptors that a daemon with its listeners and child processes may well need
@@ -188,9 +187,7 @@ def _synchronised() -> bool | None:
 
 def _sqlite() -> Finding:
     text = sqlite_too_old()
-    return (
-        Finding("sqlite", OK, f"SQLite {sqlite3.sqlite_version}") if text is None else Finding("sqlite", PROBLEM, text)
-    )
+    return Finding("sqlite", OK, f"SQLite {sqlite_version()}") if text is None else Finding("sqlite", PROBLEM, text)
 
 
 def _disk(config: Config) -> Iterator[Finding]:

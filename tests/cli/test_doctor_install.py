@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import shutil
 from pathlib import Path
@@ -32,7 +33,8 @@ def examined(place: Path, text: str = "", **environ: str) -> dict[str, Finding]:
 
 def test_it_opens_no_store(empty_ctl: Ctl, tmp_path: Path) -> None:
     before = sorted(tmp_path.iterdir())
-    rows = empty_ctl.json("doctor", "--install", SCHEDD_STORE__URL=f"sqlite:///{tmp_path}/none.db")
+    told = empty_ctl("-o", "json", "doctor", "--install", SCHEDD_STORE__URL=f"sqlite:///{tmp_path}/none.db")
+    rows = json.loads(told.stdout)
     assert {row["check"] for row in rows} == CHECKS
     assert not [row for row in rows if row["level"] == PROBLEM], rows
     assert sorted(tmp_path.iterdir()) == before

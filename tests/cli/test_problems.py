@@ -432,12 +432,12 @@ def test_the_report_names_each_cause_and_the_next_command(live: Bench, ctl: Ctl)
     assert first == "broken: 1 cause"
     assert cause.startswith("1. ")
     assert "no live worker serves queue 'mail'" in cause
-    assert following.strip() == "next: schedctl workers"
+    assert following.strip() == f"next: {(remedy := 'schedctl set task --queue mail --to-queue default')}"
     assert ctl("report", "health").stdout == told.stdout
     as_json = json.loads(ctl("report", "health", "--json").stdout)
     assert as_json["verdict"] == "broken"
     assert [one["problem"] for one in as_json["causes"]] == ["unserved"]
-    assert as_json["causes"][0]["next"] == "schedctl workers"
+    assert as_json["causes"][0]["next"] == remedy
     assert ctl("-o", "json", "report", "health").exit_code == 1
 
 

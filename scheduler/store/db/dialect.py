@@ -194,6 +194,11 @@ def prepared(sql: str) -> sa.TextClause:
 MIN_SQLITE = (3, 38, 0)  # ->> and RETURNING with UPDATE … FROM
 
 
+def sqlite_version() -> str:
+    """That of the library which Python uses."""
+    return sqlite3.sqlite_version
+
+
 def sqlite_too_old() -> str | None:
     """A sentence if this Python's SQLite cannot do, else None."""
     if sqlite3.sqlite_version_info >= MIN_SQLITE:
