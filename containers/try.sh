@@ -20,6 +20,9 @@ mknod -m 666 "$root/dev/null" c 1 3
 mknod -m 666 "$root/dev/urandom" c 1 9
 
 echo "Installing as the Dockerfile does"
+if [ ! -x "$root/usr/bin/tini" ]; then
+  (cd "$place" && apt-get -q download tini && dpkg-deb --extract tini_*.deb "$root") || fail "tini, which apt-get could not get"
+fi
 chroot "$root" python3 -m venv /opt/schedd
 chroot "$root" /opt/schedd/bin/pip install --quiet --no-index --find-links /src "schedd[postgres,metrics,console,door]"
 rm -r "$root/src"
@@ -35,7 +38,7 @@ mount -o remount,bind,ro "$1"
 exec chroot "$1" env -i PATH=/opt/schedd/bin:/usr/bin:/bin PYTHONDONTWRITEBYTECODE=1 \
   SCHEDD_STORE__URL=sqlite:////var/lib/schedd/schedd.db SCHEDD_METRICS__LISTEN=127.0.0.1:19464 \
   setpriv --reuid 10001 --regid 10001 --clear-groups --no-new-privs --bounding-set=-all --inh-caps=-all \
-  sh -c 'cd /var/lib/schedd && exec schedd --config /etc/schedd/config.toml'
+  sh -c 'cd /var/lib/schedd && exec tini -- schedd --config /etc/schedd/config.toml'
 END
 
 # inside COMMAND...: run it in the daemon's namespaces, root and user, as an engine's exec does.
@@ -55,8 +58,8 @@ for _ in $(seq 240); do
 done
 inside python3 -c "$ready" || fail "/readyz"
 echo "ok: /readyz answers, by the command of HEALTHCHECK"
-grep -q '^NSpid:.*[^0-9]1$' "/proc/$daemon/status" || fail "the daemon is not pid 1"
-echo "ok: the daemon is pid 1"
+grep -q '^NSpid:.*[^0-9]1$' "/proc/$daemon/status" || fail "tini is not pid 1"
+echo "ok: tini is pid 1"
 [ "$(sed -n 's/^Uid:\t\([0-9]*\).*/\1/p' "/proc/$daemon/status")" = 10001 ] || fail "its user"
 [ "$(sed -n 's/^CapEff:\t//p' "/proc/$daemon/status")" = 0000000000000000 ] || fail "its capabilities"
 echo "ok: it runs as user 10001, without a capability"

@@ -42,7 +42,7 @@ def test_the_image_installs_extras_that_there_are_and_is_no_root() -> None:
     assert f"[{named[1]}]" in TRIED
     assert f"USER {USER}:{USER}" in DOCKERFILE
     assert DOCKERFILE.rindex("USER ") > DOCKERFILE.rindex("RUN ")
-    assert 'ENTRYPOINT ["schedd"]' in DOCKERFILE  # no shell between pid 1 and the signals
+    assert 'ENTRYPOINT ["tini", "--", "schedd"]' in DOCKERFILE  # no shell between pid 1 and the signals
     assert "/readyz" in DOCKERFILE
 
 
@@ -50,7 +50,7 @@ def test_the_script_starts_as_the_image_does() -> None:
     assert f"--reuid {USER} --regid {USER}" in TRIED
     command = re.search(r"^CMD (\[.*\])$", DOCKERFILE, re.MULTILINE)
     assert command is not None
-    assert f"exec schedd {' '.join(yaml.safe_load(command[1]))}" in TRIED
+    assert f"exec tini -- schedd {' '.join(yaml.safe_load(command[1]))}" in TRIED
     assert os.access(ROOT / "Makefile", os.R_OK)
     assert "containers/try.sh" in (ROOT / "Makefile").read_text(encoding="utf-8")
 
