@@ -88,7 +88,7 @@ def test_metadata() -> None:
     assert set(metadata.get_all("Provides-Extra") or ()) == {
         *EXTRAS,
         *LATER,
-        *("demo", "quick", "test", "dev", "release", "bench"),
+        *("demo", "quick", "test", "dev", "docs", "release", "bench"),
     }
     assert (ROOT / "scheduler" / "py.typed").exists()
     for requirement in PROJECT["project"]["dependencies"]:
