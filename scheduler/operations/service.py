@@ -38,6 +38,8 @@ DROP_INS = ("delegate", "no-namespaces")
 SHOWN = ("ActiveState", "SubState", "MainPID", "UnitFileState", "ActiveEnterTimestamp", "NRestarts")
 LAUNCHD_STOP = 60  # seconds, as TimeoutStopSec= of the unit
 
+_LONGEST_S = 120  # that a command of the service manager may take: a stop waits for the daemon to drain
+
 
 class Whose(StrEnum):
     """Whose service: the whole system's, or one user's."""
@@ -48,9 +50,11 @@ class Whose(StrEnum):
 
 def _run(command: Sequence[str]) -> tuple[int, str]:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_LONGEST_S)
     except OSError as error:
         return 127, f"{command[0]}: {error.strerror}"
+    except subprocess.TimeoutExpired:
+        return 124, f"{command[0]} did not end within {_LONGEST_S} s"
     return done.returncode, (done.stdout or done.stderr).strip()
 
 

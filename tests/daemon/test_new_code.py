@@ -162,7 +162,7 @@ def test_in_development_the_link_of_the_console_is_printed(
     database: Database, jobs: Scheduler, nursery: Nursery
 ) -> None:
     daemon = schedd(nursery, database.url, "--dev", SCHEDD_LOG__FORMAT="console")
-    link = re.findall(r"http://\S+\?t=\w+", daemon.expect(r"console: http"))[0]
+    link = re.findall(r"http://\S+\?t=[\w-]+", daemon.expect(r"console: http"))[0]
     visitor = build_opener(HTTPCookieProcessor())
     assert "schedd" in visitor.open(link, timeout=PATIENCE).read().decode()
     done = jobs.task(answer).schedule()
