@@ -57,7 +57,9 @@ def talk(ctl: Ctl, talking: Callable[[Agent], Awaitable[None]], *options: str, m
 
     async def main() -> None:
         info = types.Implementation(name="tester", version="1")
-        async with Client(stdio_client(started), client_info=info, mode=mode) as client:
+        errors = sys.__stderr__  # not that of a test's command, which has no descriptor
+        assert errors is not None
+        async with Client(stdio_client(started, errlog=errors), client_info=info, mode=mode) as client:
             await asyncio.wait_for(talking(Agent(client)), PATIENCE)
 
     asyncio.run(main())
