@@ -2,9 +2,7 @@
 
 import sys
 
-from schedd.commands import control, daemon
+from schedd.commands import either
 
 if __name__ == "__main__":
-    if sys.argv[1:2] and not sys.argv[1].startswith("-"):
-        control()
-    sys.exit(daemon())
+    sys.exit(either())

@@ -23,6 +23,13 @@ def control() -> None:
     main()
 
 
+def either() -> int:
+    """``python -m schedd`` and ``python -m scheduler``: the daemon, or with a COMMAND ``schedctl COMMAND``."""
+    if sys.argv[1:2] and not sys.argv[1].startswith("-"):
+        control()
+    return daemon()
+
+
 def _end_if_hidden(command: str) -> None:
     text = hidden()
     if text is not None:

@@ -3,10 +3,6 @@
 import sys
 
 if __name__ == "__main__":
-    if sys.argv[1:2] and not sys.argv[1].startswith("-"):
-        from scheduler.cli import main
+    from schedd.commands import either
 
-        main()
-    from scheduler.daemon import run
-
-    sys.exit(run())
+    sys.exit(either())

@@ -20,6 +20,4 @@ def move(jobs: Scheduler, source: Any, *, kinds: Mapping[str, str] | None = None
     ConfigError for a job store that cannot be read, DuplicateScheduleError, StoreUnavailableError.
     """
     found = operations.jobs_in(source) if isinstance(source, str) else operations.jobs_of(source)
-    with jobs.desk.read() as tx:
-        lines = operations.read(tx, found, kinds)
-    return operations.apply(jobs.desk, lines, dry_run=dry_run)
+    return operations.move(jobs.desk, found, kinds, dry_run=dry_run)

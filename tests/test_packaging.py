@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from scheduler.operations.installation import OF_DEVELOPMENT
+
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
@@ -88,7 +90,7 @@ def test_metadata() -> None:
     assert set(metadata.get_all("Provides-Extra") or ()) == {
         *EXTRAS,
         *LATER,
-        *("demo", "quick", "test", "dev", "docs", "release", "bench"),
+        *OF_DEVELOPMENT,
     }
     assert (ROOT / "scheduler" / "py.typed").exists()
     for requirement in PROJECT["project"]["dependencies"]:

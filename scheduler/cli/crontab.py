@@ -115,8 +115,6 @@ def from_apscheduler_command(session: Session, /, url: str, table: str, kinds: t
         raise click.UsageError("--kind is FUNCTION=KIND, such as shop.jobs:nightly=nightly_report")
     jobs = operations.jobs_in(url, table)
     desk = session.desk if dry_run else session.making()
-    with desk.read() as tx:
-        lines = operations.read(tx, jobs, named)
     rows = [
         {
             "job": line.job,
@@ -126,7 +124,7 @@ def from_apscheduler_command(session: Session, /, url: str, table: str, kinds: t
             "when": line.when,
             "notes": "; ".join([*([line.left_out] if line.left_out else []), *line.notes]) or None,
         }
-        for line in operations.apply(desk, lines, dry_run=dry_run)
+        for line in operations.move(desk, jobs, named, dry_run=dry_run)
     ]
     print_rows(session, rows)
     if dry_run:

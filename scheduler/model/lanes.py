@@ -59,19 +59,18 @@ def executor_of(lane: str) -> str | None:
 
 def base_lane(lane: str) -> str:
     """The lane without marks: whose cap counts its tasks."""
-    if lane[:1] not in _MARKS:
-        return lane
     lane = _unplaced(lane)
     return lane[_MARK_LENGTH:] if lane[:1] == RANKED_LANE else lane
 
 
 def kind_of(lane: str) -> str:
     """The kind whose tasks queue up in this lane."""
-    base = base_lane(lane) if lane[:1] in _MARKS else lane
-    return base.partition(LANE_SEPARATOR)[0]
+    return base_lane(lane).partition(LANE_SEPARATOR)[0]
 
 
 def without_key(lane: str) -> str:
     """The lane without its concurrency key, but with its marks: lanes that are the same here take turns as one."""
-    kind = lane.partition(LANE_SEPARATOR)[0]
-    return kind if kind[:1] not in _MARKS else lane[: len(lane) - len(base_lane(lane))] + kind_of(lane)
+    if lane[:1] in _MARKS:
+        base = base_lane(lane)
+        return lane[: len(lane) - len(base)] + base.partition(LANE_SEPARATOR)[0]
+    return lane.partition(LANE_SEPARATOR)[0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import pickle
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -87,29 +87,30 @@ def jobs_of(scheduler: Any) -> list[Job]:
     return [_job(one.id, one) for one in scheduler.get_jobs()]
 
 
-def read(tx: Tx, jobs: Iterable[Job], kinds: Mapping[str, str] | None = None) -> list[Line]:
-    """What each job becomes. ``kinds``: function -> kind, where that is not the function's name."""
-    return [_line(tx, job, kinds or {}) for job in jobs]
+def move(
+    desk: Desk, jobs: Sequence[Job], kinds: Mapping[str, str] | None = None, *, dry_run: bool = False
+) -> list[Line]:
+    """Store the jobs, all or none. ``kinds``: function -> kind, where that is not the function's name.
 
-
-def apply(desk: Desk, lines: Sequence[Line], *, dry_run: bool) -> list[Line]:
-    """Store them, all or none. Raises DuplicateScheduleError."""
-    specs = [line.schedule for line in lines if line.schedule is not None]
+    Returns what each job becomes. Raises DuplicateScheduleError.
+    """
 
     def work(tx: Tx) -> list[Line]:
+        lines = [_line(tx, job, kinds or {}) for job in jobs]
+        specs = [line.schedule for line in lines if line.schedule is not None]
         done = schedule_sets.sync(tx, specs, "", dry_run=True)
         actions = {name: action for action in ("added", "updated", "unchanged") for name in getattr(done, action)}
+        tasks = [line.task for line in lines if line.task is not None]
         if not dry_run:
             schedule_sets.register_all(tx, specs)
-        made: list[Line] = []
+            for spec, made in zip(tasks, enqueue(tx, tasks, ours=True), strict=True):
+                actions[spec.key or ""] = "added" if made.created else "unchanged"
         for line in lines:
-            action = "left out" if line.name is None else actions.get(line.name, "added")
-            if line.task is not None and not dry_run:
-                action = "added" if enqueue(tx, [line.task], ours=True)[0].created else "unchanged"
-            if line.schedule is not None and line.paused and action == "added" and not dry_run:
+            if line.schedule is not None and line.paused and actions[line.schedule.name] == "added" and not dry_run:
                 schedules.pause(tx, line.schedule.name, True)
-            made.append(line._replace(action=action))
-        return made
+        return [
+            line._replace(action="left out" if line.name is None else actions.get(line.name, "added")) for line in lines
+        ]
 
     return desk.write(work)
 

@@ -101,6 +101,19 @@ class TestBackup:
         assert file.stat().st_mode & 0o777 == copied
 
     @pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
+    def test_the_copy_of_a_write_protected_file_is_written(self, database: Database, tmp_path: Path) -> None:
+        """Root may write any file, so the copy's mode is looked at while it is made."""
+        database.path.chmod(0o400)
+        modes = set()
+
+        def look(*_: int) -> None:
+            modes.update(draft.stat().st_mode & 0o777 for draft in tmp_path.glob(".copy.db.*"))
+
+        backup_sqlite(database.path, tmp_path / "copy.db", look)
+        assert modes == {0o600}
+        assert (tmp_path / "copy.db").stat().st_mode & 0o777 == 0o400
+
+    @pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
     @pytest.mark.case(2, 6)
     def test_what_is_restored_goes_on(self, bench: Bench, tmp_path: Path) -> None:
         """What was held then is taken back; what has ended since runs again."""

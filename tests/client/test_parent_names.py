@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -252,3 +253,18 @@ def test_headers_of_a_stranger_name_no_other_task(jobs: Scheduler) -> None:
         tx.run("UPDATE schedd_tasks SET headers = :h, extras = 1 WHERE id = :id", h=headers, id=int(made))
     drain(jobs)
     assert jobs.result(made) == 1
+
+
+def test_a_builder_holds_one_object_for_the_collector(jobs: Scheduler) -> None:
+    """A batch holds thousands of them, and each full collection walks what they hold."""
+    for made in (lambda: jobs.task(load, "sales"), lambda: jobs.task(count, ["a"], 2)):
+        kept = [made()]
+        gc.collect()
+        gc.disable()
+        try:
+            before = len(gc.get_objects())
+            kept += [made() for _ in range(100)]
+            more = len(gc.get_objects()) - before
+        finally:
+            gc.enable()
+        assert more <= 110

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import secrets
-import threading
+import time
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from typing import Any, NamedTuple, cast
@@ -202,12 +202,11 @@ class Tools:
         verb = self._verb_of(given.plan)
         start = args.Start(name=given.plan, canary=given.canary, rate=given.rate, reason=given.reason)
         verbs.start_bulk(verb, visit, start)
-        over = threading.Event()
         found = visit.jobs.bulks.get(given.plan)
         for _ in range(round(WAIT_S / LOOK_S)):
             if found.state is not BulkState.RUNNING:
                 break
-            over.wait(LOOK_S)
+            time.sleep(LOOK_S)
             found = visit.jobs.bulks.get(given.plan)
         return bulk_view(found)
 

@@ -223,10 +223,7 @@ class Database:
 
         Raises StoreUnavailableError, and ConfigError if it is not to be used.
         """
-        if self._engine is None or self._inherited or self._looks or self.refusal is not None:
-            return self._opened(looks=False)
-        self.same.check_file()
-        return self._engine
+        return self._opened(looks=False)
 
     def open_beside(self, theirs: sa.Connection) -> None:
         """Check that the store is there, for what is done in a caller's transaction; as :meth:`open` does.
