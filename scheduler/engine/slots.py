@@ -312,8 +312,11 @@ class AsyncSlots:
             except BaseException:  # SystemExit in a task that a handler started breaks the loop; the others go on
                 log.exception("a task that a handler started ended the event loop: it goes on")
         self._pulses.remove(pulse)
-        if not asyncio.all_tasks(loop):
+        left: set[Any] = asyncio.all_tasks(loop)
+        if not left:
             loop.close()
+        for one in left:
+            one._log_destroy_pending = False  # a stop at once leaves them, and says so by itself
         close_threads(loop)
 
     def _fill(self) -> None:
@@ -340,6 +343,8 @@ class AsyncSlots:
             timer = loop.call_later(attempt.claimed.timeout / 1e6, self._time_out, attempt)
         try:
             outcome = await execute_async(attempt, self.runtime)
+        except GeneratorExit:
+            raise  # a stop at once has ended the loop
         except BaseException as error:  # as in threads
             outcome = internal_failure(attempt, self.runtime, error)
         finally:

@@ -192,11 +192,13 @@ def test_a_graph_in_a_browser_by_mouse_and_by_keyboard(database: Database, jobs:
         page.get_by_role("link", name="Clean 3300 tasks: 40 dead").focus()
         page.keyboard.press("Enter")
         page.get_by_role("heading", name="Clean: 3\u202f300 tasks of one box").wait_for()
+        page.wait_for_load_state()  # the heading is there before the rows below it
         rows = page.locator("#tasks ~ .scroll tbody tr")
         assert rows.count() == 200
         assert "dead" in rows.first.inner_text(), "what failed comes first"
         rows.first.get_by_role("link", name="Around it").click()
         page.get_by_role("heading", name="Around task").wait_for()
+        page.wait_for_load_state()
         assert 3 < page.locator("svg.graph > a").count() <= 200
         page.goto(f"{server.url}graphs/2")
         assert page.locator("svg.graph > a").count() == 26

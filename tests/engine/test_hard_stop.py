@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from scheduler import Context, Scheduler, TaskState, task
+from scheduler import AsyncContext, Context, Scheduler, Task, TaskState, task
 from scheduler.engine.dispatch.cycle import DispatchCycle
-from support.databases import Database
+from support.databases import Database, one_database
 from support.fleet import until
 
 PATIENCE = 20.0
@@ -92,3 +94,32 @@ def test_what_is_decided_already_is_not_named(bodies: Bodies, caplog: pytest.Log
     assert bodies.ended_as(cancelled) == (TaskState.CANCELLED, ["cancelled"])
     assert bodies.ended_as(still) == (TaskState.SCHEDULED, ["handed back"])
     assert "outcome dropped" not in caplog.text
+
+
+@one_database
+def test_coroutines_that_are_left_are_collected_without_a_word(
+    database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither their failure hook nor their outcome is anybody's business any more."""
+    begun = threading.Event()
+    hooks: list[BaseException] = []
+
+    class Stays(Task):
+        async def run(self, ctx: AsyncContext) -> None:
+            begun.set()
+            await asyncio.gather(asyncio.sleep(PATIENCE), asyncio.sleep(PATIENCE))
+
+        def on_attempt_failed(self, ctx: AsyncContext, error: BaseException) -> None:
+            hooks.append(error)
+
+    jobs = Scheduler(database.url)
+    jobs.register(Stays)
+    jobs.start()
+    task_id = int(jobs.task(Stays()).schedule())
+    assert begun.wait(PATIENCE)
+    assert jobs.stop_now() == [task_id]
+    jobs.close()
+    del jobs
+    gc.collect()
+    assert hooks == []
+    assert [one.getMessage() for one in caplog.records if one.levelname == "ERROR"] == []

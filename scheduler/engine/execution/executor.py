@@ -98,6 +98,8 @@ async def execute_async(attempt: Attempt, runtime: Runtime) -> Outcome:
                 await leftovers.end(attempt)
             return outcome
         except BaseException as error:
+            if isinstance(error, GeneratorExit) and _is_abandoned(attempt):
+                raise
             outcome, hook = outcome_of_error(attempt, runtime, error)
             if attempt.calls or attempt.kept or (attempt.tasks and attempt.durable is not None):
                 runtime.decided(attempt, outcome)
@@ -116,12 +118,19 @@ async def execute_async(attempt: Attempt, runtime: Runtime) -> Outcome:
                     await leftovers.end(attempt)
             return with_log(attempt, outcome)
     finally:
-        if attempt.tasks:
+        abandoned = _is_abandoned(attempt)
+        if attempt.tasks and not abandoned:
             leftovers.warn_of_leftover_tasks(attempt)
         attempt.ended = True
-        current_attempt.reset(token)
+        if not abandoned:
+            current_attempt.reset(token)
         if moved:
             put_back()
+
+
+def _is_abandoned(attempt: Attempt) -> bool:
+    """Whether a stop at once has ended the loop: the coroutine is collected, and nothing of its task may run."""
+    return attempt.asyncio_task is not None and not attempt.asyncio_task.get_loop().is_running()
 
 
 def _must_read_recorded(attempt: Attempt) -> bool:
