@@ -22,10 +22,11 @@ case $1 in test | transports) ;; *) exit 0 ;; esac
 [ "$1" = test ] || [ -s plan ] || exit 0
 plan=$(head -n 1 plan)
 sed -i 1d plan
-mkdir -p .pytest_cache/v/cache
+cache=${PYTEST_ADDOPTS#-o cache_dir=}
+mkdir -p "$cache/v/cache"
 python3 -c 'import json, sys; print(json.dumps(dict.fromkeys(sys.argv[1].split("|"), True)))' "$plan" \\
-  >.pytest_cache/v/cache/lastfailed
-[ -n "$plan" ] || { rm .pytest_cache/v/cache/lastfailed; echo "=== 9 passed in 1.00s ==="; exit 0; }
+  >"$cache/v/cache/lastfailed"
+[ -n "$plan" ] || { rm "$cache/v/cache/lastfailed"; echo "=== 9 passed in 1.00s ==="; exit 0; }
 [ "$plan" != broken ] || { echo "!!!!!!!! xdist.dsession.Interrupted: session !!!!!!!!"; }
 echo "=== 1 failed, 8 passed in 1.00s ==="
 exit 2
