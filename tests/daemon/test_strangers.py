@@ -119,7 +119,9 @@ def rig(database: Database, tmp_path: Path, request: pytest.FixtureRequest) -> I
 @pytest.mark.alone
 @pytest.mark.both_databases
 @pytest.mark.case(99)
-@pytest.mark.parametrize("rig", [1024, 8192], ids=["few-files", "many-files"], indirect=True)
+@pytest.mark.parametrize(
+    "rig", [1024, pytest.param(8192, marks=pytest.mark.one_is_enough)], ids=["few-files", "many-files"], indirect=True
+)
 def test_strangers_keep_nobody_out(rig: Rig) -> None:
     rig.right_senders()
     before = len(rig.daemon.seen)

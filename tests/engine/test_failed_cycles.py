@@ -76,6 +76,7 @@ def test_a_request_that_its_handler_stopped_waiting_for_stops_no_cycle(bench: Be
     assert not engine.engine_state.held
 
 
+@pytest.mark.both_databases
 @pytest.mark.case(18)
 def test_an_outcome_that_cannot_be_recorded_keeps_no_other_from_it(bench: Bench) -> None:
     ids = [bench.step(name).schedule() for name in ("one", "bad", "two")]

@@ -32,7 +32,7 @@ one_database = pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
 ON_BOTH = {"store", "engine/dispatch", "engine/maintenance", "faults", "stateful", "transports"}
 # What executors do on PostgreSQL is tried by make executors.
 ON_SQLITE = {"executors"}
-ONE_OF = 3  # so many tests runs on PostgreSQL, where each costs more than twice as much
+ONE_OF = 6  # so many tests runs on PostgreSQL, where each costs more than twice as much
 LEFT_OUT = pytest.StashKey[Callable[[pytest.Item], bool]]()
 
 
