@@ -36,9 +36,11 @@ class Workflow(Task, retry=EVER):
 
     steps: int
     ms: float = 0.0
+    grouped: bool = False
 
     def run(self, ctx: Context) -> int:
-        return sum(ctx.step(f"step {number}", self._do, ctx, number) for number in range(self.steps))
+        how: Any = {"durable": "grouped"} if self.grouped else {}
+        return sum(ctx.step(f"step {number}", self._do, ctx, number, **how) for number in range(self.steps))
 
     def _do(self, ctx: Context, number: int) -> int:
         claim = ctx._attempt.claimed.claim

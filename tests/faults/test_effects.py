@@ -167,6 +167,12 @@ def test_each_transfer_is_applied_once(
     assert lost, "nothing was interrupted"
 
 
+def effects_of(fleet: Fleet, task_id: int) -> list[tuple[int, int]]:
+    """(step, claim), in order."""
+    lines = [line.split() for line in (fleet.notes / str(task_id)).read_text().splitlines()]
+    return [(int(number), int(claim)) for number, claim in lines]
+
+
 @pytest.mark.case(6, 52)
 @pytest.mark.parametrize("form", FLOWS)
 def test_a_steps_effect_is_repeated_only_if_its_worker_died_in_front_of_the_checkpoint(
@@ -187,8 +193,7 @@ def test_a_steps_effect_is_repeated_only_if_its_worker_died_in_front_of_the_chec
     }
     repeated = 0
     for task_id in map(int, batch.ids):
-        lines = [line.split() for line in (fleet.notes / str(task_id)).read_text().splitlines()]
-        effects = [(int(number), int(claim)) for number, claim in lines]
+        effects = effects_of(fleet, task_id)
         claims: defaultdict[int, list[int]] = defaultdict(list)
         last: dict[int, int] = {}
         for number, claim in effects:
@@ -209,3 +214,23 @@ def test_a_steps_effect_is_repeated_only_if_its_worker_died_in_front_of_the_chec
         f"{seconds:.0f} s"
     )
     assert lost, "nothing was interrupted"
+
+
+@pytest.mark.case(6, 52)
+@pytest.mark.parametrize("point", ["before answer commit", "after answer commit"])
+def test_grouped_steps_are_recorded_from_the_first_on_without_a_gap(fleet: Fleet, jobs: Scheduler, point: str) -> None:
+    """Killed at the first commit of theirs: what it had is not repeated, and all behind it is."""
+    jobs.register(Workflow)
+    task_id = int(jobs.task(Workflow(30, grouped=True)).schedule())
+    doomed = fleet.worker(arm=point, options={"lease": 1.0})
+    doomed.expect(point)
+    kept = [r.name for r in rows(jobs, "SELECT name FROM schedd_checkpoints WHERE task_id = :id", id=task_id)]
+    doomed.kill()
+    before = len(effects_of(fleet, task_id))
+    assert before >= len(kept)
+    assert sorted(kept) == sorted(f"step {n}" for n in range(len(kept)))
+    assert bool(kept) == (point == "after answer commit")
+    fleet.worker(options={"lease": 1.0})
+    all_ended(jobs, timeout=40)
+    assert jobs.result(task_id, timeout=5) == sum(range(30))
+    assert [number for number, _ in effects_of(fleet, task_id)][before:] == list(range(len(kept), 30))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from scheduler.engine.attempt.capture import current_attempt
 from scheduler.engine.attempt.loop_threads import read, step_threads
 from scheduler.engine.durable.calls import Durable, suspend
-from scheduler.engine.durable.effects import Call, Read, Request, Steps, Suspend
+from scheduler.engine.durable.effects import Await, Call, Effect, Read, Request, Send, Steps
 from scheduler.errors import Interrupted
 
 if TYPE_CHECKING:
@@ -47,6 +47,17 @@ async def drive_async(durable: Durable, steps: Steps[T]) -> T:
             return value
 
 
+async def settle_async(attempt: Attempt, *, quietly: bool = False) -> None:
+    """``settle`` of thread_driver.py, for coroutines."""
+    durable = attempt.durable
+    while isinstance(durable, Durable) and durable.unsettled:
+        try:
+            await drive_async(durable, durable.settle())
+        except BaseException:
+            if not quietly:
+                raise
+
+
 @contextmanager
 def active(attempt: Attempt) -> Iterator[None]:
     """Mark one branch of the handler as active: the handler is not unwound meanwhile."""
@@ -59,14 +70,18 @@ def active(attempt: Attempt) -> Iterator[None]:
             _suspend_if_idle(attempt.durable, _IDLE_ITERATIONS)
 
 
-async def _perform(
-    durable: Durable, effect: Request | Read | Call | Suspend, deferred_cancel: list[asyncio.CancelledError]
-) -> Any:
+async def _perform(durable: Durable, effect: Effect, deferred_cancel: list[asyncio.CancelledError]) -> Any:
     attempt, runtime = durable.attempt, durable.runtime
     if isinstance(effect, Request):
         answer = asyncio.wrap_future(runtime.request(attempt, effect.what, effect.args))
         if effect.what == "record":
             await wait_uncancelled(answer, deferred_cancel)
+        return await answer
+    if isinstance(effect, Send):
+        return runtime.request(attempt, effect.what, effect.args)
+    if isinstance(effect, Await):
+        answer = asyncio.wrap_future(effect.reply)
+        await wait_uncancelled(answer, deferred_cancel)
         return await answer
     if isinstance(effect, Read):
         return await read(runtime.load, attempt, effect.what, effect.args)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import msgspec
 
-from scheduler.engine.durable.effects import Call, Read, Request, Steps, Suspend
+from scheduler.engine.durable.effects import Await, Call, Read, Request, Send, Steps, Suspend
 from scheduler.errors import DeterminismError, LeaseLost, PermanentError, Suspended
 from scheduler.model.checkpoint import (
     CAUGHT_NOTE,
@@ -39,11 +40,13 @@ from scheduler.model.times import instant_us, span_us, to_datetime
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from concurrent.futures import Future
 
     from scheduler.engine.attempt.attempt import Attempt
     from scheduler.engine.attempt.runtime import Drafts, Runtime
 
 T = TypeVar("T")
+GROUPED = "grouped"
 CHILDREN_PER_REQUEST = 100  # children that one dispatch cycle stores
 log = logging.getLogger("scheduler.engine")
 
@@ -77,6 +80,7 @@ class Durable:
         self.runtime = runtime
         self.replay = Replay()
         self.blocked: dict[Any, int] = {}  # waiting coroutines (async_driver.py): until when
+        self.unsettled: deque[Future[dict[str, Any]]] = deque()  # replies to records of grouped steps
         self._lock = threading.Lock()
         self._notes: dict[str, str] = {}
         self._failures: dict[str, Collection[Any]] = {}  # raised by awaits, not yet noted as caught: see _awaited
@@ -84,10 +88,13 @@ class Durable:
     # the calls
 
     def step(
-        self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, grouped: bool
     ) -> Steps[Any]:
-        """Call the function and record what it returns; later attempts get that instead."""
-        yield from self._enter()
+        """Call the function and record what it returns; later attempts get that instead.
+
+        ``grouped``: the record is sent and not waited for, and it does not wait for those before it.
+        """
+        yield from self._enter(grouped=grouped)
         if not callable(function):
             raise PermanentError(f"step {name!r:.80} needs a function to call, not {function!r:.80}")
         label, seq = self._record_name(check_name(name), CheckpointType.STEP)
@@ -103,8 +110,24 @@ class Durable:
                 self._warn(f"step {name!r}: what it returns is not stored, only its transaction's result")
             return Recorded(CheckpointType.STEP, scope.value).result()
         text = encoded(value, f"the result of step {name!r}")
-        yield from self._request("record", name=label, seq=seq, value=text, started_at=started, note=scope.note)
+        record = {"name": label, "seq": seq, "value": text, "started_at": started, "note": scope.note}
+        if grouped:
+            self.unsettled.append((yield Send("record", record)))
+        else:
+            yield from self._request("record", **record)
         return Recorded(CheckpointType.STEP, text).result()  # decoded, as a later attempt gets it
+
+    def settle(self) -> Steps[None]:
+        """Wait until the records of all grouped steps are committed. Raises what a reply carries."""
+        while self.unsettled:
+            reply = self.unsettled[0]
+            try:
+                answer = yield Await(reply)
+            finally:
+                with self._lock:  # another branch may have waited for the same one
+                    if self.unsettled and self.unsettled[0] is reply:
+                        self.unsettled.popleft()
+            self.apply_reply(answer)
 
     def sleep_for(self, seconds: float | timedelta | str, name: str | None) -> Steps[None]:
         """Sleep until ``seconds`` after the first attempt began to sleep."""
@@ -257,12 +280,14 @@ class Durable:
 
     # what they share
 
-    def _enter(self, *, awaits: bool = False) -> Steps[None]:
+    def _enter(self, *, awaits: bool = False, grouped: bool = False) -> Steps[None]:
         scope = self.current_step()
         if scope is not None and not scope.transaction:
             raise PermanentError("steps cannot be nested: do this before or after the step, not inside of it")
         if self.attempt.handler_done:
             raise PermanentError("the handler has ended: a hook cannot do anything durable with its context")
+        if not grouped:
+            yield from self.settle()
         caught = None if awaits else self._caught_failures()
         if caught is not None:
             yield Request("note", caught)
@@ -425,7 +450,21 @@ def suspend(attempt: Attempt, until: int) -> Suspended:
     return Suspended(f"task {attempt.claimed.id} is suspended")
 
 
-def as_decorator(run: Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any], given: Any) -> Any:
+def step(drive: Callable[[Steps[Any]], Any], durable: Durable, name: Any, function: Any, args: Any, kwargs: Any) -> Any:
+    """``ctx.step``: drive a step, or without a function make a decorator. Raises PermanentError."""
+    grouped = kwargs.get("durable") == GROUPED
+    if grouped:
+        del kwargs["durable"]
+    if function is not None:
+        return drive(durable.step(name, function, args, kwargs, grouped=grouped))
+    if args or kwargs:
+        raise PermanentError(
+            f"a step as a decorator takes its name and durable={GROUPED!r}, not {kwargs or args!r:.80}"
+        )
+    return _as_decorator(lambda *call: drive(durable.step(*call, grouped=grouped)), name)
+
+
+def _as_decorator(run: Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any], given: Any) -> Any:
     """``ctx.step("name")`` or ``ctx.step`` as a decorator: each call of the function is a step."""
 
     def decorate(function: Callable[..., Any], name: str) -> Callable[..., Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -13,6 +14,19 @@ class Request(NamedTuple):
 
     what: str
     args: Mapping[str, Any]
+
+
+class Send(NamedTuple):
+    """Send the engine a request; the answer is the future of its reply."""
+
+    what: str
+    args: Mapping[str, Any]
+
+
+class Await(NamedTuple):
+    """The answer is the reply to a request that was sent."""
+
+    reply: Future[dict[str, Any]]
 
 
 class Read(NamedTuple):
@@ -36,4 +50,5 @@ class Suspend(NamedTuple):
     until: int
 
 
-Steps = Generator[Request | Read | Call | Suspend, Any, T]
+Effect = Request | Send | Await | Read | Call | Suspend
+Steps = Generator[Effect, Any, T]

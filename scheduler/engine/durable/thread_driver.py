@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from scheduler.engine.durable.calls import Durable, suspend
-from scheduler.engine.durable.effects import Call, Read, Request, Steps, Suspend
+from scheduler.engine.durable.effects import Await, Call, Effect, Read, Request, Send, Steps
 from scheduler.errors import PermanentError
+
+if TYPE_CHECKING:
+    from scheduler.engine.attempt.attempt import Attempt
 
 T = TypeVar("T")
 
@@ -28,10 +31,14 @@ def drive(durable: Durable, steps: Steps[T]) -> T:
         return value
 
 
-def _perform(durable: Durable, effect: Request | Read | Call | Suspend) -> Any:
+def _perform(durable: Durable, effect: Effect) -> Any:
     attempt, runtime = durable.attempt, durable.runtime
     if isinstance(effect, Request):
         return runtime.request(attempt, effect.what, effect.args).result()
+    if isinstance(effect, Send):
+        return runtime.request(attempt, effect.what, effect.args)
+    if isinstance(effect, Await):
+        return effect.reply.result()
     if isinstance(effect, Read):
         return runtime.load(attempt, effect.what, effect.args)
     if isinstance(effect, Call):
@@ -42,3 +49,14 @@ def _perform(durable: Durable, effect: Request | Read | Call | Suspend) -> Any:
             raise PermanentError("an async function in a step needs an async handler: async def run(self, ctx)")
         return returned
     raise suspend(attempt, effect.until)
+
+
+def settle(attempt: Attempt, *, quietly: bool = False) -> None:
+    """Wait for the records of grouped steps. Raises what their replies carry, unless the handler has raised."""
+    durable = attempt.durable
+    while isinstance(durable, Durable) and durable.unsettled:
+        try:
+            drive(durable, durable.settle())
+        except BaseException:
+            if not quietly:
+                raise

@@ -6,13 +6,14 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypedDict, Unpack, overload
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, ParamSpec, TypedDict, Unpack, overload
 
 import msgspec
 
 from scheduler.engine.attempt.loop_threads import read
 from scheduler.engine.durable.async_driver import active, drive_async
-from scheduler.engine.durable.calls import Durable, as_decorator, durable_of
+from scheduler.engine.durable.calls import Durable, durable_of, step
 from scheduler.engine.durable.thread_driver import drive
 from scheduler.engine.execution import leftovers
 from scheduler.engine.execution.offload import wait_for, wait_for_async
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 MAX_MESSAGE = 2000  # characters kept of a progress message
 P = ParamSpec("P")
+Grouped = Literal["grouped"]
 
 
 class PublishArgs(TypedDict, total=False):
@@ -281,9 +283,11 @@ class Context(_ContextBase[App_co]):
         self._durable.apply_reply(self._beat(percent, message).result())
 
     @overload
+    def step(self, name: str, function: Callable[..., R], /, *args: Any, durable: Grouped, **kwargs: Any) -> R: ...
+    @overload
     def step(self, name: str, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
     @overload
-    def step(self, name: str, /) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+    def step(self, name: str, /, *, durable: Grouped = ...) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
     @overload
     def step(self, name: Callable[P, R], /) -> Callable[P, R]: ...
     def step(self, name: Any, function: Any = None, /, *args: Any, **kwargs: Any) -> Any:
@@ -291,10 +295,12 @@ class Context(_ContextBase[App_co]):
 
         The value must be JSON, 1 MiB at most, and comes back as JSON gives it. A failed step is not recorded. A name
         that is used again is numbered. Without a function it is a decorator: each call is a step.
+
+        ``durable="grouped"``: the next grouped step may begin before this one is recorded, and several are recorded in
+        one commit. After a crash the last of them run again, so use it for steps without an effect outside. All
+        other calls of ``ctx``, and the end of the handler, wait until they are recorded.
         """
-        if function is None:
-            return as_decorator(lambda *call: drive(self._durable, self._durable.step(*call)), name)
-        return drive(self._durable, self._durable.step(name, function, args, kwargs))
+        return step(partial(drive, self._durable), self._durable, name, function, args, kwargs)
 
     def sleep_for(self, seconds: float | timedelta | str, name: str | None = None) -> None:
         """Go on so much later. The slot is free meanwhile; the handler starts from its beginning."""
@@ -449,12 +455,28 @@ class AsyncContext(_ContextBase[App_co]):
 
     @overload
     def step(
+        self,
+        name: str,
+        function: Callable[..., Awaitable[R]],
+        /,
+        *args: Any,
+        durable: Grouped,
+        **kwargs: Any,
+    ) -> Awaitable[R]: ...
+    @overload
+    def step(
+        self, name: str, function: Callable[..., R], /, *args: Any, durable: Grouped, **kwargs: Any
+    ) -> Awaitable[R]: ...
+    @overload
+    def step(
         self, name: str, function: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs
     ) -> Awaitable[R]: ...
     @overload
     def step(self, name: str, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]: ...
     @overload
-    def step(self, name: str, /) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Awaitable[R]]]: ...
+    def step(
+        self, name: str, /, *, durable: Grouped = ...
+    ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Awaitable[R]]]: ...
     @overload
     def step(self, name: Callable[P, Awaitable[R]], /) -> Callable[P, Awaitable[R]]: ...
     def step(self, name: Any, function: Any = None, /, *args: Any, **kwargs: Any) -> Any:
@@ -463,9 +485,7 @@ class AsyncContext(_ContextBase[App_co]):
         As in :class:`Context`. A function that is not async runs in a thread. Several steps may run at once
         (``asyncio.gather``).
         """
-        if function is None:
-            return as_decorator(lambda *call: drive_async(self._durable, self._durable.step(*call)), name)
-        return drive_async(self._durable, self._durable.step(name, function, args, kwargs))
+        return step(partial(drive_async, self._durable), self._durable, name, function, args, kwargs)
 
     async def sleep_for(self, seconds: float | timedelta | str, name: str | None = None) -> None:
         """Go on so much later. The slot is free meanwhile; the handler starts from its beginning."""

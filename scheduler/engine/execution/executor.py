@@ -20,6 +20,8 @@ from scheduler.engine.attempt.outcomes import (
 )
 from scheduler.engine.attempt.own_directory import moved, put_back
 from scheduler.engine.attempt.runtime import Runtime
+from scheduler.engine.durable.async_driver import settle_async
+from scheduler.engine.durable.thread_driver import settle
 from scheduler.engine.execution import leftovers
 from scheduler.engine.execution.context import AsyncContext, Context
 from scheduler.errors import PayloadError
@@ -54,10 +56,13 @@ def execute(attempt: Attempt, runtime: Runtime) -> Outcome:
             else:
                 with around(ctx):
                     result = attempt.kind.run(decoded, ctx)
+            if attempt.durable is not None:
+                settle(attempt)
             if attempt.claimed.claim > 1 and _must_read_recorded(attempt):
                 _read_recorded(attempt, runtime)
             return outcome_of_result(attempt, runtime, result)
         except BaseException as error:
+            settle(attempt, quietly=True)
             outcome, hook = outcome_of_error(attempt, runtime, error)
             if hook is not None and decoded is not _NAMED:
                 runtime.decided(attempt, outcome)
@@ -89,6 +94,8 @@ async def execute_async(attempt: Attempt, runtime: Runtime) -> Outcome:
             else:
                 with around(ctx):
                     result = await attempt.kind.run(decoded, ctx)
+            if attempt.durable is not None:
+                await settle_async(attempt)
             if attempt.calls or attempt.kept:
                 await leftovers.finish(attempt)
             if attempt.claimed.claim > 1 and _must_read_recorded(attempt):
@@ -100,6 +107,7 @@ async def execute_async(attempt: Attempt, runtime: Runtime) -> Outcome:
         except BaseException as error:
             if isinstance(error, GeneratorExit) and _is_abandoned(attempt):
                 raise
+            await settle_async(attempt, quietly=True)
             outcome, hook = outcome_of_error(attempt, runtime, error)
             if attempt.calls or attempt.kept or (attempt.tasks and attempt.durable is not None):
                 runtime.decided(attempt, outcome)

@@ -72,6 +72,7 @@ class _Scope:
 
     def open(self) -> Transaction:
         """Open the transaction; wait while the database is unreachable, as other calls of ctx do."""
+        drive(self.durable, self.durable.settle())  # an engine could not write them beside it
         database, self._worker, lease, self._lives = self.runtime.store(self.attempt)
         self._lease = round(lease * SECOND)
         while self.transaction is None:
