@@ -26,7 +26,7 @@ from scheduler.engine.attempt.outcomes import internal_failure
 from scheduler.engine.attempt.runtime import Runtime
 from scheduler.engine.durable.async_driver import track_tasks
 from scheduler.engine.execution.event_loop import run_in_new_loop
-from scheduler.engine.execution.executor import execute, execute_async
+from scheduler.engine.execution.executor import execute, execute_async, is_abandoned
 from scheduler.engine.execution.loop_pulse import Pulse
 from scheduler.engine.processes.host import ChildHost
 from scheduler.engine.processes.pool import ProcessPool, ProcessSlots
@@ -343,9 +343,9 @@ class AsyncSlots:
             timer = loop.call_later(attempt.claimed.timeout / 1e6, self._time_out, attempt)
         try:
             outcome = await execute_async(attempt, self.runtime)
-        except GeneratorExit:
-            raise  # a stop at once has ended the loop
         except BaseException as error:  # as in threads
+            if is_abandoned(attempt):
+                raise
             outcome = internal_failure(attempt, self.runtime, error)
         finally:
             attempt.asyncio_task = None

@@ -105,7 +105,7 @@ async def execute_async(attempt: Attempt, runtime: Runtime) -> Outcome:
                 await leftovers.end(attempt)
             return outcome
         except BaseException as error:
-            if isinstance(error, GeneratorExit) and _is_abandoned(attempt):
+            if is_abandoned(attempt):
                 raise
             await settle_async(attempt, quietly=True)
             outcome, hook = outcome_of_error(attempt, runtime, error)
@@ -126,7 +126,7 @@ async def execute_async(attempt: Attempt, runtime: Runtime) -> Outcome:
                     await leftovers.end(attempt)
             return with_log(attempt, outcome)
     finally:
-        abandoned = _is_abandoned(attempt)
+        abandoned = is_abandoned(attempt)
         if attempt.tasks and not abandoned:
             leftovers.warn_of_leftover_tasks(attempt)
         attempt.ended = True
@@ -136,7 +136,7 @@ async def execute_async(attempt: Attempt, runtime: Runtime) -> Outcome:
             put_back()
 
 
-def _is_abandoned(attempt: Attempt) -> bool:
+def is_abandoned(attempt: Attempt) -> bool:
     """Whether a stop at once has ended the loop: the coroutine is collected, and nothing of its task may run."""
     return attempt.asyncio_task is not None and not attempt.asyncio_task.get_loop().is_running()
 
