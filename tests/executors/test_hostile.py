@@ -2,7 +2,7 @@
 
 ``make executors`` and ``make kube`` run it in short, ``make executors-soak`` and ``make kube-soak`` at length;
 ``PLACEMENTS`` in the environment says how many there are to be, ``SECONDS`` after how long no more tasks are stored.
-Each run tells one line: the table in docs/explanation/fleet.md.
+Each run tells one line: the table in docs/explanation/faults.md.
 """
 
 from __future__ import annotations

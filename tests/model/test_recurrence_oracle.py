@@ -1,6 +1,6 @@
 """10,000 generated cron expressions against cronsim, at random instants and around changes of the clock.
 
-Where the two differ, the difference must belong to a class explained in docs/reference/recurrence.md, and is checked to
+Where the two differ, the difference must belong to a class explained in docs/explanation/clock-changes.md, and is checked to
 be just that; any other difference fails. America/St_Johns, which once changed its clock a minute after
 midnight, is left out: cronsim never returns there. test_recurrence_scan.py looks at that zone.
 """
@@ -35,7 +35,7 @@ CHANGES = {
     "Australia/Lord_Howe": [datetime(2026, 4, 4, 15, tzinfo=UTC), datetime(2026, 10, 3, 15, 30, tzinfo=UTC)],
     "America/Havana": [datetime(2026, 3, 8, 5, tzinfo=UTC), datetime(2026, 11, 1, 5, tzinfo=UTC)],
 }
-# The zones where cronsim's elapsed time goes wrong at a change; docs/reference/recurrence.md says why.
+# The zones where cronsim's elapsed time goes wrong at a change; docs/explanation/clock-changes.md says why.
 ELAPSED_CLASSES = {"Australia/Lord_Howe": "half-hour shift", "America/Havana": "shift at midnight"}
 
 
