@@ -29,8 +29,28 @@ SEEN = (
     "guides/production",
     "reference/states",
     "compare/index",
+    "compare/temporal",
+    "explanation/clock-changes",
+    "explanation/failovers",
+    "explanation/faults",
+    "explanation/old-snapshots",
     "explanation/performance",
+    "guides/from-celery",
+    "tutorial/getting-started",
 )
+# Where the keyboard is: its name, whether it is on the page to be seen, and whether a ring shows it.
+FOCUS = """() => {
+  const one = document.activeElement
+  if (one === document.body) return null
+  const seen = one.matches(".md-option") ? one.nextElementSibling : one
+  const place = seen.getBoundingClientRect(), style = getComputedStyle(seen)
+  return {
+    name: (one.ariaLabel || one.title || one.textContent || one.id).trim().split(/\\s+/).join(" ").slice(0, 60),
+    seen: style.visibility === "visible" && place.width > 0 && place.right > 0 && place.left < innerWidth,
+    ringed: style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 2,
+    inside: one.closest("article") !== null,
+  }
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -141,3 +161,66 @@ def test_a_search_finds_a_page_without_a_server(page: Any) -> None:
     page.keyboard.press("Enter")
     page.wait_for_url("**/dead-letters.html**")
     assert "Dead letters" in page.title()
+
+
+def walk(page: Any) -> list[Any]:
+    """Where Tab leads, from the top of a page until it leaves it."""
+    found = []
+    while len(found) < 400:
+        page.keyboard.press("Tab")
+        if (at := page.evaluate(FOCUS)) is None:
+            return found
+        found.append(at)
+    raise AssertionError(f"the keyboard does not leave the page: {found[-3:]}")
+
+
+@pytest.mark.needs("site")
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_keyboard_reaches_all_and_is_always_seen(pages: Pages, served: str, width: int) -> None:
+    for name in ("index", "guides/audit", "explanation/faults"):
+        page = pages.new(viewport={"width": width, "height": 844})
+        page.goto(f"{served}/{name}.html")
+        found = walk(page)
+        assert [one for one in found if not (one["name"] and one["seen"] and one["ringed"])] == [], name
+        names = [one["name"] for one in found]
+        assert names[0] == "Skip to content"
+        assert {"Search", "Switch to dark", "This page as Markdown"} <= set(names)
+        assert ("Explanation" if width > 400 else "Menu") in names
+
+
+@pytest.mark.needs("site")
+def test_skip_link_colours_and_search_work_by_keyboard(page: Any, served: str) -> None:
+    page.goto(f"{served}/guides/audit.html")
+    for key in ("Tab", "Enter", "Tab"):
+        page.keyboard.press(key)
+    assert page.evaluate(FOCUS)["inside"], "the skip link leads behind the navigation"
+    page.reload()
+    page.locator(".md-option").first.focus()
+    page.keyboard.press("ArrowRight")
+    page.wait_for_function("document.body.dataset.mdColorScheme === 'slate'")
+    page.get_by_role("button", name="Search").first.focus()
+    page.keyboard.press("Enter")
+    page.locator("input:focus").wait_for()
+    page.keyboard.press("Escape")
+    page.wait_for_function("document.activeElement.textContent.includes('Search')")
+    page.keyboard.press("Enter")
+    page.locator("input:focus").fill("failovers counted")
+    page.get_by_text(re.compile(r"\d+ results")).wait_for()
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/failovers.html**")
+
+
+@pytest.mark.needs("site")
+def test_the_menu_of_a_narrow_page_works_by_keyboard(pages: Pages, served: str) -> None:
+    page = pages.new(viewport={"width": 390, "height": 844})
+    page.goto(f"{served}/guides/audit.html")
+    menu = page.get_by_role("button", name="Menu")
+    menu.press("Enter")
+    page.wait_for_function("document.activeElement.closest('.md-sidebar--primary')")
+    page.keyboard.press("Escape")
+    page.wait_for_function("document.activeElement.ariaLabel === 'Menu'")
+    menu.press("Enter")
+    page.wait_for_function("document.activeElement.textContent.trim() === 'Start'")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/building-tasks.html")

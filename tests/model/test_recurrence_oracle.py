@@ -1,7 +1,7 @@
 """10,000 generated cron expressions against cronsim, at random instants and around changes of the clock.
 
-Where the two differ, the difference must belong to a class explained in docs/explanation/clock-changes.md, and is checked to
-be just that; any other difference fails. America/St_Johns, which once changed its clock a minute after
+Where the two differ, the difference must belong to a class explained in docs/explanation/clock-changes.md, and is
+checked to be just that; any other difference fails. America/St_Johns, which once changed its clock a minute after
 midnight, is left out: cronsim never returns there. test_recurrence_scan.py looks at that zone.
 """
 
