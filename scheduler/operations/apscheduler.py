@@ -28,6 +28,7 @@ from scheduler.store.admin.apscheduler_rows import rows
 from scheduler.store.db.tx import Tx
 from scheduler.store.schedules import ScheduleSpec
 from scheduler.store.tasks.enqueue import enqueue
+from scheduler.store.tasks.keys import holder_of
 
 _HEX_ID = re.compile(r"[0-9a-f]{32}")
 _ALL_DAYS = tuple(range(7))  # 0 is Monday, as in APScheduler
@@ -101,7 +102,10 @@ def move(
         done = schedule_sets.sync(tx, specs, "", dry_run=True)
         actions = {name: action for action in ("added", "updated", "unchanged") for name in getattr(done, action)}
         tasks = [line.task for line in lines if line.task is not None]
-        if not dry_run:
+        if dry_run:
+            held = [spec.key for spec in tasks if spec.key is not None and holder_of(tx, spec.kind, spec.key)]
+            actions |= dict.fromkeys(held, "unchanged")
+        else:
             schedule_sets.register_all(tx, specs)
             for spec, made in zip(tasks, enqueue(tx, tasks, ours=True), strict=True):
                 actions[spec.key or ""] = "added" if made.created else "unchanged"
@@ -112,7 +116,7 @@ def move(
             line._replace(action="left out" if line.name is None else actions.get(line.name, "added")) for line in lines
         ]
 
-    return desk.write(work)
+    return desk.plan(work, dry_run=dry_run)
 
 
 # Reading

@@ -44,6 +44,13 @@ class Desk(NamedTuple):
         self.wake()
         return done
 
+    def plan(self, work: Callable[[Tx], T], *, dry_run: bool) -> T:
+        """:meth:`write`; or, as a dry run, the same work in a transaction that only reads."""
+        if not dry_run:
+            return self.write(work)
+        with self.read() as tx:
+            return work(tx)
+
 
 def open_desk(url: str, *, notify: bool = True) -> Desk:
     """The desk of a store that a command works on. It opens nothing before the first use, and migrates nothing."""

@@ -42,7 +42,7 @@ def sync(tx: Tx, specs: Sequence[ScheduleSpec], owner: str, *, dry_run: bool = F
     """
     rows = tx.run(
         f"{ROW} WHERE owner = :owner OR name IN (SELECT name FROM {tx.dialect.rows({'name': str})} j) "
-        f"ORDER BY name {tx.dialect.lock}",
+        f"ORDER BY name {'' if dry_run else tx.dialect.lock}",
         owner=owner,
         rows=bind_rows([(spec.name,) for spec in specs]),
     ).fetchall()
