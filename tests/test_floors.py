@@ -40,6 +40,7 @@ STORE: tuple[frozenset[str], ...] = (
     frozenset({"graph"}),
     frozenset({"tasks"}),
     frozenset({"rollups", "workers"}),
+    frozenset({"fleet_starts"}),
     frozenset({"inbox_order", "outbox", "reaper", "requests"}),
     frozenset({"inbox"}),
     frozenset({"door_keys", "inbox_dead", "inbox_held"}),

@@ -160,10 +160,10 @@ def _apply(
     rows = [
         {
             "line": line.number,
-            "action": "left out" if line.name is None else actions[line.name],
+            "action": actions[line.name],
             "name": line.name,
-            "recurrence": None if line.spec is None else line.spec.recurrence.describe(),
-            "notes": "; ".join([*([line.left_out] if line.left_out else []), *line.notes]) or None,
+            "recurrence": line.spec.recurrence.describe(),
+            "notes": "; ".join(line.notes) or None,
             "text": line.text,
         }
         for line in lines

@@ -286,12 +286,14 @@ def schedule(
 def _register(session: Session, desk: Desk, given: TaskOptionsGiven, spec: TaskSpec) -> None:
     import msgspec
 
-    from scheduler.model.recurrence import cron, every
+    from scheduler.model.recurrence import at_start, cron, every
     from scheduler.operations import schedules
 
     name = spec.key or f"{spec.kind}-cli-{hashlib.sha256(spec.payload.encode()).hexdigest()[:12]}"
     if given.every is not None:
         recurrence = every(given.every / SECOND, "fixed_delay" if given.fixed_delay else "fixed_rate")
+    elif given.cron == "@reboot":
+        recurrence = at_start()
     else:
         recurrence = cron(given.cron or "", given.tz or session.config.schedules.timezone)
     recurrence = msgspec.structs.replace(

@@ -64,6 +64,10 @@ class RecurrenceCalls(Generic[B]):
         """
         return self._recurring(recur.every(interval, mode))
 
+    def at_start(self) -> B:
+        """When a worker starts and no other is live: once for all of them, as ``@reboot`` of cron."""
+        return self._recurring(recur.at_start())
+
     def catchup(self, policy: Literal["skip", "last", "all", "none"]) -> Self:
         """Set what happens to missed fire times. Raises ConfigError."""
         if policy not in CATCHUPS:

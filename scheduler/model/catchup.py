@@ -6,7 +6,7 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from scheduler.model.recurrence import Recurrence
-from scheduler.ports import FOREVER
+from scheduler.ports import FOREVER, NEVER
 
 CATCHUPS = ("skip", "last", "all", "none")
 OVERLAPS = ("allow", "skip")
@@ -42,6 +42,8 @@ def plan(
     if a later fire time is still on time. ``last`` does the same, and passes on how many the run stands for. ``all``
     runs each, at most ``most`` in one tick. ``none`` runs only fire times that are on time.
     """
+    if recurrence.kind == "start":
+        return Plan([Fire(next_at)], NEVER)  # however late: the worker that started may have died before it fired
     if recurrence.mode == "fixed_delay":
         late = now - next_at >= grace
         if late and catchup == "none":

@@ -40,14 +40,15 @@ class Weekday(Enum):
 
 
 class Recurrence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A cron expression in a zone, or an interval. Build it with ``cron()``, ``daily_at()``, ``every()`` …
+    """A cron expression in a zone, an interval, or the fleet's start: ``cron()``, ``every()``, ``at_start()`` …
 
     ``expression`` (kept in one spelling: capitals, single blanks) and ``tz`` belong to kind cron,
     ``interval_us`` and ``mode`` to kind interval. ``start_us`` and ``end_us``: no fire time is earlier or later.
+    Kind start has no fire times of its own: store/fleet_starts.py makes it due.
     Raises InvalidScheduleError for what is invalid or could never fire.
     """
 
-    kind: Literal["cron", "interval"]
+    kind: Literal["cron", "interval", "start"]
     expression: str = ""
     tz: str = ""
     interval_us: int = 0
@@ -67,6 +68,10 @@ class Recurrence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
         if self.kind == "cron":
             zoned_cron(with_numbers(self.expression, "") if self._hashed else self.expression, self.tz)
             force_setattr(self, "expression", normalise(self.expression))
+            return
+        if self.kind == "start":
+            if self.start_us is not None or self.end_us is not None:
+                raise InvalidScheduleError("a schedule that runs at a start has neither starts_at nor ends_at")
             return
         if self.mode not in ("fixed_rate", "fixed_delay"):
             raise InvalidScheduleError(f"mode must be 'fixed_rate' or 'fixed_delay', not {self.mode!r}")
@@ -90,6 +95,8 @@ class Recurrence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     def _following(self, after_us: int, anchor_us: int | None) -> int:
         if self.kind == "cron":
             return self._cron.next_after(after_us)
+        if self.kind == "start":
+            return NEVER
         if self.mode == "fixed_delay":
             return max(after_us + self.interval_us, self.start_us or 0)
         anchor = self._anchor(anchor_us)
@@ -136,7 +143,7 @@ class Recurrence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     def count_between(self, after_us: int, until_us: int, anchor_us: int | None = None) -> int:
         """Count the fire times in (after, until], without a visit of each."""
         after_us, until_us = self._from_start(after_us), self._to_end(until_us)
-        if until_us <= after_us:
+        if until_us <= after_us or self.kind == "start":
             return 0
         if self.kind == "cron":
             return self._cron.count_between(after_us, until_us)
@@ -148,7 +155,7 @@ class Recurrence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     def newest_between(self, after_us: int, until_us: int, anchor_us: int | None = None) -> int | None:
         """The last fire time in (after, until], or None. For cron it searches HORIZON_YEARS at most."""
         after_us, until_us = self._from_start(after_us), self._to_end(until_us)
-        if until_us <= after_us:
+        if until_us <= after_us or self.kind == "start":
             return None
         if self.kind == "cron":
             return self._cron.newest_between(after_us, until_us)
@@ -165,6 +172,8 @@ class Recurrence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
         """One line for people, such as ``30 2 * * * Europe/Berlin`` or ``every 1 h 30 min, fixed rate``."""
         if self.kind == "cron":
             text = f"{self.expression} {self.tz}"
+        elif self.kind == "start":
+            text = "at start"
         else:
             text = f"every {_span(self.interval_us)}, {self.mode.replace('_', ' ')}"
         for word, at in (("from", self.start_us), ("to", self.end_us)):
@@ -269,6 +278,11 @@ def every(interval: float | timedelta | str, mode: Mode = "fixed_rate") -> Recur
     except (ConfigError, OverflowError) as error:
         raise InvalidScheduleError(str(error)) from None
     return Recurrence(kind="interval", interval_us=interval_us, mode=mode)
+
+
+def at_start() -> Recurrence:
+    """Fire when a worker starts and no other is live, as ``@reboot`` of cron does when the machine starts."""
+    return Recurrence(kind="start")
 
 
 class ZoneMark(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from scheduler.errors import InvalidScheduleError, PayloadError
-from scheduler.model.recurrence import cron
+from scheduler.model.recurrence import at_start, cron
 from scheduler.model.spec import EdgeSpec, TaskSpec
 from scheduler.model.state import Otherwise, When
 from scheduler.operations.desk import Desk
@@ -41,13 +41,12 @@ _SHELL = "/bin/sh"
 
 
 class Line(NamedTuple):
-    """A line that asks for runs. ``left_out``: why it becomes no schedule; ``notes``: what differs from cron."""
+    """A line that asks for runs. ``notes``: the differences from cron."""
 
     number: int
     text: str
-    name: str | None
-    spec: ScheduleSpec | None
-    left_out: str | None
+    name: str
+    spec: ScheduleSpec
     notes: list[str]
 
 
@@ -107,7 +106,7 @@ def apply(desk: Desk, lines: Sequence[Line], owner: str, *, exact: bool, dry_run
 
     Raises DuplicateScheduleError.
     """
-    specs = [line.spec._replace(owner=owner) for line in lines if line.spec is not None]
+    specs = [line.spec._replace(owner=owner) for line in lines]
 
     def work(tx: Tx) -> SetChange:
         if exact:
@@ -117,18 +116,17 @@ def apply(desk: Desk, lines: Sequence[Line], owner: str, *, exact: bool, dry_run
             schedule_sets.register_all(tx, specs)
         return done
 
-    return desk.write(work)
+    return desk.plan(work, dry_run=dry_run)
 
 
 def _line(tx: Tx, entry: Entry, source: str, seen: Counter[str], zone: str, overlap: str, mail: bool) -> Line:
     variables = entry.variables
     notes: list[str] = []
-    if entry.expression == "@reboot":
-        why = "@reboot: no schedule runs at a start; let systemd or your init start it"
-        return Line(entry.number, entry.text, None, None, why, notes)
     expression = _NICKNAMES.get(entry.expression, entry.expression)
-    if expression.startswith("@"):
-        raise InvalidScheduleError(f"{expression} is no time; there are {', '.join(_NICKNAMES)}")
+    if expression == "@reboot":
+        notes.append("it runs when a daemon starts and no other is live, not at each start of the machine")
+    elif expression.startswith("@"):
+        raise InvalidScheduleError(f"{expression} is no time; there are {', '.join(_NICKNAMES)}, @reboot")
     command, stdin = _split(entry.command)
     if stdin is not None:
         command = f"printf %s {shlex.quote(stdin)} | {{ {command}\n}}"
@@ -162,14 +160,14 @@ def _line(tx: Tx, entry: Entry, source: str, seen: Counter[str], zone: str, over
         notes.append("its output is kept with the task, and no mail is sent")
     spec = ScheduleSpec(
         name,
-        cron(expression, tz).named(name),
+        at_start() if expression == "@reboot" else cron(expression, tz).named(name),
         TaskSpec(GRAPH, "", "") if graph else task,
         "none",  # as cron does, which runs nothing for the time in which it did not run
         overlap,
         replace=True,  # a line may gain or lose the mail of its failures, and the name has its command in it
         graph=graph,
     )
-    return Line(entry.number, entry.text, name, spec, None, notes)
+    return Line(entry.number, entry.text, name, spec, notes)
 
 
 def _task(tx: Tx, kind: str, payload: Mapping[str, Any]) -> TaskSpec:

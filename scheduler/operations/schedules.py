@@ -67,7 +67,9 @@ class Ahead(NamedTuple):
         found = list(self.unserved)
         if self.one.paused:
             found.append(f"schedule {self.one.name!r} is paused")
-        if not self.slots and self.one.next_at > FOREVER:
+        if self.one.recurrence.kind == "start":
+            found.append("it runs when a worker starts and no other is live")
+        elif not self.slots and self.one.next_at > FOREVER:
             found.append("its last slot has passed")
         elif not self.slots:
             found.append("its run is under way; the delay counts from its end")
@@ -180,7 +182,7 @@ def delete(desk: Desk, name: str) -> None:
 
 def sync(desk: Desk, specs: Sequence[ScheduleSpec], owner: str, *, dry_run: bool = False) -> SetChange:
     """Make these the schedules of ``owner``, all or none. Raises DuplicateScheduleError."""
-    return desk.write(lambda tx: schedule_sets.sync(tx, specs, owner, dry_run=dry_run))
+    return desk.plan(lambda tx: schedule_sets.sync(tx, specs, owner, dry_run=dry_run), dry_run=dry_run)
 
 
 def _pause(desk: Desk, name: str, paused: bool) -> ScheduleRecord:

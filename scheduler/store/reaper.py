@@ -14,6 +14,7 @@ from scheduler.model.placement import Phase
 from scheduler.model.retry import is_spent
 from scheduler.model.rollup import RollupCounter
 from scheduler.model.state import END_BIT, TaskState
+from scheduler.store import fleet_starts
 from scheduler.store.db.begun import begun
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
@@ -68,23 +69,28 @@ def count_lost(counter: RollupCounter, now: int, found: Sequence[Reclaimed]) -> 
         counter.add_taken(now, lost.kind, lost.queue, AttemptEnd.LOST, now - (lost.started_at or now))
 
 
-def reap(tx: Tx, *, dead_peers: Sequence[str] = (), spare: int | None = None, lapsed: bool = True) -> list[Reclaimed]:
+def reap(
+    tx: Tx, *, dead_peers: Sequence[str] = (), spare: int | None = None, lapsed: bool = True, anew: bool = False
+) -> list[Reclaimed]:
     """Declare workers dead whose lease ran out, and reclaim their tasks.
 
     ``dead_peers``: incarnations that are dead whatever their lease; ``spare``: the caller's own worker id; ``lapsed``:
-    leases that ran out count, too. Claims that another transaction held in an earlier call are reclaimed now.
+    leases that ran out count, too. ``anew``: the caller has lived longer than its row. Claims that another transaction
+    held in an earlier call are reclaimed now.
     """
     # A worker whose row is locked is renewing its lease. The caller does not wait for it.
-    tx.run(
+    dead = tx.run(
         f"UPDATE schedd_workers SET state = {DEAD} WHERE id IN (SELECT t.id FROM schedd_workers t "
         f"WHERE t.state < {STOPPED} AND t.id <> :spare AND "
         "(t.lease_until < :before OR t.incarnation IN (SELECT value FROM "
         + ("json_each(:dead))" if tx.dialect.name == "sqlite" else "json_array_elements_text(CAST(:dead AS json)))")
-        + f") {tx.dialect.skip_locked})",
+        + f") {tx.dialect.skip_locked}) RETURNING heartbeat_at, lease_until",
         before=tx.now if lapsed else 0,
         spare=-1 if spare is None else spare,
         dead=msgspec.json.encode(list(dead_peers)).decode(),
-    )
+    ).fetchall()
+    if dead and not anew:
+        fleet_starts.note_dead(tx, [(row.heartbeat_at, row.lease_until) for row in dead])
     found = tx.run(f"SELECT w.id, w.host, w.pid, w.incarnation, w.pools FROM {_DEAD_HOLDING}").fetchall()
     done = []
     for row in found:

@@ -25,10 +25,14 @@ def test_import_sync_and_dry_run(ctl: Ctl, tmp_path: Path) -> None:
     tab = tmp_path / "ops"
     tab.write_text("0 2 * * * backup\n@hourly tidy\n@reboot start\n")
     planned = actions(ctl, "import", tab, "--dry-run")
-    assert [action for action, _ in planned] == ["added", "added", "left out"]
+    assert [action for action, _ in planned] == ["added", "added", "added"]
     assert names(ctl) == set()
     assert actions(ctl, "import", tab) == planned
-    assert names(ctl) == {str(name) for _, name in planned if name}
+    assert names(ctl) == {str(name) for _, name in planned}
+    boot = str(planned[2][1])
+    assert {row["name"]: row["recurrence"] for row in ctl.json("cron", "list")}[boot] == "at start"
+    assert "when a worker starts and no other is live" in ctl("cron", "next", boot).stderr
+    ctl.json("cron", "delete", boot)
     tab.write_text("30 3 * * * backup\nMAILTO=me@example.com\n@hourly tidy\n")
     backup, tidy = (str(name) for _, name in planned[:2])
     assert actions(ctl, "sync", tab, "--dry-run") == [("updated", backup), ("updated", tidy)]
@@ -39,6 +43,16 @@ def test_import_sync_and_dry_run(ctl: Ctl, tmp_path: Path) -> None:
     assert names(ctl) == {backup}
     (one,) = ctl.json("cron", "list")
     assert (one["recurrence"], one["catchup"], one["owner"]) == ("30 3 * * * UTC", "none", "crontab:ops")
+
+
+def test_a_dry_run_waits_for_no_writer(ctl: Ctl, live: Bench, tmp_path: Path) -> None:
+    tab = tmp_path / "ops"
+    tab.write_text("0 2 * * * backup\n")
+    actions(ctl, "sync", tab)
+    with live.jobs.database.write() as tx:
+        tx.run("UPDATE schedd_schedules SET jitter = 0")
+        for verb in ("import", "sync"):
+            assert [action for action, _ in actions(ctl, verb, tab, "--dry-run")] == ["unchanged"]
 
 
 def test_a_bad_line_changes_nothing(ctl: Ctl, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from scheduler import InvalidScheduleError, PayloadError, Scheduler
+from scheduler.model.recurrence import at_start
 from scheduler.operations.crontab import Line, read
 from support.databases import Database
 
@@ -37,7 +38,6 @@ def lines_of(database: Database, text: str, **given: Any) -> list[Line]:
 
 
 def payload(line: Line, at: int = 0) -> Any:
-    assert line.spec is not None
     task = line.spec.task if line.spec.graph is None else line.spec.graph[at]
     return msgspec.json.decode(task.payload)
 
@@ -47,22 +47,18 @@ def test_what_each_line_becomes(database: Database) -> None:
     path = {"PATH": "/opt/bin:/usr/bin"}
     assert payload(backup) == {"argv": ["backup --all >/dev/null"], "shell": True, "env": path}
     assert (backup.number, backup.notes) == (5, [])
-    assert backup.spec is not None
     assert (backup.spec.recurrence.expression, backup.spec.catchup) == ("0 2 * * 1-5", "none")
     assert payload(echo)["argv"] == ["printf %s 'first\nsecond\n' | { echo 50% of $HOME\n}"]
     assert str(echo.name).startswith("tab/echo-")
-    assert echo.spec is not None
     assert (echo.spec.recurrence.expression, echo.spec.recurrence.tz) == ("0 0 * * *", "UTC")
     assert payload(check) == {"argv": ["/bin/bash", "-c", "check"], "env": {**path, "HOME": "/srv"}, "cwd": "/srv"}
-    assert check.spec is not None
     assert check.spec.recurrence.tz == "Europe/Berlin"
     assert payload(check, 1)["to"] == ["ops@example.com", "boss@example.com"]
     assert "mail goes to ops@example.com, boss@example.com when it fails" in check.notes[0]
-    assert check.name is not None
     assert check.name.startswith("tab/check-")
     assert again.name == f"{check.name}-2"
-    assert reboot.spec is None
-    assert "@reboot" in str(reboot.left_out)
+    assert reboot.spec.recurrence == at_start()
+    assert "when a daemon starts and no other is live" in reboot.notes[0]
 
 
 def test_a_system_crontab_has_users(database: Database) -> None:

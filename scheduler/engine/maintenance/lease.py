@@ -40,6 +40,7 @@ class Lease:
     def __init__(self, engine_state: EngineState, *, lapses: bool) -> None:
         self.engine_state = engine_state
         self.no_reaping_until = 0.0
+        self.anew = False  # this process has joined more than once
         # When the next lease of another worker runs out (microseconds); 0: there is no other, None: not known yet.
         self.next_expiry: int | None = None
         self._lapses = lapses
@@ -203,7 +204,7 @@ class Lease:
             if postponed or not (found_dead or 0 < self.next_expiry < self.engine_state.now()):
                 return []
         with database.write(connection) as tx:
-            found = reaper.reap(tx, dead_peers=self._dead, spare=worker, lapsed=not postponed)
+            found = reaper.reap(tx, dead_peers=self._dead, spare=worker, lapsed=not postponed, anew=self.anew)
             self.next_expiry = reaper.next_lapse(tx, worker)
             tracing = self.engine_state.tracing
             spans = [] if tracing is None else lost_spans.store(tx, tracing, found)

@@ -17,7 +17,7 @@ from scheduler.engine.slots import all_waiting
 from scheduler.engine.state import EngineState
 from scheduler.model.outcome import OutcomeColumns
 from scheduler.ports import SECOND, Spawner
-from scheduler.store import workers
+from scheduler.store import fleet_starts, workers
 from scheduler.store.db import migrate
 from scheduler.store.db.begun import Begun, begun, directories, is_gone
 from scheduler.store.db.notifier import Notifier, NullNotifier, make_notifier
@@ -87,6 +87,7 @@ class WorkerRegistration:
             engine_state.options.queues,
             engine_state.capacity(),
         )
+        gone = set() if self.lease.anew else {worker for worker, path in self._beside(connection) if is_gone(path)}
         kinds, begun = list(engine_state.registry) if self.publishes_kinds else [], engine_state.monotonic()
         with database.write(connection) as tx:
             if self._reclaimed_worker:
@@ -102,6 +103,8 @@ class WorkerRegistration:
             self.dispatch.limits.learn(tx)
             if self.on_join is not None:
                 self.on_join(tx, worker, self.incarnation)
+            if not self.lease.anew:
+                fleet_starts.note(tx, tx.now - 1, gone)
         # Not before the commit: after a rollback another worker may get this id.
         self.dispatch.worker = engine_state.worker = worker
         self.periodic.known_kinds, self.periodic.known_capacity = (
@@ -133,14 +136,16 @@ class WorkerRegistration:
         The worker that reclaims it may be on another host, and cannot read their notes.
         """
         database = self.engine_state.database
-        with database.glance(connection) as tx:
-            beside = workers.beside(tx, self.worker, socket.gethostname())
-        for worker, path in beside:
+        for worker, path in self._beside(connection):
             if is_gone(path) and (noted := begun(path)):
                 with database.write(connection) as tx:
                     held = claims.held_by(tx, worker)
                     started = [(r.id, r.claim, r.claimed_at) for r in held if (r.id, r.claim) in noted]
                     claims.mark_running(tx, worker, started)
+
+    def _beside(self, connection: sa.Connection) -> list[tuple[int, str]]:
+        with self.engine_state.database.glance(connection) as tx:
+            return workers.beside(tx, self.worker, socket.gethostname())
 
     def _open_notifier(self, spawn: Spawner, *, again: bool = False) -> None:
         """``again``: the last try failed, for instance on a full disk, and that was logged."""
@@ -269,6 +274,7 @@ class WorkerRegistration:
         for attempt in list(engine_state.held.values()):
             engine_state.mark_lost(attempt)
         self.guard.reclaimed()
+        self.lease.anew = True
         dispatch.planner.alone = None
         self._reclaimed_worker, dispatch.worker = (
             dispatch.worker,
