@@ -106,7 +106,10 @@ def _print(seen: Glance) -> None:
         rows = [worker_row(worker, now) | {"kinds": len(worker.kinds)} for worker in found.workers]
         print_table(rows, WORKER_COLUMNS)
         say()
-    say("stuck:" if found.stuck else "nothing is stuck")
+    if found.idle is not None:
+        say(found.idle.text)
+    if found.stuck or found.idle is None:
+        say("stuck:" if found.stuck else "nothing is stuck")
     for one in found.stuck:
         ids = f" (task {listed([str(i) for i in one.tasks])})" if one.tasks else ""
         say(f"  {one.text}{ids}")

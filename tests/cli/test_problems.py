@@ -424,6 +424,14 @@ def test_the_report_names_each_cause_and_the_next_command(live: Bench, ctl: Ctl)
     """The same state gives the same report; commands can be given as they stand."""
     live.drain()
     assert ctl("report", "health").stdout == "well\n"
+    live.step("later").after(3600).schedule()
+    stopped = "UPDATE schedd_workers SET state = {}, heartbeat_at = 1700000000000000"
+    live.execute(stopped.format(2))
+    told = ctl("report", "health").stdout.splitlines()
+    assert told[:2] == ["broken: 1 cause", "1. no worker is live: nothing runs"]
+    assert "was seen at 2023-11-14T22:13:20Z" in told[2]
+    assert told[3].strip() == "next: schedd"
+    live.execute(stopped.format(0))
     live.step("mail").queue("mail").schedule()
     live.execute("UPDATE schedd_workers SET queues = '[\"default\"]'")
     told = ctl("report", "health")

@@ -34,13 +34,12 @@ _AUDITED = ("action", "by", "subject", "via", "bulk")
 
 
 def health(visit: Visit, given: args.Args) -> dict[str, Any]:
-    """Whether nothing is stuck, and a worker takes tasks; what is wrong, with its remedy."""
+    """Whether nothing is stuck, and a worker takes tasks; a verdict, and its causes, each with the next command."""
     with visit.read() as tx:
         seen = glances.glance(tx)
     wrong = [*seen.status.stuck, *([] if seen.status.idle is None else [seen.status.idle])]
     problems = [masked(views.problem_view(one)) | {"next": report.next_command(one)} for one in wrong]
-    verdict = report.verdict_of(seen).verdict.value
-    return {"ok": not wrong, "verdict": verdict, "at": views.time(seen.at), "problems": problems}
+    return {"ok": not wrong, **masked(views.health_view(report.verdict_of(seen))), "problems": problems}
 
 
 def status(visit: Visit, given: args.Args) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from scheduler.console.render import Done, Page
 from scheduler.console.roles import Verb
 from scheduler.console.routes import Nav, action, page
 from scheduler.console.visit import BadInputError, Visit
-from scheduler.operations.report import HealthCause, causes
+from scheduler.operations.report import HealthCause, causes, verdict_of
 from scheduler.operations.status import BY_NAME, ByHand, Minute, Status, glance, minutes, status_at
 
 CHART_MINUTES = 60
@@ -32,7 +32,7 @@ class Button(NamedTuple):
 class Shown(NamedTuple):
     """One thing that is wrong, as the page shows it.
 
-    ``level``: bad or warn. ``tasks``: some of the tasks. ``link``: (label, path).
+    ``level``: bad or warn. ``tasks``: some of the tasks. ``next``: the command to go on with. ``link``: (label, path).
     """
 
     level: str
@@ -40,6 +40,7 @@ class Shown(NamedTuple):
     problem: str
     tasks: tuple[int, ...] = ()
     remedy: str | None = None
+    next: str | None = None
     link: tuple[str, str] | None = None
     button: Button | None = None
 
@@ -65,6 +66,7 @@ def now(visit: Visit) -> Page:
     found, at, wrong = seen.status, seen.at, troubles(seen.status, seen.at)
     context: dict[str, Any] = {
         "status": found,
+        "health": (health := verdict_of(seen)),
         "by_hand": [(one, masked_text(one.describe()), *_hand(one, found)) for one in found.by_hand],
         "troubles": wrong,
         "causes": found.causes.causes[:CAUSES],
@@ -78,7 +80,8 @@ def now(visit: Visit) -> Page:
         "at": at,
     }
     data = status_view(found, at) | {
-        "wrong": [{"problem": one.problem, "text": one.text, "remedy": one.remedy} for one in wrong],
+        "verdict": health.verdict.value,
+        "wrong": [{"problem": w.problem, "text": w.text, "remedy": w.remedy, "next": w.next} for w in wrong],
         "minutes": [{"at": time(m.at), "succeeded": m.succeeded, "failed": m.failed, "other": m.other} for m in series],
     }
     return Page("now.html", data, context, "schedctl status")
@@ -123,7 +126,7 @@ def _shown(one: HealthCause) -> Shown:
         link = BY_NAME[one.problem].page
     elif one.problem == "backlog":
         link = ("Ready tasks", "/tasks?q=state:scheduled")
-    return Shown("bad" if one.bad else "warn", one.text, one.problem, one.tasks, one.remedy, link, button)
+    return Shown("bad" if one.bad else "warn", one.text, one.problem, one.tasks, one.remedy, one.next, link, button)
 
 
 def _hand(one: ByHand, found: Status) -> tuple[int | None, Button | None]:

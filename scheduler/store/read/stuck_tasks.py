@@ -23,6 +23,7 @@ from scheduler.store.read.last_served import left_behind
 from scheduler.store.read.ready import cause_of, first_of, full_cap, holding, ready_since
 from scheduler.store.read.snapshot import MAX_COUNT, Snapshot, due_ids
 from scheduler.store.read.unserved import describe, unserved_schedules
+from scheduler.store.read.workers import NOT_LIVE
 from scheduler.store.schedule_times import by_present_rules, unknown_zone
 from scheduler.store.schedules import is_ahead
 from scheduler.store.tasks import stalls
@@ -219,10 +220,25 @@ def held_messages(seen: Snapshot) -> list[Problem]:
     return [Problem("held", text, one.number, since=one.since) for one, text in zip(long, texts, strict=True)]
 
 
+_LAST_SEEN = (
+    f"SELECT host, pid, heartbeat_at FROM schedd_workers WHERE lease_until < {FOREVER} "
+    "ORDER BY heartbeat_at DESC LIMIT 1"
+)
+
+
 def idle(seen: Snapshot) -> list[Problem]:
     """No worker takes tasks."""
     reason = seen.fleet.no_worker
-    return [] if reason is None else [Problem("idle", f"{reason}: nothing runs", 0)]
+    if reason is None:
+        return []
+    if reason != NOT_LIVE:
+        return [Problem("idle", f"{reason}: nothing runs", 0)]
+    last = seen.tx.run(_LAST_SEEN).first()
+    seen_at = last.heartbeat_at if last is not None and isinstance(last.heartbeat_at, int) else None
+    remedy = "Start `schedd`, or its service."
+    if last is not None and seen_at is not None:
+        remedy = f"{remedy} The last worker, {last.host}:{last.pid}, was seen at {rfc3339(seen_at, exact=False)}."
+    return [Problem("idle", f"{reason}: nothing runs", 0, since=seen_at, remedy=remedy)]
 
 
 def writes(seen: Snapshot) -> list[Problem]:
