@@ -1,4 +1,4 @@
-"""Twenty incidents, planted in a real store: an agent with nothing but the tools of MCP is told the cause of each.
+"""Twenty incidents and some more, planted in a real store: an agent with only the tools of MCP is told each cause.
 
 It knows a symptom at most: a task that somebody asks about. It asks what an agent asks who follows the server's
 instructions, whatever the incident is.
@@ -18,7 +18,7 @@ from scheduler.config.model import Config
 from scheduler.console.api.tools import Tools
 from scheduler.store.db import sqlite_files, writable
 from scheduler.testing import engine_of
-from support.bench import Bench, notify_and_step
+from support.bench import Bench, Step, notify_and_step
 from support.databases import Database
 from support.placing import free_port
 
@@ -68,6 +68,21 @@ def a_payload_is_poisoned(live: Bench) -> Incident:
     live.step("price 12").schedule()
     live.drain()
     return Incident(("ValueError: invalid literal for int()", '"name":"price 12,50"'), made)
+
+
+class Parse(Step, isolation="process"):
+    """In a child process."""
+
+
+def a_payload_is_poisoned_in_a_child(live: Bench) -> Incident:
+    def parse(ctx: Any) -> Any:
+        raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+
+    live.script.bodies["page"] = parse
+    live.jobs.register(Parse)
+    made = int(live.jobs.task(Parse("page")).schedule())
+    live.drain()
+    return Incident(("UnicodeDecodeError: 'utf-8' codec can't decode byte 0xff",), made)
 
 
 def a_worker_is_killed_by_a_kind(live: Bench) -> Incident:
@@ -122,24 +137,27 @@ def a_backlog_grows(live: Bench) -> Incident:
 INCIDENTS: dict[str, Callable[[Bench], Incident]] = {
     "an API answers 503": an_api_is_down,
     "a poisoned payload": a_payload_is_poisoned,
+    "a poisoned payload in a child": a_payload_is_poisoned_in_a_child,
     "a kind kills its worker": a_worker_is_killed_by_a_kind,
     "a deadlock, with a timeout": of_the_table("overdue"),
     "a deadlock, without": of_the_table("unmoved"),
-    "a handler hangs": of_the_table("hung"),
     "a queue that nobody serves": of_the_table("unserved"),
     "a cap of one, held": of_the_table("capped"),
     "a wrong zone": a_schedule_is_in_a_wrong_zone,
     "a paused schedule": a_colleague_paused_a_schedule,
-    "a paused queue": a_queue_was_paused,
     "a dead parent": of_the_table("parent"),
     "a full disk": of_the_table("writes"),
     "a worker's clock ahead": of_the_table("clock"),
-    "a task stored by a clock ahead": of_the_table("ahead"),
     "retention": retention_removed_it,
     "a backlog that grows": a_backlog_grows,
+    # Two more have tests of their own below: a lock that a session holds, a server that is away.
     "a source that refuses": of_the_table("source"),
     "no worker": of_the_table("idle"),
     "tasks that wait for themselves": of_the_table("ring"),
+    # Beyond the twenty:
+    "a handler hangs": of_the_table("hung"),
+    "a paused queue": a_queue_was_paused,
+    "a task stored by a clock ahead": of_the_table("ahead"),
 }
 
 
@@ -169,7 +187,10 @@ def investigate(tools: Tools, symptom: int | None) -> str:
     return "\n".join(told)
 
 
-@pytest.mark.parametrize("name", INCIDENTS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(one, marks=pytest.mark.both_databases) if "clock" in one else one for one in INCIDENTS],
+)
 def test_the_cause_is_told(name: str, live: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     incident = INCIDENTS[name](live)
     if name == "a full disk":
@@ -194,7 +215,3 @@ def test_a_server_that_is_away_is_named() -> None:
         told = tools.call("health", {}, "tester")
     assert told.wrong
     assert "refused" in told.text.lower(), told.text
-
-
-def test_twenty_are_planted() -> None:
-    assert len(INCIDENTS) == 20
