@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 PAGE = 1000  # tasks that `list -o jsonl` holds at a time
 WINDOW = 1_000_000  # tasks that `list` looks at where no index leads to those asked for, in one transaction
-_SHOWN_IF_ASKED = ("subject", "correlation")
+_SHOWN_IF_ASKED = ("subject", "correlation", "schedule")
 ROWS = 100  # of each table: why a task does not run would be far above ten thousand of them
 _PAST = ("id", "kind", "at", "state", "phase", "since", "attempt")
 _WHY = ("id", "kind", "state", "why")
@@ -100,7 +100,8 @@ def list_command(
     left, window = limit, Window(WINDOW)
     collected: list[TaskRecord] = []
     asked = [name for name in _SHOWN_IF_ASKED if wanted.of(name)]
-    usual = LIST_COLUMNS if terminal_width() is None else SCREEN_COLUMNS
+    on_screen = terminal_width() is not None
+    usual = SCREEN_COLUMNS if on_screen else LIST_COLUMNS
     columns = (*usual[:-1], *asked, usual[-1])
     in_pages = session.output == "jsonl"  # lines can be printed page by page, so that no more is held than one
     stopped = False
@@ -123,6 +124,8 @@ def list_command(
             for queue in wanted.names("queue") or ():
                 note_queue(tx, queue)
     if not in_pages:
+        if on_screen and "schedule" not in columns and any(one.schedule is not None for one in collected):
+            columns = (*columns[:-1], "schedule", columns[-1])
         print_rows(session, _list_rows(session, collected, database.now(), reveal=reveal), columns)
     if cursor is None:
         return

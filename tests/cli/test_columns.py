@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import click
 import pytest
 
+from scheduler.cli import tasks
 from scheduler.cli.root import root
 from support.bench import Bench
 
@@ -119,3 +120,18 @@ def test_they_depend_on_what_is_asked_for(ctl: Ctl, live: Bench) -> None:
     assert ctl.json("cron", "list") == []
     assert "there are id, kind, state" in ctl.fails(2, "dlq", "list", "--each", "--columns", "count")
     assert ctl.json("dlq", "list", "--columns", "count") == []
+
+
+@pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
+def test_a_run_names_its_schedule(ctl: Ctl, live: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    live.step("a").key("nightly").every(3600).run_on_startup().schedule()
+    live.drain()
+    (row,) = ctl.json("list")
+    assert row["schedule"] == "nightly"
+    assert ctl.json("show", row["id"])["schedule"] == "nightly"
+    assert "nightly" in ctl("show", row["id"]).stdout
+    assert "SCHEDULE" not in ctl("list").stdout, "scripts may count columns"
+    assert "SCHEDULE" in ctl("list", "schedule:nightly").stdout
+    monkeypatch.setattr(tasks, "terminal_width", lambda: 200)
+    assert "SCHEDULE" in ctl("list").stdout
+    assert ctl("list", "--columns", "id,schedule").stdout.split() == ["ID", "SCHEDULE", str(row["id"]), "nightly"]
