@@ -8,11 +8,12 @@ import secrets
 import threading
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 
 from scheduler.client.dead_letters import warn_stale
+from scheduler.client.threads import CallThreads, in_thread
 from scheduler.errors import ConfigError, InvalidTransitionError, SchedulerError, StoreUnavailableError
 from scheduler.model.bulk import BulkOptions, BulkState, ItemResult, Verb
 from scheduler.model.state import TaskState
@@ -22,6 +23,9 @@ from scheduler.operations.desk import Desk
 from scheduler.operations.filter import Chosen, Filters
 from scheduler.operations.filter import chosen as read_chosen
 from scheduler.operations.stored_bulks import BulkItem, BulkPlan, BulkRecord
+
+if TYPE_CHECKING:
+    from scheduler.client.tasks import TaskOperations
 
 log = logging.getLogger("scheduler")
 LOOK_EVERY_S = 5.0  # for bulks that were started through another process, and for tasks that go first
@@ -95,8 +99,14 @@ def bulk_values(record: BulkRecord, now: int) -> dict[str, Any]:
 class Bulks:
     """``jobs.bulks``: changes of many tasks, whose scope is a list of ids that was made once."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, owner: TaskOperations) -> None:
+        self._owner = owner
+        self._desk = owner.desk
+
+    @property
+    def threads(self) -> CallThreads:
+        """The threads in which the awaited forms wait."""
+        return self._owner.threads
 
     def plan(
         self,
@@ -205,6 +215,16 @@ class Bulks:
             stored_bulks.get(tx, name)
             found, _ = stored_bulks.items(tx, name, result=wanted, limit=_number(limit), cursor=cursor)
         return [item_info(item) for item in found]
+
+    plan_async = in_thread(plan)
+    create_async = in_thread(create)
+    start_async = in_thread(start)
+    run_async = in_thread(run)
+    stop_async = in_thread(stop)
+    undo_async = in_thread(undo)
+    get_async = in_thread(get)
+    items_async = in_thread(items)
+    list_async = in_thread(list)
 
 
 def _tell(desk: Desk, done: BulkRecord) -> None:

@@ -148,3 +148,12 @@ class RecurringGraph(RecurrenceCalls["RecurringGraph"]):
     ) -> None:
         if kind is None:
             self.schedule()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            await self.schedule_async()

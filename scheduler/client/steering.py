@@ -65,7 +65,7 @@ class SteeringOperations(TaskOperations):
     @property
     def bulks(self) -> Bulks:
         """Changes of many tasks with a frozen scope: planned, run, stopped, gone on with, undone."""
-        return Bulks(self.desk)
+        return Bulks(self)
 
     def uncancel_task(self, task_id: int) -> None:
         """Take back a cancel of a task that had not begun: it waits again, or is scheduled for its old time.

@@ -25,7 +25,12 @@ from scheduler import (
     TaskState,
     UnknownTaskError,
 )
+from scheduler.client.bulks import Bulks
+from scheduler.client.dead_letters import DeadLetters
+from scheduler.client.live_settings import LiveSettings
+from scheduler.client.schedules import Schedules
 from scheduler.client.threads import THREADS
+from scheduler.client.workers import Workers
 from scheduler.testing import drain
 from support.databases import Database
 
@@ -82,6 +87,13 @@ def test_each_takes_what_its_namesake_takes(name: str) -> None:
     awaited = getattr(Scheduler, f"{name}_async")
     assert inspect.iscoroutinefunction(awaited)
     assert [*inspect.signature(awaited).parameters] == [*inspect.signature(getattr(Scheduler, name)).parameters]
+
+
+@pytest.mark.parametrize("part", [Bulks, DeadLetters, LiveSettings, Schedules, Workers])
+def test_so_do_those_of_its_parts(part: type) -> None:
+    for name in (name for name in dir(part) if name[0] != "_" and not name.endswith("_async") and name != "threads"):
+        awaited = getattr(part, f"{name}_async")
+        assert [*inspect.signature(awaited).parameters] == [*inspect.signature(getattr(part, name)).parameters]
 
 
 @pytest.mark.parametrize("name", ["cancel", "uncancel", "retry", "copy", "update"])
