@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -126,6 +127,30 @@ def test_flask(database: Database, tmp_path: Path) -> None:
         assert schedd.returncode == 0, schedd.stderr
         done = client.get(f"/tasks/{stored['task']}").json()
         assert done == {"state": "success", "result": "order 42 shipped"}
+
+
+@one_database
+def test_the_shop_beside_others(database: Database, tmp_path: Path) -> None:
+    with served(tmp_path, "flask", "--app", "shop_flask", "run", "--host", f"unix://{tmp_path / 's'}") as client:
+        stored = client.post("/orders/tea").json()
+        assert client.get(f"/orders/{stored['order']}").json() == {"state": "scheduled", "result": None}
+    (tmp_path / "s").unlink(missing_ok=True)
+    with served(tmp_path, *uvicorn("shop_fastapi", tmp_path)) as client:
+        until(lambda: client.get(f"/orders/{stored['order']}").json() == {"state": "success", "result": 3}, 60)
+    told = subprocess.run(
+        [sys.executable, "shop_tasks.py"], cwd=tmp_path, capture_output=True, text=True, timeout=90, check=False
+    )
+    assert (told.returncode, told.stdout) == (0, "3 EUR\n"), told.stderr
+
+
+def test_the_page_shows_our_lines() -> None:
+    page = (WEB.parents[1] / "docs" / "compare" / "side-by-side.md").read_text()
+    assert f"```python\n{(WEB / 'shop_tasks.py').read_text().partition(chr(10) * 2)[2]}```\n" in page
+    programs = "".join(path.read_text() for path in WEB.parent.rglob("*.py"))
+    ours = [line for line in page.splitlines() if line.startswith("| schedd | ")]
+    assert len(ours) == 3  # of FastAPI, Flask and Django
+    for code in re.findall(r"`([^`]+)`", "".join(ours)):
+        assert code in programs, code
 
 
 @pytest.mark.parametrize("name", ["fastapi_app", "fastapi_shop", "flask_app"])
