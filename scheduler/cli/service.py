@@ -15,7 +15,7 @@ from scheduler.cli.streams import say
 from scheduler.errors import ConfigError
 
 if TYPE_CHECKING:
-    from scheduler.operations.service import Whose
+    from scheduler.operations.service_manager import Whose
 
 _FIELDS = ("whose", "unit", "state", "pid", "enabled", "since", "restarts", "active")
 
@@ -62,15 +62,16 @@ def install(
     /etc/schedd/config.toml. `schedctl service uninstall` removes all of it, and leaves the store.
     """
     from scheduler.operations import service
+    from scheduler.operations.service_manager import Machine, Whose, Wish
 
     if system == user:
         raise click.UsageError("say --user or --system")
-    whose = service.Whose.SYSTEM if system else service.Whose.USER
+    whose = Whose.SYSTEM if system else Whose.USER
     pairs = [one.partition("=") for one in credentials]
     if any(not setting or not file for setting, _, file in pairs):
         raise click.UsageError("--credential is SETTING=FILE, such as store.url=/etc/schedd/store.url")
-    machine = service.Machine()
-    wish = service.Wish(
+    machine = Machine()
+    wish = Wish(
         whose, _config(session), run_as, tuple((setting, os.path.abspath(file)) for setting, _, file in pairs), drop_ins
     )
     if dry_run:
@@ -92,7 +93,7 @@ def install(
         note(f"wrote {path}")
     for command in [*made.before, *made.after, made.start]:
         note(f"ran {' '.join(command)}")
-    if whose is service.Whose.USER and not machine.darwin:
+    if whose is Whose.USER and not machine.darwin:
         note("`loginctl enable-linger` lets it run while you are logged out")
 
 
@@ -105,8 +106,9 @@ def install(
 def status(ctx: click.Context, session: Session, /, system: bool, user: bool) -> None:
     """How the service is. Exit status 1 if it does not run, 3 if none is installed."""
     from scheduler.operations import service
+    from scheduler.operations.service_manager import Machine
 
-    machine = service.Machine()
+    machine = Machine()
     found = [service.status(machine, whose) for whose in _chosen(system, user)]
     rows = [one._asdict() for one in found if one is not None]
     if not rows:
@@ -130,8 +132,9 @@ def uninstall(ctx: click.Context, session: Session, /, system: bool, user: bool)
     The store stays, and so does a configuration that you have changed.
     """
     from scheduler.operations import service
+    from scheduler.operations.service_manager import Machine
 
-    machine = service.Machine()
+    machine = Machine()
     there = [whose for whose in _chosen(system, user) if whose in service.installed(machine)]
     if not there:
         note("no service is installed")
@@ -143,7 +146,7 @@ def uninstall(ctx: click.Context, session: Session, /, system: bool, user: bool)
 
 
 def _chosen(system: bool, user: bool) -> list[Whose]:
-    from scheduler.operations.service import Whose
+    from scheduler.operations.service_manager import Whose
 
     return [whose for whose, named in ((Whose.SYSTEM, system), (Whose.USER, user)) if named or not (system or user)]
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from scheduler.errors import ConfigError
-from scheduler.operations import service
-from scheduler.operations.service import Machine, Whose, Wish
+from scheduler.operations import service, systemd
+from scheduler.operations.service_manager import Machine, Whose, Wish
 from support.runner import Runner
 
 ANALYZE = shutil.which("systemd-analyze")
@@ -73,9 +73,9 @@ def directives(text: str) -> list[str]:
 
 
 def test_the_unit_of_the_system_is_the_tree_s_own_but_for_its_program(machine: Machine) -> None:
-    made = service.render(machine, Wish(Whose.SYSTEM), service.CONFIG, {})
-    ours, own = directives(service.template("schedd.service")), directives(made)
-    assert [line for line in own if line not in ours] == [f"ExecStart={machine.program} --config {service.CONFIG}"]
+    made = systemd.render(machine, Wish(Whose.SYSTEM), systemd.CONFIG, {})
+    ours, own = directives(systemd.template("schedd.service")), directives(made)
+    assert [line for line in own if line not in ours] == [f"ExecStart={machine.program} --config {systemd.CONFIG}"]
     assert len(own) == len(ours)
 
 
@@ -90,7 +90,7 @@ def test_install_and_uninstall_leave_what_was_there(machine: Machine, manager: M
     assert f"LoadCredential=store.url:{secret}\n" in unit
     assert "User=schedd\nGroup=schedd\n" in unit
     assert "secret@db" not in unit
-    assert (machine.root / "etc/schedd/config.toml").read_text() == service.FIRST_CONFIG
+    assert (machine.root / "etc/schedd/config.toml").read_text() == systemd.FIRST_CONFIG
     assert "Delegate=yes" in (machine.root / "etc/systemd/system/schedd.service.d/delegate.conf").read_text()
     assert [line.split()[0] for line in manager.given] == ["useradd", "systemctl", "systemctl", "systemctl"]
     assert manager.given[1:] == [
@@ -106,7 +106,7 @@ def test_install_and_uninstall_leave_what_was_there(machine: Machine, manager: M
 
 def test_uninstall_leaves_what_others_made(machine: Machine, manager: Manager) -> None:
     manager.users.add("schedd")
-    config = machine.place(service.CONFIG)
+    config = machine.place(systemd.CONFIG)
     config.parent.mkdir(parents=True)
     config.write_text("# mine\n")
     service.install(machine, Wish(Whose.SYSTEM))
@@ -121,9 +121,9 @@ def test_uninstall_leaves_what_others_made(machine: Machine, manager: Manager) -
 
 def test_a_configuration_that_was_changed_stays(machine: Machine) -> None:
     service.install(machine, Wish(Whose.SYSTEM))
-    machine.place(service.CONFIG).write_text("# changed\n")
+    machine.place(systemd.CONFIG).write_text("# changed\n")
     assert any("stays, since it was changed" in line for line in service.uninstall(machine, Whose.SYSTEM))
-    assert machine.place(service.CONFIG).read_text() == "# changed\n"
+    assert machine.place(systemd.CONFIG).read_text() == "# changed\n"
 
 
 @pytest.mark.parametrize("refused", ["useradd", "daemon-reload", "enable"])
@@ -247,7 +247,7 @@ def test_the_command_plans_without_doing(tmp_path: Path) -> None:
     done = Runner(env={"HOME": str(tmp_path)}).invoke(root, given)
     assert done.exit_code == 0, done.output
     assert "$ systemctl --user enable schedd.service" in done.stdout
-    assert f"ExecStart={service.Machine().program} --config {tmp_path}/config.toml" in done.stdout
+    assert f"ExecStart={Machine().program} --config {tmp_path}/config.toml" in done.stdout
     assert not (tmp_path / ".config").exists()
     assert Runner(env={"HOME": str(tmp_path)}).invoke(root, ["service", "status", "--user"]).exit_code == 3
     assert Runner(env={"HOME": str(tmp_path)}).invoke(root, ["service", "uninstall", "--user"]).exit_code == 3
