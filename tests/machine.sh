@@ -22,6 +22,7 @@ get() {
           break
       done
     } >"$log" 2>&1 </dev/null || true
+    grep -E '^(Need to get|After this operation)' "$log" || true
     is_there "$what" || { echo "It could not be installed:" && tail -n 3 "$log"; }
     rm -f "$log"
   fi

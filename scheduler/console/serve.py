@@ -66,7 +66,10 @@ class Server:
         try:
             self._listening = bind(self.address)
         except OSError as error:
-            raise ConfigError(f"the console cannot listen on {self.address}: {error.strerror or error}") from None
+            raise ConfigError(
+                f"the console cannot listen on {self.address}: {error.strerror or error}; "
+                "--listen, or [console] listen, names another address"
+            ) from None
         if self._listening.path is not None:
             self.url = self._listening.url
             return self.url
