@@ -25,7 +25,7 @@ EVERY_DATABASE := $(if $(filter both,$(DATABASES)),--every-database)
 JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup emulator machine demo-messages demo-anywhere operating pictures observability demo test test-both quick test-lowest man docs container soak faults faults-ha transports executors executors-soak kube kube-soak ray vm cases mutants golden lint ruff mypy pyright format bench bench-check release clean
+.PHONY: help setup emulator machine demo-messages demo-anywhere operating pictures observability demo test test-both quick test-lowest man docs container soak faults faults-ha transports executors executors-soak kube kube-soak ray vm cases mutants golden lint ruff mypy pyright format bench bench-check release keep-release clean
 
 help:
 	@echo "make demo [PHOTO=path]   the photo workflow on a real daemon, killed in the middle"
@@ -55,6 +55,7 @@ help:
 	@echo "make kube                the executor kubernetes on a real API server and its controllers, built once from Debian 12's source: 3 to 12 minutes, then 3 to 5"
 	@echo "make kube-soak           500 jobs on it, all of them hostile, while its servers and etcd are killed, as a table"
 	@echo "make release             an sdist and a wheel in dist/, built twice, checked and tested as installed; uploads nothing"
+	@echo "make keep-release        after a release: keep its wheel and a store of it, from which the next one is upgraded in tests"
 	@echo "make bench               schedd, the bare driver and other schedulers side by side"
 	@echo "make bench-check         statements and commits for 1,000 tasks against recorded bounds (part of make test)"
 	@echo "make clean               remove what builds and tools left (not $(VENV))"
@@ -268,7 +269,11 @@ bench-check: setup
 
 release: setup
 	$(PIP) --quiet --editable '.[release]'
-	$(PY) share/release.py $(if $(TAG),--tag $(TAG))
+	$(PY) share/release.py $(if $(TAG),--tag $(TAG)) $(QUICK_FILES)
+
+# After a release: the tests of the next one upgrade from it.
+keep-release: setup
+	$(PY) share/keep_release.py $(or $(WHEEL),$(wildcard dist/schedd-*.whl))
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,9 +1,10 @@
 """Makes a release and checks it: two builds of one digest, the tests on the installed wheel, a bill of materials.
 
-    python share/release.py [--out dist] [--version 3.12 ...] [--tag v0.1.0]
+    python share/release.py [--out dist] [--version 3.12 ...] [--tag v0.1.0] [TEST ...]
 
-Builds what the last commit holds, twice. The wheel is installed into a fresh virtual environment of each Python, and a
-part of the tests runs there, in a directory without the sources. Nothing is uploaded.
+Builds what the last commit holds, twice. The wheel is installed into a fresh virtual environment of each Python, and
+the tests of ``make quick`` run there, in a directory without the sources. It looks at the changelog, at the way from
+the release before, and at the forge's workflows. Nothing is uploaded: its last lines are the commands for a person.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import gzip
 import hashlib
 import io
 import json
+import lzma
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,17 +25,16 @@ import tempfile
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
+OF_DEVELOPMENT = {"demo", "quick", "test", "dev", "docs", "release", "bench"}  # extras that no user needs
 SOURCES = ("schedd", "scheduler", "tasks", "migrations", "build", "schedd.egg-info")  # which the tests must not find
-# Of the tests that `make quick` runs, those that need nothing of the sources.
-TESTS = (
-    "client/test_builder.py",
-    "engine/durable/test_steps.py",
-    "model/test_recurrence.py",
-    "store/tasks/test_keys.py",
-)
+# Of the tests of make quick, those that read the sources, or what is built of them.
+OF_SOURCES = ()
 VERSIONS = ("3.11", "3.12", "3.13")
+STEP = "Changes with an upgrade step"
+NO_STEP = "Changes without a step"
 LEAST_YEAR = 315_532_800  # 1980: a zip file knows no earlier time
 
 
@@ -45,6 +47,7 @@ def run(*words: str | Path, cwd: Path | None = None, **environment: str) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        umask=0o022,  # else the modes in a wheel are those of who builds it
         check=False,
     )
     if done.returncode:
@@ -52,15 +55,17 @@ def run(*words: str | Path, cwd: Path | None = None, **environment: str) -> str:
     return done.stdout
 
 
-def build(place: Path, epoch: int) -> dict[str, bytes]:
+def build(place: Path, epoch: int, **environment: str) -> dict[str, bytes]:
     """The sdist and the wheel of the last commit, by their names."""
     checkout = place / "checkout"
     checkout.mkdir(parents=True)
-    archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, capture_output=True, check=True).stdout
+    archive = subprocess.run(
+        ["git", "-c", "tar.umask=0022", "archive", "HEAD"], cwd=ROOT, capture_output=True, check=True
+    ).stdout
     with tarfile.open(fileobj=io.BytesIO(archive)) as files:
         files.extractall(checkout, filter="data")
     made = place / "made"
-    run(sys.executable, "-m", "build", "--outdir", made, checkout, SOURCE_DATE_EPOCH=str(epoch))
+    run(sys.executable, "-m", "build", "--outdir", made, checkout, SOURCE_DATE_EPOCH=str(epoch), **environment)
     found = {file.name: file.read_bytes() for file in made.iterdir()}
     return {name: _settled(raw, epoch) if name.endswith(".tar.gz") else raw for name, raw in found.items()}
 
@@ -91,7 +96,7 @@ def interpreter(version: str) -> str | None:
     return None
 
 
-def check(python: str, wheel: Path, sdist: Path, place: Path) -> str:
+def check(python: str, wheel: Path, sdist: Path, place: Path, tests: Sequence[str]) -> str:
     """Install the wheel into a new environment of this Python, and run tests there. What pytest says in the end."""
     inside = place / "venv" / "bin" / "python"
     run(python, "-m", "venv", place / "venv")
@@ -104,18 +109,99 @@ def check(python: str, wheel: Path, sdist: Path, place: Path) -> str:
     where = run(inside, "-c", "import scheduler; print(scheduler.__file__)", cwd=unpacked).strip()
     if not where.startswith(str(place / "venv")):
         raise SystemExit(f"the tests would not test the wheel, but {where}")
-    run(place / "venv" / "bin" / "schedctl", "--version", cwd=place)
-    tests = [f"tests/{name}" for name in TESTS]
-    said = run(inside, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--sqlite-only", *tests, cwd=unpacked)
+    run(inside, "-m", "pip", "check", cwd=place)
+    run(place / "venv" / "bin" / "schedctl", "doctor", "--install", cwd=place)
+    jobs = str(len(os.sched_getaffinity(0)) * 2)
+    said = run(
+        *(inside, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", jobs, "--dist", "worksteal", "--sqlite-only"),
+        *("-m", "not soak and not faults and not alone", *tests),
+        cwd=unpacked,
+    )
     return said.strip().splitlines()[-1]
 
 
-def materials(environment: Path, out: Path) -> None:
-    """Write the bill of materials (CycloneDX) of the wheel with its extras, as they were installed."""
+def materials(project: dict[str, Any], wheel: Path, place: Path, out: Path) -> int:
+    """Write the bill of materials (CycloneDX) of the wheel with each extra that users may want; its components."""
+    extras = sorted(project["optional-dependencies"].keys() - OF_DEVELOPMENT)
+    run(sys.executable, "-m", "venv", "--without-pip", place)
+    inside = place / "bin" / "python"
+    run(sys.executable, "-m", "pip", "--python", inside, "install", "--quiet", f"{wheel}[{','.join(extras)}]")
     run(
-        *(sys.executable, "-m", "cyclonedx_py", "environment", environment / "bin" / "python"),
-        *("--output-reproducible", "--of", "JSON", "-o", out),
+        *(sys.executable, "-m", "cyclonedx_py", "environment", "--pyproject", ROOT / "pyproject.toml"),
+        *("--output-reproducible", "--of", "JSON", "-o", out, inside),
     )
+    return len(json.loads(out.read_text(encoding="utf-8"))["components"])
+
+
+def unnamed_steps(changelog: str, version: str) -> list[str]:
+    """What is wrong with the changelog's part on a version: each change stands below one of two headings, and names its
+    step below the first."""
+    part = re.search(
+        rf"^## \[(?:Unreleased\]: )?{re.escape(version)}\b.*?(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL
+    )
+    if part is None:
+        return [f"no part on {version}"]
+    wrong = []
+    headings = re.split(r"^### (.+)$", part[0], flags=re.MULTILINE)
+    if headings[1::2] != [STEP, NO_STEP]:
+        wrong.append(f"the headings are {headings[1::2]}, not {[STEP, NO_STEP]}")
+    if re.search(r"^- ", headings[0], re.MULTILINE):
+        wrong.append("a change stands above the first heading")
+    for heading, text in zip(headings[1::2], headings[2::2], strict=True):
+        for change in re.split(r"^- ", text, flags=re.MULTILINE)[1:]:
+            if (heading == STEP) != ("*Upgrade:*" in change):
+                wrong.append(f"below {heading!r}: {change[:60].strip()}")
+    return wrong
+
+
+def last_release() -> tuple[str, int] | None:
+    """The release that is kept for tests, and the number of its schema."""
+    for path in sorted((ROOT / "tests" / "releases").glob("*.store.xz")):
+        with lzma.open(path, "rt", encoding="utf-8") as lines:
+            return path.name.removesuffix(".store.xz"), int(json.loads(next(lines))["schema"])
+    return None
+
+
+def rolls(changelog: str, version: str) -> str:
+    """How a fleet comes from the release before to this one. Raises SystemExit if the changelog does not say so."""
+    source = (ROOT / "scheduler" / "store" / "db" / "migrate.py").read_text(encoding="utf-8")
+    (head,) = re.findall(r'(?m)^HEAD = "(\d+)"', source)
+    before = last_release()
+    if before is None:
+        return "no release before is kept in tests/releases"
+    name, schema = before
+    if int(head) <= schema + 1:
+        return f"from {name} one worker after the other (schema {schema:04} to {head})"
+    if "Stop all workers first" not in changelog.partition(NO_STEP)[0].partition(version)[2]:
+        raise SystemExit(
+            f"the schema goes from {schema:04} ({name}) to {head}, which workers of {name} do not know: say "
+            f"'Stop all workers first' in CHANGELOG.md below {STEP!r}"
+        )
+    return f"from {name} with all workers stopped (schema {schema:04} to {head})"
+
+
+def forge() -> None:
+    """Check the forge's workflows by their schema, and by what is known to be unsafe in them."""
+    run(Path(sys.executable).with_name("zizmor"), "--offline", "--no-progress", ROOT / ".github")
+    for kind, pattern in (("github-workflows", "workflows/*.yml"), ("dependabot", "dependabot.yml")):
+        files = sorted((ROOT / ".github").glob(pattern))
+        run(Path(sys.executable).with_name("check-jsonschema"), "--builtin-schema", f"vendor.{kind}", *files)
+
+
+LEFT = """
+Left for a person with accounts. Once, before the first release:
+  on the index: a trusted publisher for OWNER/schedd, workflow release.yml, environment release
+  on the forge: an environment "release" with a required reviewer; private reporting of vulnerabilities; the names in
+  .github/CODEOWNERS; a protected branch main, and protected tags v*
+For each release:
+  git tag --sign v{version} -m 'schedd {version}' && git push origin v{version}
+  and approve the environment "release" of the workflow's run. It builds this again, and publishes what it built.
+Afterwards:
+  python -m pip download --no-deps --no-binary :none: schedd=={version} && sha256sum {wheel}
+  gh attestation verify {wheel} --repo OWNER/schedd
+  gh release create v{version} --verify-tag --notes-from-tag dist/*
+  make keep-release, then commit tests/releases: the next release is upgraded from this one
+Without the forge, which leaves out the attestation: python -m twine upload {out}/*.whl {out}/*.tar.gz"""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -124,16 +210,27 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="where the files go")
     parser.add_argument("--version", action="append", help="a version of Python to test the wheel with, repeatable")
     parser.add_argument("--tag", help="the tag that it is made for, which must name the version")
+    parser.add_argument("tests", nargs="*", help="files of tests, below the sources")
     given = parser.parse_args(arguments)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    if given.tag is not None and given.tag != f"v{project['version']}":
-        raise SystemExit(f"the tag is {given.tag}, but the version in pyproject.toml is {project['version']}")
+    version = project["version"]
+    if given.tag is not None and given.tag != f"v{version}":
+        raise SystemExit(f"the tag is {given.tag}, but the version in pyproject.toml is {version}")
     if run("git", "status", "--porcelain", "--untracked-files=no", cwd=ROOT).strip():
         raise SystemExit("the checkout has changes: commit them first")
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    if wrong := unnamed_steps(changelog, version):
+        raise SystemExit("CHANGELOG.md: " + "\n".join(wrong))
+    print(f"changelog: each change of {version} names its upgrade step; {rolls(changelog, version)}")
+    forge()
+    print("workflows: check-jsonschema and zizmor passed")
     epoch = max(LEAST_YEAR, int(run("git", "log", "-1", "--format=%ct", cwd=ROOT)))
     with tempfile.TemporaryDirectory(prefix="schedd-release-") as name:
         place = Path(name)
-        first, second = (build(place / number, epoch) for number in ("first", "second"))
+        first = build(place / "first", epoch)
+        os.umask(0o077)
+        second = build(place / "second", epoch, TZ="Pacific/Auckland", LC_ALL="C")
+        os.umask(0o022)
         for file in first:
             if first[file] != second.get(file):
                 raise SystemExit(f"{file}: two builds of one commit differ")
@@ -145,20 +242,21 @@ def main(arguments: Sequence[str]) -> None:
         (wheel,) = (given.out / file for file in first if file.endswith(".whl"))
         run(sys.executable, "-m", "twine", "check", "--strict", sdist, wheel)
         print("twine check: passed")
-        tested: list[Path] = []
-        for version in given.version or VERSIONS:
-            python = interpreter(version)
+        bill = given.out / f"{wheel.name.split('-py3')[0]}.cdx.json"
+        print(f"{bill.name}: {materials(project, wheel, place / 'materials', bill)} components")
+        tests = [file for file in given.tests if file not in OF_SOURCES]
+        tested = 0
+        for python_version in given.version or VERSIONS:
+            python = interpreter(python_version)
             if python is None:
-                print(f"NOT tested: Python {version}, which is not there")
+                print(f"NOT tested: Python {python_version}, which is not there")
                 continue
-            tested.append(place / version)
-            print(f"Python {version}, the wheel in a new environment: {check(python, wheel, sdist, place / version)}")
+            tested += 1
+            said = check(python, wheel, sdist, place / python_version, tests)
+            print(f"Python {python_version}, the wheel in a new environment: {said}", flush=True)
         if not tested:
             raise SystemExit("the wheel was tested with no Python")
-        bill = given.out / f"{wheel.name.split('-py3')[0]}.cdx.json"
-        materials(tested[0] / "venv", bill)
-        parts = len(json.loads(bill.read_text(encoding="utf-8"))["components"])
-        print(f"{bill.name}: {parts} components")
+    print(LEFT.format(version=version, wheel=wheel.name, out=given.out.name))
 
 
 if __name__ == "__main__":

@@ -234,6 +234,16 @@ def test_the_wheel_installs_pages_completions_and_units(built: Built) -> None:
 
 
 @pytest.mark.needs("git")
+def test_the_wheel_is_text_and_installs_by_copying(built: Built) -> None:
+    """SECURITY.md says so: there is no compiled part to trust, and nothing runs."""
+    (settings,) = (text.decode() for name, text in built.wheel.items() if name.endswith(".dist-info/WHEEL"))
+    assert {"Root-Is-Purelib: true", "Tag: py3-none-any"} <= set(settings.splitlines())
+    binary = [name for name, content in built.wheel.items() if b"\0" in content]
+    assert binary == []
+    assert not [name for name in built.wheel if name.endswith(".pth") or "/scripts/" in name]
+
+
+@pytest.mark.needs("git")
 def test_the_wheel_holds_the_package_and_no_other(built: Built) -> None:
     modules = {name for name in built.wheel if name.endswith(".py")}
     expected = {
