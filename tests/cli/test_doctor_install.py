@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from zoneinfo import ZoneInfoNotFoundError
 
 import pytest
 
@@ -89,3 +90,32 @@ def test_rights_disk_clock_and_descriptors(tmp_path: Path, monkeypatch: pytest.M
     assert found["disk"].text.startswith("0 MiB free")
     assert (found["disk"].level, found["clock"].level, found["descriptors"].level) == (PROBLEM, PROBLEM, NOTE)
     assert "at most" in found["descriptors"].text
+
+
+def test_commands_sqlite_zones_and_time_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bin").mkdir()
+    for name in ("schedd", "schedctl"):
+        (tmp_path / "bin" / name).write_text("#!/bin/sh\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr(installation, "_synchronised", lambda: False)
+    monkeypatch.setattr(installation, "sqlite_too_old", lambda: "SQLite 3.30 is too old")
+    found = examined(tmp_path)
+    assert f"schedd on PATH is {tmp_path}/bin/schedd, of another installation" in found["commands"].text
+    assert (found["commands"].level, found["sqlite"].level, found["clock"].level) == (NOTE, PROBLEM, NOTE)
+    monkeypatch.setenv("PATH", "")
+    assert "schedd is not on PATH" in examined(tmp_path)["commands"].text
+
+    def unknown(name: str) -> None:
+        raise ZoneInfoNotFoundError(name)
+
+    monkeypatch.setattr(installation, "ZoneInfo", unknown)
+    assert examined(tmp_path)["clock"].text == "this machine knows no time zones: pip install tzdata"
+
+
+def test_a_store_that_its_user_may_not_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "jobs.db").touch()
+    real = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: not str(path).endswith("jobs.db") and real(path, mode))
+    found = examined(tmp_path, f'[store]\nurl = "sqlite:///{tmp_path}/jobs.db"\n')["rights"]
+    assert (found.level, f"{tmp_path}/jobs.db cannot be written by uid" in found.text) == (PROBLEM, True)
