@@ -86,9 +86,17 @@ def _packages() -> Iterator[Finding]:
 
 def _extras(config: Config) -> Iterator[Finding]:
     needs: dict[str, list[tuple[str, str]]] = {}
+    others: list[tuple[str, str]] = []  # an extra, and another that it brings
     for name, least, extra in _requirements():
-        if extra is not None and extra not in OF_DEVELOPMENT:
-            needs.setdefault(extra, []).append((name, least))
+        if extra is None or extra in OF_DEVELOPMENT:
+            continue
+        needs.setdefault(extra, [])
+        if name.startswith("schedd["):
+            others += ((extra, other) for other in name[len("schedd[") : -1].split(","))
+        else:
+            needs[extra].append((name, least))
+    for extra, other in others:
+        needs[extra] += needs[other]
     whole, missing = [], {}
     for extra, wanted in sorted(needs.items()):
         wrong = [text for name, least in wanted if (text := _misses(name, least))]
@@ -229,15 +237,19 @@ def _installed(name: str) -> str | None:
 
 
 def _requirements() -> Iterable[tuple[str, str, str | None]]:
-    """Name, lower bound and extra of what this version of schedd wants on this Python."""
+    """Name, lower bound and extra of what this version of schedd wants on this Python.
+
+    An extra that brings another one wants ``schedd[OTHER]``.
+    """
     for text in importlib.metadata.requires("schedd") or ():
         found = _REQUIREMENT.fullmatch(text)
-        if found is None or found[1] == "schedd":
+        if found is None:
             continue
         extra = _EXTRA.search(found[4] or "")
         if "python_version <" in (found[4] or "") and sys.version_info >= (3, 12):
             continue
-        yield found[1], found[3] or "0", None if extra is None else extra[1]
+        name = found[1] + (found[2] or "") if found[1] == "schedd" else found[1]
+        yield name, found[3] or "0", None if extra is None else extra[1]
 
 
 def _misses(name: str, least: str) -> str | None:

@@ -60,6 +60,9 @@ def test_a_broken_installation_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     assert found["extras"].text.startswith(
         "[store] url needs psycopg, which is not installed: pip install 'schedd[postgres]'"
     )
+    there["httpx2"] = None
+    needs = "[executors.k8s] needs httpx2, which is not installed: pip install 'schedd[kubernetes]'"
+    assert examined(tmp_path, '[executors.k8s]\ntype = "kubernetes"\n')["extras"].text == needs
     there["scheduler"] = "0.8.11"
     assert "both cannot live in one environment" in examined(tmp_path)["names"].text
 
