@@ -30,8 +30,6 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 OF_DEVELOPMENT = {"demo", "quick", "test", "dev", "docs", "release", "bench"}  # extras that no user needs
 SOURCES = ("schedd", "scheduler", "tasks", "migrations", "build", "schedd.egg-info")  # which the tests must not find
-# Of the tests of make quick, those that read the sources, or what is built of them.
-OF_SOURCES = ()
 VERSIONS = ("3.11", "3.12", "3.13")
 STEP = "Changes with an upgrade step"
 NO_STEP = "Changes without a step"
@@ -244,7 +242,6 @@ def main(arguments: Sequence[str]) -> None:
         print("twine check: passed")
         bill = given.out / f"{wheel.name.split('-py3')[0]}.cdx.json"
         print(f"{bill.name}: {materials(project, wheel, place / 'materials', bill)} components")
-        tests = [file for file in given.tests if file not in OF_SOURCES]
         tested = 0
         for python_version in given.version or VERSIONS:
             python = interpreter(python_version)
@@ -252,7 +249,7 @@ def main(arguments: Sequence[str]) -> None:
                 print(f"NOT tested: Python {python_version}, which is not there")
                 continue
             tested += 1
-            said = check(python, wheel, sdist, place / python_version, tests)
+            said = check(python, wheel, sdist, place / python_version, given.tests)
             print(f"Python {python_version}, the wheel in a new environment: {said}", flush=True)
         if not tested:
             raise SystemExit("the wheel was tested with no Python")

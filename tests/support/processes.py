@@ -136,7 +136,7 @@ class Nursery:
     def __init__(self, place: Path) -> None:
         self.place = place
         self.systemd = Systemd(f"@schedd-{os.getpid()}-{place.name}"[:100])  # abstract: no path is too long
-        self._children: list[Child] = []
+        self.children: list[Child] = []
 
     def start(self, *arguments: str, executed: bool = False, **environ: str) -> Child:
         """Start Python with these arguments, JSON lines on stderr, and these variables besides our own.
@@ -146,7 +146,7 @@ class Nursery:
         ours = {name: value for name, value in os.environ.items() if not name.startswith("SCHEDD_")}
         added = {"NOTIFY_SOCKET": self.systemd.address, "SCHEDD_LOG__FORMAT": "json"}
         child = Child(self.place, arguments, ours | added | environ, executed)
-        self._children.append(child)
+        self.children.append(child)
         return child
 
     def write(self, name: str, text: str) -> Path:
@@ -159,6 +159,6 @@ class Nursery:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        for child in self._children:
+        for child in self.children:
             child.close()
         self.systemd.socket.close()
