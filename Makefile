@@ -267,12 +267,14 @@ bench: setup
 bench-check: setup
 	$(PYTEST) -q tests/store/test_costs.py
 
-release: setup
+# It tests in environments of its own, so this one needs no more than what builds.
+release: | $(PY)
 	$(PIP) --quiet --editable '.[release]'
 	$(PY) share/release.py $(if $(TAG),--tag $(TAG)) $(QUICK_FILES)
 
 # After a release: the tests of the next one upgrade from it.
-keep-release: setup
+keep-release: | $(PY)
+	$(PIP) --quiet --editable '.[release]'
 	$(PY) share/keep_release.py $(or $(WHEEL),$(wildcard dist/schedd-*.whl))
 
 clean:
