@@ -1,4 +1,4 @@
-"""The workflows of the forge: pinned, with the least rights, each step's command exists here; and what a release says."""
+"""The workflows of the forge: pinned, with least rights, each command is here; what a release has to say."""
 
 from __future__ import annotations
 
