@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 
 from scheduler.app import Scheduler
-from scheduler.django import options
-from scheduler.django.standard import task_backends
+from scheduler.config.task_modules import task_types
+from scheduler.django import handlers, options
+from scheduler.django.standard import base, task_backends
 from scheduler.store.admin.flush import flush
 from scheduler.store.db import migrate
 from scheduler.store.db.tx import Tx
@@ -29,6 +31,21 @@ def backends() -> list[Any]:
 def modules() -> list[str]:
     """The modules with tasks that the backends name beside ``tasks`` of each app."""
     return list(dict.fromkeys(name for backend in backends() for name in backend.modules))
+
+
+def get_jobs(backend: str = base.DEFAULT_TASK_BACKEND_ALIAS) -> Scheduler:
+    """The Scheduler of a backend's store, for schedd's own API. It runs nothing; workers do.
+
+    The task types of schedd's own in the project's modules of tasks are registered. Raises ImproperlyConfigured.
+    """
+    chosen = task_backends[backend]
+    if not getattr(chosen, "is_schedd", False):
+        raise ImproperlyConfigured(f"TASKS[{backend!r}] is not scheduler.django.TaskBackend, which has a Scheduler")
+    jobs: Scheduler = chosen.store.jobs
+    for module in handlers.import_all(handlers.own_modules(chosen.modules)):
+        for one in task_types(module):
+            jobs.register(one)
+    return jobs
 
 
 def stores_in(alias: str) -> list[Store]:
@@ -76,7 +93,7 @@ class Store:
             with jobs.database.read() as tx:
                 yield tx
             return
-        with callers_connection(self.connection) as own:
+        with callers_connection(self.connection, reads=True) as own:
             jobs.database.open_beside(own)
             yield Tx(own, jobs.database.now())
 

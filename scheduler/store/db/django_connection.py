@@ -79,8 +79,8 @@ def is_django(given: Any) -> bool:
 
 
 @contextmanager
-def on_django(given: Any) -> Iterator[DjangoConnection]:
-    """The store's connection in the transaction that is open on Django's, else in one of its own.
+def on_django(given: Any, *, reads: bool = False) -> Iterator[DjangoConnection]:
+    """The store's connection in the transaction that is open on Django's, else in one of its own. ``reads``: only.
 
     What fails within is rolled back to where this began, and Django's transaction can go on. Raises ConfigError for a
     database or a driver that is not ours, StoreUnavailableError.
@@ -99,9 +99,23 @@ def on_django(given: Any) -> Iterator[DjangoConnection]:
         made = DjangoConnection(engine, given)
         try:
             with made, made.begin():
+                if vendor == "sqlite" and not reads:
+                    _wait_for_turn(made)
                 yield made
         except sa.exc.SQLAlchemyError as error:
             raise translate(error, _url_of(given)) from cause(error)
+
+
+def _wait_for_turn(own: sa.Connection) -> None:
+    """Begin with a write of nothing, which waits while a worker writes.
+
+    A transaction that has read and then writes does not wait on SQLite: once another one has written, it fails.
+    """
+    try:
+        own.exec_driver_sql("UPDATE schedd_store SET epoch = epoch WHERE 0")
+    except sa.exc.OperationalError as error:
+        if "no such table" not in str(error.orig):  # they are made in this transaction
+            raise
 
 
 @cache

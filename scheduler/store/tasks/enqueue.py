@@ -125,10 +125,10 @@ def hold_writes(tx: Tx) -> None:
 
 
 @contextmanager
-def callers_connection(given: Any) -> Iterator[sa.Connection]:
-    """The Connection behind what a caller passed as ``connection=``. Raises ConfigError."""
+def callers_connection(given: Any, *, reads: bool = False) -> Iterator[sa.Connection]:
+    """The Connection behind what a caller passed as ``connection=``. ``reads``: only. Raises ConfigError."""
     if is_django(given):
-        with on_django(given) as theirs:
+        with on_django(given, reads=reads) as theirs:
             yield theirs
         return
     if not isinstance(given, sa.Connection):
