@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import msgspec
 
 from scheduler.errors import ConfigError, Retry, TaskFailedError
-from scheduler.model.lanes import kind_of
+from scheduler.model.lanes import kind_of, rank_of
 from scheduler.model.running import current_attempt
 from scheduler.ports import Clock
 from scheduler.testing.clock import FakeClock
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from scheduler.client.info import TaskInfo
     from scheduler.engine.attempt.attempt import Attempt
     from scheduler.engine.engine import Engine
+    from scheduler.engine.slots import InlineSlots
     from scheduler.model.outcome import Outcome
     from scheduler.store.tasks.claim import LaneHead
 
@@ -120,20 +121,32 @@ def _drain(engine: Engine, limit: int, task: int | None, errors: _Errors | None)
             engine.step()
         if task is not None:
             engine.claim_task(task)
-        before = ran
-        for slots in engine.inline_slots():
-            while slots.run_one():
-                ran += 1
-                if errors is not None:
-                    errors.check()
-                if ran >= limit:
-                    raise RuntimeError(f"{limit} attempts ran and more are due; does a task schedule itself for ever?")
+        before, turn = ran, None
+        while (slots := _first(engine)) is not None and turn in (None, slots):
+            turn = slots  # once it is empty it claims again, so that no other gets ahead of what it would claim
+            slots.run_one()
+            ran += 1
+            if errors is not None:
+                errors.check()
+            if ran >= limit:
+                raise RuntimeError(f"{limit} attempts ran and more are due; does a task schedule itself for ever?")
         going_on = ran > before or engine.dispatch.has_work() or engine.periodic.has_backlog
         quiet = 0 if going_on else quiet + 1
         if quiet == 1:
             # On a slow machine it may begin its looks behind what was just released, and find that a second later.
             engine.dispatch.lanes.offsets.reset()
     return ran
+
+
+def _first(engine: Engine) -> InlineSlots | None:
+    """The slots whose next attempt has the highest priority, and the highest rank in it. None: nothing waits."""
+    waiting = [slots for slots in engine.inline_slots() if slots.waiting]
+    return min(waiting, key=_urgency, default=None)
+
+
+def _urgency(slots: InlineSlots) -> tuple[int, int]:
+    claimed = slots.waiting[0].claimed
+    return claimed.priority, -rank_of(claimed.lane)
 
 
 @contextmanager
