@@ -25,7 +25,7 @@ EVERY_DATABASE := $(if $(filter both,$(DATABASES)),--every-database)
 JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup emulator machine demo-messages demo-anywhere operating pictures observability demo test test-both quick test-lowest man docs container soak faults faults-ha transports executors executors-soak kube kube-soak ray vm cases mutants golden lint ruff mypy pyright format bench bench-check release keep-release clean
+.PHONY: help setup emulator machine demo-messages demo-anywhere operating pictures observability demo test test-both quick django test-lowest man docs container soak faults faults-ha transports executors executors-soak kube kube-soak ray vm cases mutants golden lint ruff mypy pyright format bench bench-check release keep-release clean
 
 help:
 	@echo "make demo [PHOTO=path]   the photo workflow on a real daemon, killed in the middle"
@@ -34,6 +34,7 @@ help:
 	@echo "make test                all tests, on SQLite and on a real PostgreSQL: 10 to 25 minutes on 2 cores"
 	@echo "make test-both           the same, and the tests above the store on both databases, too: before a release"
 	@echo "make quick               a part of them, on SQLite only and without faults: a minute"
+	@echo "make django              Django's tasks and their contract, on both databases: PYTHON=python3.12 tries Django 6"
 	@echo "make test-lowest         all tests, with the lowest versions of what schedd needs (constraints/lowest.txt)"
 	@echo "make cases               which case of the guarantees is shown on which database"
 	@echo "make observability       the dashboard and the alert rules, with a real Prometheus: half a minute"
@@ -138,8 +139,6 @@ QUICK := cli/columns cli/db cli/help cli/status cli/submit cli/tasks client/buil
   model/recurrence_scan model/redact model/retry model/state store/admin/replay store/costs \
   store/graph/dependencies store/tasks/deadlines store/tasks/keys tasks/command tasks/files scheduler_options \
   with_block
-# Where `make quick` is all that runs, as with other Pythons: Django 6 needs 3.12.
-QUICK += $(if $(filter quick,$(EXTRAS)),frameworks/django)
 QUICK_FILES := $(foreach name,$(QUICK),tests/$(if $(findstring /,$(name)),$(dir $(name)))test_$(notdir $(name)).py)
 
 quick: setup
@@ -147,6 +146,11 @@ quick: setup
 	$(PYTEST) -n $(JOBS) --dist worksteal -m "not soak and not faults and not alone and not transports and not executors and not kube" \
 	  --sqlite-only \
 	  $(QUICK_FILES) $(PYTEST_ARGS)
+
+# Django 6 needs Python 3.12, so its own framework of tasks is tried there: make django PYTHON=python3.12 EXTRAS=quick
+django: setup
+	$(PYTEST) -n $(JOBS) --dist worksteal --every-database tests/frameworks/test_django.py \
+	  tests/frameworks/test_conformance.py $(PYTEST_ARGS)
 
 test-lowest:
 	$(MAKE) test VENV=.venv-lowest CONSTRAINTS=constraints/lowest.txt
