@@ -243,6 +243,8 @@ def _unfold(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Muta
 
     The line of an attempt's end has all in fields, too.
     """
+    for name in ("message", "asctime"):  # the text and the time again, from the formatter of another handler
+        event.pop(name, None)
     if event.get("logger") == ATTEMPTS_LOGGER and "outcome" in event:
         event["event"] = f"attempt {event['outcome']}"
     fields = event.get("fields")

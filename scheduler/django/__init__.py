@@ -11,9 +11,17 @@ if TYPE_CHECKING:
     from scheduler.django.backend import TaskBackend as TaskBackend
     from scheduler.django.declaring import Task as Task
     from scheduler.django.declaring import task as task
+    from scheduler.django.running import TaskContext as TaskContext
+    from scheduler.django.stores import get_jobs as get_jobs
 
-__all__ = ["Task", "TaskBackend", "task"]
-_PLACES = {"Task": "declaring", "TaskBackend": "backend", "task": "declaring"}
+__all__ = ["Task", "TaskBackend", "TaskContext", "get_jobs", "task"]
+_PLACES = {
+    "Task": "declaring",
+    "TaskBackend": "backend",
+    "TaskContext": "running",
+    "get_jobs": "stores",
+    "task": "declaring",
+}
 
 
 def __getattr__(name: str) -> Any:

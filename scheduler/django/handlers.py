@@ -11,13 +11,14 @@ import inspect
 import pkgutil
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
-from asgiref.sync import sync_to_async
+from asgiref.sync import ThreadSensitiveContext, sync_to_async
 from django.apps import apps
-from django.db import close_old_connections
+from django.db import close_old_connections, connections
 from django.utils.module_loading import module_has_submodule
 
 from scheduler.django import running
@@ -41,7 +42,11 @@ class Call(Task):
     path: str = ""  # of the function, where the kind does not say it
 
     def on_failed(self, ctx: Any, error: BaseException) -> Any:
-        running.failed(self, ctx, error)
+        close_old_connections()
+        try:
+            running.failed(self, ctx, error)
+        finally:
+            close_old_connections()
 
 
 def path_of(kind: str, payload: Mapping[str, Any]) -> str:
@@ -145,16 +150,24 @@ def _made(kind: str, function: Any, options: dict[str, Any], place: str) -> type
     return made
 
 
+@asynccontextmanager
+async def _as_a_request() -> AsyncIterator[None]:
+    """A thread for what is not asynchronous, as each request of Django's has under ASGI, and connections of its own."""
+    async with ThreadSensitiveContext():
+        try:
+            yield
+        finally:
+            await sync_to_async(connections.close_all)()
+
+
 async def _run_async(function: Any, call: Call, ctx: Any) -> Any:
-    await sync_to_async(close_old_connections)()
-    try:
+    async with _as_a_request():
         return await running.run_async(function, call, ctx)
-    finally:
-        await sync_to_async(close_old_connections)()
 
 
 async def _failed_async(self: Call, ctx: Any, error: BaseException) -> None:
-    await sync_to_async(running.failed)(self, ctx, error)
+    async with _as_a_request():
+        await sync_to_async(running.failed)(self, ctx, error)
 
 
 class AnyCall(Call, kind=ANY, ranked=True):

@@ -6,8 +6,11 @@ the store lies in Django's own database then.
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 from collections.abc import Iterator, Mapping
+from datetime import timedelta
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -84,12 +87,20 @@ def django_url(alias: str) -> str:
     return f"postgresql+psycopg://{place}/{name}" + (f"?{urlencode(query)}" if query else "")
 
 
+def keep_one_log() -> None:
+    """Take away the handler that Django's default settings put beside the daemon's, which writes the same lines."""
+    django_log = logging.getLogger("django")
+    for handler in [one for one in django_log.handlers if type(one) is logging.StreamHandler]:
+        django_log.removeHandler(handler)
+
+
 def environment(options: Mapping[str, Any], modules: list[str]) -> dict[str, str]:
     """The configuration as ``SCHEDD_SECTION__NAME``, which child processes get, too. ``modules``: of tasks."""
     found = dict(_flat(sections(options), "SCHEDD_"))
     found["SCHEDD_STORE__URL"] = url_of(options) or django_url(database_of(options))
-    own = found.get("SCHEDD_TASKS__MODULES", "")
-    found["SCHEDD_TASKS__MODULES"] = ",".join(dict.fromkeys([*modules, *filter(None, own.split(","))]))
+    own = sections(options).get("tasks", {}).get("modules", ())
+    names = own.split(",") if isinstance(own, str) else map(str, own)
+    found["SCHEDD_TASKS__MODULES"] = ",".join(dict.fromkeys([*modules, *filter(None, names)]))
     return found
 
 
@@ -98,8 +109,10 @@ def _flat(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
         variable = prefix + str(name).upper()
         if isinstance(value, Mapping):
             yield from _flat(value, f"{variable}__")
-        elif isinstance(value, list | tuple | set):
-            yield variable, ",".join(map(str, value))
+        elif isinstance(value, list | tuple | set | frozenset):
+            yield variable, json.dumps([str(one) for one in value])  # whose texts may have commas
+        elif isinstance(value, timedelta):
+            yield variable, f"{value.total_seconds()}s"
         elif isinstance(value, bool):
             yield variable, str(value).lower()
         elif value is not None:

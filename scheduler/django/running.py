@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
 from datetime import UTC, datetime
@@ -13,6 +14,13 @@ from scheduler.django.standard import base, normalize_json, task_backends, task_
 from scheduler.errors import ConfigError, PermanentError
 from scheduler.model.fingerprint import traceback_text
 from scheduler.model.retry import RetryPolicy
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TaskContext(base.TaskContext):
+    """Django's context. ``schedd`` is the context of schedd's own handlers: steps, sleeps, progress, events, log."""
+
+    schedd: Any
 
 
 def policy(given: Any) -> RetryPolicy:
@@ -32,8 +40,7 @@ def path(thing: Any) -> str:
 def run(function: Any, call: Any, ctx: Any) -> Any:
     """Call the function, and send the signals of its start and its success."""
     result = _begun(call, ctx)
-    args = [base.TaskContext(task_result=result), *call.args] if call.context else call.args
-    value = _json(function(*args, **call.kwargs))
+    value = _json(function(*_args(call, result, ctx), **call.kwargs))
     _succeeded(call, result, value)
     return value
 
@@ -41,8 +48,7 @@ def run(function: Any, call: Any, ctx: Any) -> Any:
 async def run_async(function: Any, call: Any, ctx: Any) -> Any:
     """:func:`run` for a coroutine function. Receivers may use the database, and so run in Django's thread for that."""
     result = await sync_to_async(_begun)(call, ctx)
-    args = [base.TaskContext(task_result=result), *call.args] if call.context else call.args
-    value = _json(await function(*args, **call.kwargs))
+    value = _json(await function(*_args(call, result, ctx), **call.kwargs))
     await sync_to_async(_succeeded)(call, result, value)
     return value
 
@@ -53,7 +59,17 @@ def failed(call: Any, ctx: Any, error: BaseException) -> None:
     now = datetime.now(UTC)
     found = base.TaskError(exception_class_path=path(type(error)), traceback=traceback_text(error))
     _set(result, status=base.TaskResultStatus.FAILED, finished_at=now, errors=[*result.errors, found])
-    task_finished.send_robust(sender=type(task_backends[call.backend]), task_result=result)
+    trace = error.__traceback__
+    try:
+        raise error
+    except BaseException:  # Django's receivers ask sys.exc_info() for it
+        task_finished.send_robust(sender=type(task_backends[call.backend]), task_result=result)
+    finally:
+        error.__traceback__ = trace
+
+
+def _args(call: Any, result: Any, ctx: Any) -> list[Any]:
+    return [TaskContext(task_result=result, schedd=ctx), *call.args] if call.context else list(call.args)
 
 
 def _json(value: Any) -> Any:

@@ -22,8 +22,7 @@ except ImportError:
         from django_tasks.utils import normalize_json
     except ImportError:
         raise ImproperlyConfigured(
-            "this Django has no django.tasks, and its backport django-tasks is not installed: "
-            "pip install 'schedd[django]'"
+            "this Django has no django.tasks: install its backport (pip install django-tasks), or Django 6.0 or later"
         ) from None
 
 __all__ = [

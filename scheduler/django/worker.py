@@ -14,8 +14,11 @@ from typing import Any
 import django
 from django.apps import apps
 
-if not apps.ready:
+from scheduler.django import options
+
+if not apps.ready:  # in a daemon without manage.py, or in a child process
     django.setup()
+    options.keep_one_log()
 
 from django.db import close_old_connections
 

@@ -15,7 +15,8 @@ class Command(Handover):
     def hand_over(self, argv: list[str], backend: str | None) -> None:
         """Run the daemon until it is stopped."""
         from scheduler.daemon import run
-        from scheduler.django import worker
+        from scheduler.django import options, worker
 
+        options.keep_one_log()
         self.prepare("schedd", argv, backend, [worker.__name__, *worker.own_types()])
         sys.exit(run())
