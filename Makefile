@@ -34,7 +34,7 @@ help:
 	@echo "make test                all tests, on SQLite and on a real PostgreSQL: 10 to 25 minutes on 2 cores"
 	@echo "make test-both           the same, and the tests above the store on both databases, too: before a release"
 	@echo "make quick               a part of them, on SQLite only and without faults: a minute"
-	@echo "make django              Django's tasks and their contract, on both databases: PYTHON=python3.12 tries Django 6"
+	@echo "make django              Django's tasks and their contract: PYTHON=python3.12 EXTRAS=quick tries Django 6"
 	@echo "make test-lowest         all tests, with the lowest versions of what schedd needs (constraints/lowest.txt)"
 	@echo "make cases               which case of the guarantees is shown on which database"
 	@echo "make observability       the dashboard and the alert rules, with a real Prometheus: half a minute"
@@ -149,7 +149,7 @@ quick: setup
 
 # Django 6 needs Python 3.12, so its own framework of tasks is tried there: make django PYTHON=python3.12 EXTRAS=quick
 django: setup
-	$(PYTEST) -n $(JOBS) --dist worksteal --every-database tests/frameworks/test_django.py \
+	$(PYTEST) -n $(JOBS) --dist worksteal $(EVERY_DATABASE) tests/frameworks/test_django.py \
 	  tests/frameworks/test_conformance.py $(PYTEST_ARGS)
 
 test-lowest:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from scheduler.errors import ConfigError, PayloadError
+from scheduler.model.parent_names import with_names
 from scheduler.model.registry import Kind, Registry, bind, encode_json, make_kind
 from scheduler.model.running import current_attempt
 from scheduler.model.task import Task, TaskFunction
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from scheduler.engine.execution.context import AsyncContext
     from scheduler.model.outcome import Outcome
 
+FIRST_PARENT = 501  # the id of the first parent that is given by its name
 FIRST_CHILD = 1001  # the id of the first task that a handler spawns here
 
 
@@ -52,7 +54,7 @@ def perform(
     *args: Any,
     attempt: int = 1,
     max_attempts: int | None = None,
-    results: Mapping[int, Any] | None = None,
+    results: Mapping[int, Any] | Mapping[str, Any] | None = None,
     failures: Mapping[int, str] | None = None,
     events: Mapping[str, Any] | None = None,
     children: Mapping[str, Any] | None = None,
@@ -74,10 +76,11 @@ def perform(
     ``task``: a Task instance, or a @task function with its arguments. What the handler raises comes out as it is:
     Retry, Snooze and PermanentError, too; hooks are not called.
 
-    ``attempt``: the number of the attempt. ``results``, ``failures``: of its parents, by id; ``results`` are also what
-    ``ctx.await_task(id)`` returns. ``events``: payloads of the events that it awaits, by name. ``children``: by kind,
-    what awaited children return: a value, or a function of the payload. ``clock``: moved forward where the handler
-    sleeps. The others are what the context shows. A payload's own argument of one of these names goes by position.
+    ``attempt``: the number of the attempt. ``results``, ``failures``: of its parents, by id; ``results`` by name
+    instead, if you like, and ``ctx.await_task(id)`` returns them, too. ``events``: payloads of the events that it
+    awaits, by name. ``children``: by kind, what awaited children return: a value, or a function of the payload.
+    ``clock``: moved forward where the handler sleeps. The others are what the context shows. A payload's own argument
+    of one of these names goes by position.
 
     Raises ConfigError for what needs a store (``ctx.transaction()``), and for an asynchronous handler in a running
     event loop: ``await perform_async(…)`` runs that.
@@ -128,7 +131,9 @@ class _One:
         attempt, clock = given["attempt"], given["clock"] if given["clock"] is not None else FakeClock()
         if not isinstance(attempt, int) or isinstance(attempt, bool) or attempt < 1:
             raise ConfigError(f"attempt must be a whole number of at least 1, not {attempt!r:.80}")
-        claimed = _claimed(self.kind, text, clock.now(), given)
+        ids = _ids(given["results"] or {})
+        given["results"] = {ids.get(parent, parent): one for parent, one in (given["results"] or {}).items()}
+        claimed = _claimed(self.kind, text, clock.now(), given, ids)
         self.value = self.kind.decode(text, task_id=claimed.id)
         self.attempt = Attempt(claimed, self.kind, (claimed.priority, self.kind.slot_type), 0.0)
         self.attempt.started_at = claimed.claimed_at
@@ -186,7 +191,12 @@ def _payload(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: Ma
     raise PayloadError(f"perform() takes a Task instance or a @task function, not {task!r:.80}")
 
 
-def _claimed(kind: Kind, text: str, now: int, given: Mapping[str, Any]) -> Any:
+def _ids(results: Mapping[Any, Any]) -> dict[Any, int]:
+    """The ids of the parents that have names."""
+    return {parent: number for number, parent in enumerate(results, FIRST_PARENT) if isinstance(parent, str)}
+
+
+def _claimed(kind: Kind, text: str, now: int, given: Mapping[str, Any], names: Mapping[Any, int]) -> Any:
     from scheduler.operations.published import encode_headers
     from scheduler.store.tasks.claim import Claimed
 
@@ -214,7 +224,7 @@ def _claimed(kind: Kind, text: str, now: int, given: Mapping[str, Any]) -> Any:
         kind=kind.name,
         claimed_at=now,
         subject=given["subject"],
-        headers=None if headers is None else encode_headers(headers),
+        headers=with_names(None if headers is None else encode_headers(headers), names),
         slot=None if given["slot"] is None else instant_us(given["slot"], "slot"),
     )
 

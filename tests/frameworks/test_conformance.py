@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from support.databases import Database
 from support.django_project import TIMEOUT, Project
 
@@ -19,6 +21,7 @@ def run():
 """
 
 
+@pytest.mark.both_databases
 def test_schedd_keeps_every_contract(database: Database, tmp_path: Path) -> None:
     project = Project(tmp_path, database)
     project.write("runs.py", RUN)

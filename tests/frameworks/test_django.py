@@ -60,6 +60,7 @@ def answers(project: Project, code: str) -> Any:
     return json.loads(project.python(code).splitlines()[-1])
 
 
+@pytest.mark.both_databases
 def test_our_own_api_takes_djangos_connection(shop: Project, database: Database) -> None:
     """Edges, keys and batches are stored and rolled back with Django's rows; without a transaction in their own."""
     found = answers(
@@ -161,6 +162,7 @@ def test_a_fresh_file_is_made_in_djangos_transaction(tmp_path: Path) -> None:
     assert found == 1
 
 
+@pytest.mark.both_databases
 def test_tasks_are_stored_with_djangos_rows_and_run_by_the_daemon(shop: Project) -> None:
     shop.python(
         """

@@ -27,6 +27,11 @@ def join(ctx: Context, text: str = "", *, end: str = ".") -> str:
     return text + "".join(f"{parent}={value}" for parent, value in ctx.results().items()) + end
 
 
+@task
+def named(ctx: Context) -> list[Any]:
+    return [ctx.results["load"], ctx.results()]
+
+
 class Durable(Task):
     def run(self, ctx: Context) -> Any:
         price = ctx.step("price", lambda: 7)
@@ -63,6 +68,7 @@ def raises(ctx: Context, what: str) -> None:
 def test_a_handler_runs_with_its_payload_and_context() -> None:
     assert perform(Add(1), attempt=3) == {"sum": 2, "attempt": 3, "pair": [1, 2]}
     assert perform(join, "a", end="!", results={4: "x", 3: None}) == "a3=None4=x!"
+    assert perform(named, results={"load": "rows"}) == ["rows", {"501": "rows"}]
 
 
 def test_what_it_does_durably_is_noted() -> None:
