@@ -33,13 +33,9 @@ from scheduler.operations.published import PublishedKind, encode_headers
 from scheduler.store.schedules import ScheduleSpec
 
 if TYPE_CHECKING:
-    import sqlalchemy as sa
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
-    from sqlalchemy.orm import Session
-
     from scheduler.client.batch import Batch
     from scheduler.client.recurring_graph import RecurringGraph
-    from scheduler.store.db.django_connection import OfDjango
+    from scheduler.client.submitter import AwaitedConnection, PlainConnection
 
 _ITS_OWN_TIMES = "a recurring schedule has times of its own: at() and after() are for single tasks"
 _NO_CONFLICT = "a schedule of the same name is updated: key(conflict='reject') is for single tasks"
@@ -327,7 +323,7 @@ class TaskBuilder(_Builder, Generic[R_co]):
         given = made._given()
         return made.depend_on(self, name=None if given is None else given.free())
 
-    def schedule(self, connection: sa.Connection | Session | OfDjango | None = None) -> TaskId[R_co]:
+    def schedule(self, connection: PlainConnection | None = None) -> TaskId[R_co]:
         """Store the task and return its id, an int with ``.created``. A task whose id was returned survives a crash.
 
         ``connection``: the caller's own, SQLAlchemy's or Django's; the task then commits or rolls back with its rows.
@@ -337,7 +333,7 @@ class TaskBuilder(_Builder, Generic[R_co]):
             return self._batch.schedule_chain(self, connection)
         return self._caller.store_one(self._finished({}), connection)
 
-    async def schedule_async(self, connection: AsyncConnection | AsyncSession | None = None) -> TaskId[R_co]:
+    async def schedule_async(self, connection: AwaitedConnection | None = None) -> TaskId[R_co]:
         """:meth:`schedule` without blocking the event loop.
 
         ``connection``: the caller's own AsyncSession or AsyncConnection; the task then commits or rolls back with the

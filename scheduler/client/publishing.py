@@ -21,10 +21,7 @@ from scheduler.store.tasks.enqueue import callers_connection
 log = logging.getLogger("scheduler.client")
 
 if TYPE_CHECKING:
-    import sqlalchemy as sa
-    from sqlalchemy.orm import Session
-
-    from scheduler.store.db.django_connection import OfDjango
+    from scheduler.client.submitter import PlainConnection
 
 
 class PublishOperations:
@@ -59,7 +56,7 @@ class PublishOperations:
         headers: Mapping[str, Any] | None = None,
         schema_version: int = 1,
         delay: float | timedelta | str = 0,
-        connection: sa.Connection | Session | OfDjango | None = None,
+        connection: PlainConnection | None = None,
     ) -> TaskId[Any]:
         """Store a message to ``[sinks.NAME]``; a daemon that has the sink publishes it, at least once.
 

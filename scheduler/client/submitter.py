@@ -24,14 +24,16 @@ from scheduler.store.tasks.enqueue import callers_connection, enqueue, enqueue_a
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
-    from sqlalchemy.orm import Session
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+    from sqlalchemy.orm import Session, scoped_session
 
     from scheduler.store.db.django_connection import OfDjango
     from scheduler.telemetry.otel import Tracing
     from scheduler.telemetry.sending import Send
 
-    AnyConnection = sa.Connection | Session | OfDjango | AsyncConnection | AsyncSession
+    PlainConnection = sa.Connection | Session | scoped_session[Any] | OfDjango
+    AwaitedConnection = AsyncConnection | AsyncSession | async_scoped_session[Any]
+    AnyConnection = PlainConnection | AwaitedConnection
 
 
 log = logging.getLogger("scheduler.client")

@@ -57,9 +57,8 @@ from scheduler.store.tasks.enqueue import callers_connection, hold_writes
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
-    from sqlalchemy.orm import Session
 
-    from scheduler.store.db.django_connection import OfDjango
+    from scheduler.client.submitter import PlainConnection
 
 
 log = logging.getLogger("scheduler")
@@ -420,9 +419,7 @@ class TaskOperations:
 
     # events
 
-    def emit_event(
-        self, name: str, payload: Any = None, connection: sa.Connection | Session | OfDjango | None = None
-    ) -> bool:
+    def emit_event(self, name: str, payload: Any = None, connection: PlainConnection | None = None) -> bool:
         """Emit an event: each task that awaits it, now or later, gets the payload (JSON, 1 MiB at most).
 
         The first emit of a name wins; False if this was not the first, and nothing was changed. ``connection``: the
