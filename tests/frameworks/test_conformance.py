@@ -21,6 +21,7 @@ def run():
 """
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.both_databases
 def test_schedd_keeps_every_contract(database: Database, tmp_path: Path) -> None:
     project = Project(tmp_path, database)

@@ -12,6 +12,7 @@ import pytest
 from support.databases import Database, one_database
 from support.django_project import Project
 
+pytestmark = pytest.mark.timeout(300)  # whole programs, which a busy machine takes long to start
 EXAMPLE = Path(__file__).parents[2] / "examples" / "django"
 TASKS = """
 from scheduler.django import task
