@@ -10,8 +10,13 @@ from scheduler.django.standard import base, task_backends
 from scheduler.testing import drain
 
 
-def run_tasks(backend: str = base.DEFAULT_TASK_BACKEND_ALIAS) -> int:
-    """Run every task that is due, one after the other, in this thread; returns how many attempts ran.
+def run_tasks(
+    backend: str = base.DEFAULT_TASK_BACKEND_ALIAS, *, queue: str | None = None, raise_errors: bool = False
+) -> int:
+    """Run every task that is due, the highest priority first, in this thread; returns how many attempts ran.
+
+    ``queue``: those of one queue only. ``raise_errors``: raise what the first failing function raised, with its
+    traceback, once its attempt is recorded.
 
     For a TransactionTestCase: what a TestCase stores is never committed, so that nothing else sees it. Raises
     ImproperlyConfigured for a database of tests that lies in memory.
@@ -28,6 +33,6 @@ def run_tasks(backend: str = base.DEFAULT_TASK_BACKEND_ALIAS) -> int:
         with_types.register(one)
     worker.setup(with_types)
     try:
-        return drain(with_types)
+        return drain(with_types, queue=queue, raise_errors=raise_errors)
     finally:
         with_types.close()

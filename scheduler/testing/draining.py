@@ -87,7 +87,7 @@ def drain(
     task: int | None = None,
     raise_errors: bool = False,
 ) -> int:
-    """Run every task that is due, one after the other, in this thread. Returns how many attempts ran.
+    """Run every task that is due, the highest priority first, in this thread. Returns how many attempts ran.
 
     ``queue``, ``kind`` (a name, a Task class or a @task function): only tasks of these. ``task``: only this one, by its
     id. ``raise_errors``: raise what the first failing handler raised, with its traceback, once its attempt is recorded;

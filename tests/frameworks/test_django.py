@@ -506,7 +506,7 @@ def test_a_projects_own_tests(shop: Project, database: Database) -> None:
         from django.test import TestCase, TransactionTestCase
         from scheduler.django.testing import run_tasks
         from shop.models import Order
-        from shop.tasks import ship
+        from shop.tasks import broken, ship
 
         class InATransaction(TestCase):
             def test_stored(self):
@@ -525,10 +525,16 @@ def test_a_projects_own_tests(shop: Project, database: Database) -> None:
                 self.assertEqual(result.return_value, "b")
 
             test_first = test_second = run_one
+
+            def test_raised(self):
+                broken.enqueue("so it goes")
+                broken.using(queue="mail").enqueue("not here")
+                with self.assertRaisesMessage(ValueError, "so it goes"):
+                    run_tasks(queue="default", raise_errors=True)
         """,
     )
     output = shop.manage("test", "--noinput")
-    assert "Ran 4 tests" in output, output
+    assert "Ran 5 tests" in output, output
 
 
 def test_priorities_order_the_tasks_over_all_pools(shop: Project) -> None:
