@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from scheduler.django.standard import base, plain_task, task_backends
@@ -21,6 +21,9 @@ class Task(base.Task):
     results or their ids, after whose success it runs. ``queue``: another word for ``queue_name``.
     """
 
+    priority: int = base.DEFAULT_TASK_PRIORITY  # these have no defaults in Django 6.0
+    queue_name: str = base.DEFAULT_TASK_QUEUE_NAME
+    run_after: datetime | None = None
     retry: RetryPolicy | int | None = None
     timeout: float | timedelta | None = None
     key: str | None = None
