@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import shutil
 import tempfile
@@ -108,7 +109,7 @@ def drain(
     if name is not None:
         jobs.registry.named(name)
     errors = _Errors(engine) if raise_errors else None
-    with engine.capture, errors or nullcontext(), _only(engine, queue, name, task):
+    with engine.capture, errors or nullcontext(), _only(engine, queue, name, task), _keeping(engine):
         return _drain(engine, limit, task, errors)
 
 
@@ -136,6 +137,18 @@ def _drain(engine: Engine, limit: int, task: int | None, errors: _Errors | None)
             # On a slow machine it may begin its looks behind what was just released, and find that a second later.
             engine.dispatch.lanes.offsets.reset()
     return ran
+
+
+@contextmanager
+def _keeping(engine: Engine) -> Iterator[None]:
+    """Let the engine keep what it has claimed, however long that waits: given back it would lose its turn."""
+    state = engine.engine_state
+    before = state.options
+    state.options = before._replace(give_back=math.inf)
+    try:
+        yield
+    finally:
+        state.options = before
 
 
 def _first(engine: Engine) -> InlineSlots | None:

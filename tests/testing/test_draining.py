@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from scheduler import AsyncContext, Context, PermanentError, Retry, RetryPolicy, Scheduler, Snooze, Task, TaskState
 from scheduler.errors import ConfigError, TaskFailedError, UnknownTaskError, UnregisteredKindError
+from scheduler.model.task import PriorityName
 from scheduler.testing import FakeClock, drain, inline
 from support.databases import Database
 
@@ -74,6 +75,25 @@ def jobs(database: Database, clock: FakeClock) -> Iterator[Scheduler]:
         made.register(kind)
     yield made
     made.close()
+
+
+class Ranked(Task, ranked=True):
+    level: int
+
+    def run(self, ctx: Context) -> None:
+        ctx.state.append(self.level)
+        ctx.state[1].advance(0.11)  # ten of them: longer than a worker keeps what it has not begun
+
+
+def test_the_highest_priority_runs_first_however_slowly(database: Database, clock: FakeClock) -> None:
+    jobs = Scheduler.for_testing(clock, url=database.url, state=["levels", clock])
+    jobs.register(Ranked)
+    for level in range(30):
+        name: PriorityName = "low" if level < 10 else "medium" if level < 20 else "high"
+        jobs.task(Ranked(level)).priority(name).rank(level).schedule()
+    assert drain(jobs) == 30
+    assert jobs.state[2:] == list(reversed(range(30)))
+    jobs.close()
 
 
 def test_a_queue_and_a_kind_by_themselves(jobs: Scheduler) -> None:
