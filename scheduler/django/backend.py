@@ -206,6 +206,7 @@ class TaskBackend(BaseTaskBackend):
 
     def _number(self, store: Store, result_id: str) -> int:
         """The task's id. Raises TaskResultDoesNotExist."""
+        result_id = str(result_id)  # a path converter of Django may have made a number of it
         if result_id.isascii() and result_id.isdigit() and len(result_id) < 20:
             return int(result_id)
         if result_id.startswith(LATER) and store.alias is None and not store.jobs.database.missing():
