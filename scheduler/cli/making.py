@@ -43,7 +43,11 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     ),
     click.option("--in", "delay", type=SPAN, metavar="5m", help="Not before this long from now."),
     click.option("--at", "run_at", type=INSTANT, metavar="T", help="Not before this time (with its zone)."),
-    click.option("--cron", metavar="EXPR", help="Again and again: a cron expression of five fields."),
+    click.option(
+        "--cron",
+        metavar="EXPR",
+        help="Again and again: a cron expression of five fields; @reboot: at the fleet's start.",
+    ),
     click.option("--every", type=SPAN, metavar="10m", help="Again and again: an interval from the first registration."),
     click.option("--fixed-delay", is_flag=True, help="With --every: count from the end of each run."),
     click.option("--run-on-startup", is_flag=True, help="With --cron or --every: run once now if it is new."),

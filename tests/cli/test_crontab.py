@@ -69,5 +69,7 @@ def test_add(ctl: Ctl, live: Bench) -> None:
         "schedule": "nightly",
         "created": True,
     }
-    (one,) = ctl.json("cron", "list")
+    ctl.json("cron", "add", "boot", "@reboot", "--", "warm")
+    boot, one = ctl.json("cron", "list")
+    assert (boot["recurrence"], boot["next_at"]) == ("at start", None)
     assert one["payload"] == {"argv": ["backup", "--all"]}

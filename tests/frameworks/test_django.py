@@ -513,6 +513,7 @@ def test_a_projects_own_tests(shop: Project, database: Database) -> None:
                 with self.captureOnCommitCallbacks(execute=True):
                     result = ship.using(key="a").enqueue(Order.objects.create(name="a").pk)
                 self.assertEqual(ship.get_result(result.id).status, "READY")
+                self.assertEqual(ship.get_result(int(result.id)).id, result.id)
 
             def test_gone(self):
                 self.assertEqual(ship.using(key="a").enqueue(1).args, [1])
