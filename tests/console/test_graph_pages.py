@@ -130,6 +130,9 @@ def test_schedules_are_paused_resumed_triggered_and_deleted(database: Database, 
         assert [run["origin"] for run in one["runs"]] == ["trigger"]
         assert len(one["next"]) == 10
         assert one["payload"] == {"to": "ada"}
+        jobs.task(Mail, "ada").key("boot").at_start().schedule()
+        assert "at the next start" in ask(gate, "GET", "/schedules?q=boot").text
+        assert "when a worker starts and no other is live" in ask(gate, "GET", "/schedules/boot").text
         assert "Run once now" in ask(gate, "GET", f"/schedules/{name}").text
         assert post(gate, f"/schedules/delete/{name}").status == 303
         assert ask(gate, "GET", f"/schedules/{name}").status == 404
