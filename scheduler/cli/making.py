@@ -67,6 +67,8 @@ _OPTIONS: tuple[Callable[[Any], Any], ...] = (
     ),
     click.option("--key-retention", type=SPAN, metavar="24h", help="How long after its success the key stays taken."),
     click.option("--rank", type=int, metavar="N", help="From 33, the first, to -33, for kinds with ranks."),
+    click.option("--fairness-key", metavar="K", help="Its turn: keys of a kind take turns, such as customers."),
+    click.option("--fairness-weight", type=float, metavar="W", help="How much its turns weigh beside others'; else 1."),
     click.option("--queue", metavar="Q", help="The namespace whose workers may run it."),
     click.option("--timeout", type=SPAN, metavar="S", help="The longest one attempt may run."),
     click.option("--correlation", metavar="C", help="An id that tasks which belong together share."),
@@ -125,6 +127,8 @@ class TaskOptionsGiven:
     conflict: str | None = None
     key_retention: int | None = None
     rank: int | None = None
+    fairness_key: str | None = None
+    fairness_weight: float | None = None
     queue: str | None = None
     timeout: int | None = None
     correlation: str | None = None
@@ -222,7 +226,7 @@ class TaskOptionsGiven:
 
     def spec(self, kind: str, payload: dict[str, Any], record: KindRecord | None) -> TaskSpec:
         """The task to store: the kind's options, and over them what was given. Raises SchedulerError."""
-        from scheduler.model.lanes import check_rank, ranked_lane
+        from scheduler.model.lanes import check_fairness_key, check_rank, check_weight, fair_lane, with_rank
         from scheduler.model.names import check_name
         from scheduler.model.retry import RetryPolicy
         from scheduler.model.task import Priority
@@ -246,7 +250,11 @@ class TaskOptionsGiven:
         if self.priority is not None:
             made.priority = int(Priority.parse(self.priority))
         if self.rank is not None:
-            made.lane = ranked_lane(check_rank(self.rank, kind, ranked=bool(options.get("ranked"))), made.lane)
+            made.lane = with_rank(check_rank(self.rank, kind, ranked=bool(options.get("ranked"))), made.lane)
+        if self.fairness_key is not None:
+            made.lane = fair_lane(made.lane, check_fairness_key(self.fairness_key))
+        if self.fairness_weight is not None:
+            made.lane = fair_lane(made.lane, weight=check_weight(self.fairness_weight))
         if self.headers is not None:
             made.headers = encode_headers(read_json("--headers", self.headers))
         if self.key is not None:

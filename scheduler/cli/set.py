@@ -141,24 +141,35 @@ def set_kind(
 
 
 @set_command.command(name="key")
-@click.argument("kind")
-@click.argument("key")
+@click.argument("names", nargs=-1, required=True, metavar="[KIND] KEY")
 @click.option("--max-concurrency", metavar="N|none", help="The most tasks that may be held at a time.")
 @click.option("--rate-limit", metavar="100/min|none", help="The most attempts that may start in a time.")
-@click.option("--reset", is_flag=True, help="Go back to the limits of the kind.")
+@click.option("--weight", metavar="W|none", help="The weight of a fairness key, from 0.001 to 1000.")
+@click.option("--reset", is_flag=True, help="Go back to the limits of the kind, and the weights of the tasks.")
 @acts
 @common
 @prints(SETTING_FIELDS)
 def set_key(
-    session: Session, /, kind: str, key: str, max_concurrency: str | None, rate_limit: str | None, reset: bool
+    session: Session,
+    /,
+    names: tuple[str, ...],
+    max_concurrency: str | None,
+    rate_limit: str | None,
+    weight: str | None,
+    reset: bool,
 ) -> None:
-    """Change the limits of one concurrency key of a kind over all workers; in effect within a second.
+    """Change the limits of one key of a kind over all workers; in effect within a second.
 
-    The cap holds in place of the kind's, the rate beside it. Running tasks go on.
+    The cap and the rate are those of a concurrency key. The cap holds in place of the kind's, the rate beside it.
+    The weight is that of a fairness key: 2 gets twice the starts of 1. Without KIND it holds for all kinds, and the
+    weight of one kind goes before it. Running tasks go on.
     """
     from scheduler.operations import limits
 
-    _set(session, limits.place(kind=kind, key=key), _caps(max_concurrency, rate_limit), reset=reset)
+    if len(names) > 2:
+        raise click.UsageError("set key takes a kind and a key, or a fairness key alone")
+    where = limits.place(kind=names[0] if len(names) > 1 else None, key=names[-1])
+    _set(session, where, _caps(max_concurrency, rate_limit, weight=weight), reset=reset)
 
 
 @set_command.command(name="queue")
@@ -181,13 +192,16 @@ def set_queue(
     _set(session, limits.place(queue=queue), _caps(max_concurrency, rate_limit), reset=reset)
 
 
-def _caps(max_concurrency: str | None, rate_limit: str | None, max_per_worker: str | None = None) -> dict[str, Any]:
+def _caps(
+    max_concurrency: str | None, rate_limit: str | None, max_per_worker: str | None = None, weight: str | None = None
+) -> dict[str, Any]:
     from scheduler.operations.limits import caps
 
     given: dict[str, Any] = {
         "max_concurrency": _cap(max_concurrency, "--max-concurrency"),
         "max_per_worker": _cap(max_per_worker, "--max-per-worker"),
         "rate_limit": rate_limit,
+        "weight": _weight(weight),
     }
     return caps(**{name: None if value == "none" else value for name, value in given.items() if value is not None})
 
@@ -198,6 +212,15 @@ def _cap(text: str | None, option: str) -> int | str | None:
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 1_000_000):
         raise click.UsageError(f"{option} is a whole number from 1 to 1000000, or none, not {text!r}")
     return int(text)
+
+
+def _weight(text: str | None) -> float | str | None:
+    if text in (None, "none"):
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        raise click.UsageError(f"--weight is a number, or none, not {text!r}") from None
 
 
 def _set(session: Session, where: Place, values: dict[str, Any], *, reset: bool) -> None:

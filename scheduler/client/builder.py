@@ -16,7 +16,7 @@ from scheduler.client.placing_calls import PlacingCalls
 from scheduler.client.recurrence_calls import RecurrenceCalls
 from scheduler.client.submitter import TaskSubmitter
 from scheduler.errors import ConfigError, InvalidScheduleError, PayloadError
-from scheduler.model.lanes import base_lane, check_rank, ranked_lane
+from scheduler.model.lanes import check_fairness_key, check_rank, check_weight, fair_lane, with_rank
 from scheduler.model.names import check_name, check_text
 from scheduler.model.parent_names import MAX_NAME
 from scheduler.model.recurrence import Recurrence
@@ -186,7 +186,24 @@ class _Builder(PlacingCalls, RecurrenceCalls["RecurringBuilder"]):
         For kinds that are ``ranked=True``: each rank is a lane of its own. Raises ConfigError.
         """
         check_rank(number, self._kind.name, ranked=self._kind.options.ranked)
-        self._spec.lane = ranked_lane(number, base_lane(self._spec.lane))
+        self._spec.lane = with_rank(number, self._spec.lane)
+        return self
+
+    def fairness_key(self, key: str) -> Self:
+        """Whose turn it takes: keys of a kind take turns by weight, whatever each has waiting.
+
+        A text of at most 64 characters, such as a customer; by default that of the type, else that of the handler that
+        schedules the task, else none. Raises PayloadError.
+        """
+        self._spec.lane = fair_lane(self._spec.lane, check_fairness_key(key))
+        return self
+
+    def fairness_weight(self, weight: float) -> Self:
+        """How much the turns of its fairness key weigh beside others: 2 gets twice the starts of 1, the default.
+
+        From 0.001 to 1000. A weight that is set live of the key goes before it. Raises ConfigError.
+        """
+        self._spec.lane = fair_lane(self._spec.lane, weight=check_weight(weight))
         return self
 
     def queue(self, name: str) -> Self:

@@ -63,15 +63,16 @@ class LiveSettings:
 
     def key(
         self,
-        kind: str,
+        kind: str | None,
         key: str,
         *,
         max_concurrency: int | UnsetType | None = UNSET,
         rate_limit: str | UnsetType | None = UNSET,
+        weight: float | UnsetType | None = UNSET,
     ) -> bool:
         """Change the limits of one concurrency key of a kind: its cap, over the kind's, and a rate beside the kind's;
-        None: no limit."""
-        return self._set(limits.place(kind=kind, key=key), max_concurrency, rate_limit)
+        None: no limit. ``weight``: of a fairness key, of all kinds if ``kind`` is None, over what its tasks say."""
+        return self._set(limits.place(kind=kind, key=key), max_concurrency, rate_limit, weight=weight)
 
     def reset(
         self,
@@ -83,7 +84,7 @@ class LiveSettings:
         queue: str | None = None,
     ) -> bool:
         """Let hold again what the configuration (``pool``, of all workers or one), or the type (``kind``, or one
-        concurrency ``key`` of it) says. A ``queue`` has no limits then."""
+        ``key`` of it, or a fairness key of all) says. A ``queue`` has no limits then."""
         where = limits.place(pool=pool, worker=worker, kind=kind, key=key, queue=queue)
         return limits.reset(self._owner.desk, where).changed
 
@@ -98,8 +99,9 @@ class LiveSettings:
         max_concurrency: int | UnsetType | None,
         rate_limit: str | UnsetType | None,
         max_per_worker: int | UnsetType | None = UNSET,
+        weight: float | UnsetType | None = UNSET,
     ) -> bool:
-        values = limits.caps(max_concurrency, rate_limit, max_per_worker)
+        values = limits.caps(max_concurrency, rate_limit, max_per_worker, weight)
         return limits.change(self._owner.desk, where, values).changed
 
     pool_async = in_thread(pool)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from scheduler.engine.dispatch.lane_turns import LaneTurns
 from scheduler.engine.dispatch.limits import Admission, Limits
 from scheduler.engine.dispatch.planner import PRIORITIES, Plan, allocate
 from scheduler.engine.options import EngineOptions
@@ -41,6 +42,7 @@ class Reservations:
         self._limits = Limits(_Scope(registry, EngineOptions()))
         self._after: LaneHead | None = None  # where the next look at the lanes begins
         self._rotation = 0
+        self._turns = LaneTurns()
 
     def make(self, worker: int, budget: int) -> list[Claimed]:
         """Claim up to ``budget`` due tasks, the most urgent priority first. Raises StoreUnavailableError."""
@@ -66,16 +68,19 @@ class Reservations:
     def _claim(self, tx: Tx, worker: int, due: list[LaneHead], budget: int) -> list[Claimed]:
         self._rotation += 1
         self._limits.learn(tx)
+        self._turns.weights = self._limits.known.weights
         admission = Admission(self._limits, tx)
         before, due = -1, admission.admitted(due)
         plan = Plan([], {})
         while len(due) != before:
-            plan = allocate(due, _own_level(budget), budget, self._rotation, budget, PRIORITIES)
+            plan = allocate(due, _own_level(budget), budget, self._rotation, budget, PRIORITIES, self._turns.share)
             admission.lock(plan.picks, due)
             before, due = len(due), admission.admitted(due)
         identity = self._database.same.identity
         assert identity is not None, "an open store has one"
-        claimed = claims.claim(tx, worker, admission.cut(plan.picks), above=identity.claims_above)
+        picks = admission.cut(plan.picks, self._turns.start_of)
+        claimed = self._turns.charge(claims.claim(tx, worker, picks, above=identity.claims_above), picks)
+        self._turns.record([claims.LANE_OF(pick) for pick in picks])
         admission.count(claimed)
         if not claimed:
             return []

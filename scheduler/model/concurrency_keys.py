@@ -1,4 +1,4 @@
-"""Templates of concurrency keys: the fields that they name, and where a key can be made.
+"""Templates of concurrency keys and fairness keys: the fields that they name, and where a key can be made.
 
 A key is made of the payload as it is read back, so that one payload has one key, from every caller: ``1`` given for
 a float is 1.0.
@@ -14,7 +14,7 @@ import msgspec
 import msgspec.inspect
 
 from scheduler.errors import ConfigError
-from scheduler.model.task import TaskOptions
+from scheduler.model.task import LANE_KEYS, TaskOptions
 
 # Types whose values read back from JSON unchanged, and types that JSON is converted to first.
 _VERBATIM = (
@@ -35,21 +35,20 @@ _READABLE = (
 
 
 def check_template(options: TaskOptions, struct: type[msgspec.Struct]) -> None:
-    """Check that a template names existing fields. Raises ConfigError."""
-    rule = options.concurrency_key
-    if not isinstance(rule, str):
-        return
+    """Check that templates name existing fields. Raises ConfigError."""
     fields = struct.__struct_fields__
-    try:
-        names = fields_of(rule)
-    except ValueError as error:
-        raise ConfigError(f"task type {options.kind}: concurrency_key {rule!r} is no template: {error}") from None
-    for name in names:
-        if name not in fields:
-            there = ", ".join(fields) or "none"
-            raise ConfigError(
-                f"task type {options.kind}: concurrency_key {rule!r}: no field {name!r} (fields: {there})"
-            )
+    for option in LANE_KEYS:
+        rule = getattr(options, option)
+        if not isinstance(rule, str):
+            continue
+        try:
+            names = fields_of(rule)
+        except ValueError as error:
+            raise ConfigError(f"task type {options.kind}: {option} {rule!r} is no template: {error}") from None
+        for name in names:
+            if name not in fields:
+                there = ", ".join(fields) or "none"
+                raise ConfigError(f"task type {options.kind}: {option} {rule!r}: no field {name!r} (fields: {there})")
 
 
 def fields_of(template: str) -> list[str]:

@@ -1,21 +1,74 @@
 """Lanes: the partitions of ready tasks. A lane is a kind, or a kind and a concurrency key; marks in front say more.
 
 ``!`` marks a task in quarantine. ``@NAME`` marks tasks that an executor places: workers leave their lanes alone.
-``#NN`` marks tasks with a rank: of the lanes of one priority those with the highest rank go first. The marks stand in
-this order.
+``#NN`` marks tasks with a rank: of the lanes of one priority those with the highest rank go first. ``~KEY`` marks tasks
+with a fairness key, with the weight of the task behind it unless that is 1. The marks stand in this order.
 """
 
 from __future__ import annotations
 
-from scheduler.errors import ConfigError
+from functools import lru_cache
+from typing import NamedTuple, TypeGuard
+
+from scheduler.errors import ConfigError, PayloadError
+from scheduler.model.names import check_text
 
 LANE_SEPARATOR = "\x1f"
 QUARANTINE_LANE = "!"  # no kind and no executor begins with a mark
 PLACED_LANE = "@"
 RANKED_LANE = "#"
+FAIR_LANE = "~"
 MAX_RANK = 33  # and -33 the lowest; so three priorities have the 201 ranks of Django's tasks
-_MARKS = (QUARANTINE_LANE, PLACED_LANE, RANKED_LANE)
-_MARK_LENGTH = len("#NN") + len(LANE_SEPARATOR)
+MAX_FAIRNESS_KEY = 64
+WEIGHTS = (0.001, 1000.0)  # least, most
+_MARKS = (QUARANTINE_LANE, PLACED_LANE, RANKED_LANE, FAIR_LANE)
+_RANK_LENGTH = len("#NN") + len(LANE_SEPARATOR)
+_WEIGHT_SEPARATOR = "\x1e"
+
+
+class Fairness(NamedTuple):
+    """Whose turn a task takes, and how much that weighs; the key is empty for tasks without one."""
+
+    key: str = ""
+    weight: float = 1.0
+
+
+class Parts(NamedTuple):
+    """``marks``: of quarantine, executor and rank, as they stand in front; ``base``: the lane without any mark;
+    ``turn``: see :func:`without_key`."""
+
+    marks: str
+    executor: str | None
+    rank: int
+    fairness: Fairness
+    base: str
+    kind: str
+    turn: str
+
+
+@lru_cache(16_384)
+def parts_of(lane: str) -> Parts:
+    """A lane in its parts."""
+    rest, executor, rank, fairness = lane.lstrip(QUARANTINE_LANE), None, 0, _NO_FAIRNESS
+    if rest[:1] == PLACED_LANE:
+        executor, _, rest = rest[1:].partition(LANE_SEPARATOR)
+    if rest[:1] == RANKED_LANE:
+        rank, rest = MAX_RANK - int(_number(rest[1:3], MAX_RANK)), rest[_RANK_LENGTH:]
+    marks = lane[: len(lane) - len(rest)]
+    if rest[:1] == FAIR_LANE:
+        mark, _, rest = rest[1:].partition(LANE_SEPARATOR)
+        key, _, weight = mark.partition(_WEIGHT_SEPARATOR)
+        fairness = Fairness(key, _number(weight, 1.0) or 1.0)
+    kind = rest.partition(LANE_SEPARATOR)[0]
+    return Parts(marks, executor, rank, fairness, rest, kind, marks + kind)
+
+
+_NO_FAIRNESS = Fairness()
+
+
+def _number(text: str, otherwise: float) -> float:
+    """A number of a mark; a text that no version of ours wrote breaks nothing."""
+    return float(text) if text.replace(".", "", 1).isascii() and text.replace(".", "", 1).isdigit() else otherwise
 
 
 def placed_lane(executor: str | None, lane: str) -> str:
@@ -33,44 +86,96 @@ def check_rank(number: int, kind: str, *, ranked: bool) -> int:
 
 
 def ranked_lane(rank: int, lane: str) -> str:
-    """The lane, without marks, of tasks with this rank; the lane itself for 0, which all others have."""
+    """The lane of tasks with this rank, 0 being that of all others; ``lane``: with a fairness key, or without marks."""
     return lane if rank == 0 else f"{RANKED_LANE}{MAX_RANK - rank:02}{LANE_SEPARATOR}{lane}"
+
+
+def with_rank(rank: int, lane: str) -> str:
+    """The lane of a new task, once it has this rank."""
+    return ranked_lane(rank, lane[_RANK_LENGTH:] if lane[:1] == RANKED_LANE else lane)
 
 
 def rank_of(lane: str) -> int:
     """The rank of the tasks of this lane: of one priority the highest goes first."""
-    if lane[:1] not in _MARKS:
-        return 0
-    lane = _unplaced(lane)
-    return MAX_RANK - int(lane[1:3]) if lane[:1] == RANKED_LANE else 0
+    return parts_of(lane).rank if lane[:1] in _MARKS else 0
 
 
-def _unplaced(lane: str) -> str:
-    """The lane without the marks of quarantine and of an executor."""
-    lane = lane.lstrip(QUARANTINE_LANE)
-    return lane.partition(LANE_SEPARATOR)[2] if lane[:1] == PLACED_LANE else lane
+def check_fairness_key(key: object) -> str:
+    """Check a fairness key. Raises PayloadError."""
+    text = check_text(key, "a fairness key", MAX_FAIRNESS_KEY)
+    if any(char < " " or "\x7f" <= char < "\xa0" for char in text):
+        raise PayloadError(f"a fairness key has no control characters, as {text!r:.80} has: leave them out")
+    return text
+
+
+def check_weight(weight: object) -> float:
+    """Check the weight of a fairness key. Raises ConfigError."""
+    if not is_weight(weight):
+        least, most = WEIGHTS
+        raise ConfigError(f"a fairness weight is a number from {least:g} to {most:g}, not {weight!r:.80}")
+    return float(weight)
+
+
+def is_weight(weight: object) -> TypeGuard[float]:
+    """Whether a fairness key may have it."""
+    return isinstance(weight, int | float) and not isinstance(weight, bool) and WEIGHTS[0] <= weight <= WEIGHTS[1]
+
+
+def fairness_of(lane: str) -> Fairness:
+    """The fairness key of the tasks of this lane, and its weight."""
+    return parts_of(lane).fairness if lane[:1] in _MARKS else _NO_FAIRNESS
+
+
+def fair_lane(lane: str, key: str | None = None, weight: float | None = None) -> str:
+    """The lane of a new task, perhaps with a rank, once it has this fairness key and weight; None: as it is."""
+    before = fairness_of(lane)
+    key, weight = before.key if key is None else key, before.weight if weight is None else weight
+    if (key, weight) == before:
+        return lane
+    parts = parts_of(lane)
+    if (key, weight) == _NO_FAIRNESS:
+        return parts.marks + parts.base
+    said = "" if weight == 1 else f"{_WEIGHT_SEPARATOR}{weight:.6g}"
+    return f"{parts.marks}{FAIR_LANE}{key}{said}{LANE_SEPARATOR}{parts.base}"
+
+
+def inherited_lane(lane: str, causes: str) -> str:
+    """The lane of a task that a handler makes, with the fairness key and the weight of the handler's own task; the
+    task's own stay."""
+    if causes[:1] not in _MARKS:
+        return lane
+    theirs, own = fairness_of(causes), fairness_of(lane)
+    if own.key or not theirs.key:
+        return lane
+    return fair_lane(lane, theirs.key, theirs.weight if own.weight == 1 else own.weight)
+
+
+def derived_lane(lane: str, before: str) -> str:
+    """The lane that a new payload makes of a task whose lane was ``before``, without marks of quarantine and executor:
+    it keeps its rank, and its fairness key where the payload makes none."""
+    own, theirs = fairness_of(lane), fairness_of(before)
+    if not own.key or own.key == theirs.key:
+        lane = fair_lane(lane, *theirs)
+    return with_rank(rank_of(before), lane)
 
 
 def executor_of(lane: str) -> str | None:
     """The executor that places the tasks of this lane; None: workers claim them."""
-    lane = lane.lstrip(QUARANTINE_LANE)
-    return lane[1:].partition(LANE_SEPARATOR)[0] if lane[:1] == PLACED_LANE else None
+    return parts_of(lane).executor if lane[:1] in _MARKS else None
 
 
 def base_lane(lane: str) -> str:
     """The lane without marks: whose cap counts its tasks."""
-    lane = _unplaced(lane)
-    return lane[_MARK_LENGTH:] if lane[:1] == RANKED_LANE else lane
+    return parts_of(lane).base if lane[:1] in _MARKS else lane
 
 
 def kind_of(lane: str) -> str:
     """The kind whose tasks queue up in this lane."""
-    return base_lane(lane).partition(LANE_SEPARATOR)[0]
+    return parts_of(lane).kind if lane[:1] in _MARKS else lane.partition(LANE_SEPARATOR)[0]
 
 
 def without_key(lane: str) -> str:
-    """The lane without its concurrency key, but with its marks: lanes that are the same here take turns as one."""
+    """The lane without its concurrency key and its fairness key: lanes that are the same here take turns as one."""
     if lane[:1] in _MARKS:
-        base = base_lane(lane)
-        return lane[: len(lane) - len(base)] + base.partition(LANE_SEPARATOR)[0]
+        return parts_of(lane).turn
     return lane.partition(LANE_SEPARATOR)[0]

@@ -1,7 +1,8 @@
 """Live settings: what operators have changed while daemons run; stored, and in effect over what programs say. Pure.
 
 ``pool``: slots of a pool, of all workers or of one; ``kind``: a kind's cap, rate, and cap of each worker; ``key``: cap
-and rate of one concurrency key of a kind; ``queue``: cap and rate of a queue, over all kinds in it.
+and rate of one concurrency key of a kind, and the weight of a fairness key, of one kind or of all; ``queue``: cap and
+rate of a queue, over all kinds in it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from scheduler.model.defaults import POOLS
 from scheduler.model.rate import Rate, parse_rate
 
 POOL, KIND, KEY, QUEUE = "pool", "kind", "key", "queue"
+WEIGHT = "weight"  # of a fairness key, among the values of a key
 MAX_SLOTS = 10_000
 _WORKER = "@"  # between a pool's name and a worker's id
 

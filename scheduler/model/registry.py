@@ -17,7 +17,7 @@ from scheduler.model.concurrency_keys import check_template, fields_of, is_verba
 from scheduler.model.fingerprint import describe
 from scheduler.model.finite import find_not_finite
 from scheduler.model.handlers import NAMES
-from scheduler.model.lanes import LANE_SEPARATOR
+from scheduler.model.lanes import LANE_SEPARATOR, check_fairness_key, fair_lane
 from scheduler.model.names import check_name
 from scheduler.model.reference import reference_of
 from scheduler.model.secrets import lost_mark, marked_fields
@@ -90,8 +90,10 @@ class Kind:
         except Exception as error:  # evaluating an annotation may raise anything
             raise ConfigError(f"task type {self.name}: cannot read its annotations: {describe(error).text}") from None
         self._partial: dict[frozenset[str], Kind] = {}
-        rule, own = options.concurrency_key, build is not None or self._serialize is not None
-        self._verbatim = own or not isinstance(rule, str) or is_verbatim(rule, struct)
+        rules = [rule for rule in (options.concurrency_key, options.fairness_key) if isinstance(rule, str)]
+        own = build is not None or self._serialize is not None
+        self._verbatim = own or all(is_verbatim(rule, struct) for rule in rules)
+        self._fair = options.fairness_key is not None or options.fairness_weight != 1
 
     @cached_property
     def reference(self) -> tuple[str, str | None]:
@@ -235,30 +237,35 @@ class Kind:
         return encode_json(self._upgrade(msgspec.json.decode(text), version), f"upgraded payload of {self.name}")
 
     def lane(self, value: Any) -> str:
-        """The lane of a task: the kind, or kind + concurrency key."""
-        rule = self.options.concurrency_key
-        if rule is None:
-            return self.name
+        """The lane of a task: the kind, or kind + concurrency key, with its fairness key and weight."""
+        lane = self.name
+        if self.options.concurrency_key is not None:
+            lane += LANE_SEPARATOR + within(storable(self._lane_key("concurrency_key", value)), MAX_KEY)
+        if not self._fair:
+            return lane
+        key = "" if self.options.fairness_key is None else self._lane_key("fairness_key", value)
+        return fair_lane(lane, key and check_fairness_key(key), self.options.fairness_weight)
+
+    def _lane_key(self, name: str, value: Any) -> str:
+        rule = getattr(self.options, name)
         try:
-            made = rule(value) if callable(rule) else rule.format(**msgspec.structs.asdict(self._as_read(value)))
-            key = within(storable(str(made)), MAX_KEY)
+            return str(rule(value) if callable(rule) else rule.format(**msgspec.structs.asdict(self._as_read(value))))
         except Exception as error:
-            raise PayloadError(f"concurrency_key of {self.name} cannot be made: {error!r}") from None
-        return f"{self.name}{LANE_SEPARATOR}{key}"
+            raise PayloadError(f"{name} of {self.name} cannot be made: {error!r}") from None
 
     def _as_read(self, value: Any) -> Any:
         return value if self._verbatim else self._decoder.decode(_encoder.encode(value))
 
-    def published_key_template(self) -> str | bool:
-        """The concurrency key as workers publish it for programs without the type.
+    def published_key_template(self, name: str = "concurrency_key") -> str | bool:
+        """The concurrency key, or the fairness key, as workers publish it for programs without the type.
 
         The template, if the payload's JSON and its schema suffice to make the key; else whether there is a key."""
-        rule = self.options.concurrency_key
-        return rule if isinstance(rule, str) and self.why_key_is_private() is None else rule is not None
+        rule = getattr(self.options, name)
+        return rule if isinstance(rule, str) and self.why_key_is_private(name) is None else rule is not None
 
-    def why_key_is_private(self) -> str | None:
-        """Why programs without the type cannot make its concurrency key; None if they can, or there is none."""
-        rule = self.options.concurrency_key
+    def why_key_is_private(self, name: str = "concurrency_key") -> str | None:
+        """Why programs without the type cannot make this key; None if they can, or there is none."""
+        rule = getattr(self.options, name)
         if rule is None:
             return None
         if not isinstance(rule, str):
@@ -445,8 +452,8 @@ def _check_secrets(kind: Kind) -> None:
         return
     if not kind.schema():
         raise ConfigError(f"task type {kind.name}: with serialize() of its own no field can be a Secret")
-    rule = options.concurrency_key
-    keyed = set(fields_of(rule)) if isinstance(rule, str) else set()
+    rules = (options.concurrency_key, options.fairness_key)
+    keyed = {name for rule in rules if isinstance(rule, str) for name in fields_of(rule)}
     for option in (options.unique, options.debounce):
         if option is not None:
             keyed |= set(kind.struct.__struct_fields__ if option.by is None else option.by)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import msgspec
 
 from scheduler.model.envelope import idempotency_key
+from scheduler.model.lanes import inherited_lane
 from scheduler.model.spec import TaskSpec
 from scheduler.model.times import to_datetime
 from scheduler.model.trace import TraceContext, context_in, with_context
@@ -48,6 +49,8 @@ class Claim(Protocol):
     def epoch(self) -> int: ...
     @property
     def headers(self) -> str | None: ...
+    @property
+    def lane(self) -> str: ...
 
 
 class Running(Protocol):
@@ -70,7 +73,8 @@ current_attempt: ContextVar[Running | None] = ContextVar("schedd_attempt", defau
 
 
 def inherit(spec: TaskSpec) -> None:
-    """Give a task that a handler schedules the correlation of the handler's task, and name that as its cause.
+    """Give a task that a handler schedules the correlation of the handler's task and its fairness key, and name that
+    task as its cause.
 
     Values that the spec already has stay.
     """
@@ -87,6 +91,7 @@ def inherit_from(spec: TaskSpec, cause: Claim) -> None:
         spec.causation = str(cause.id)
     if cause.headers is not None:
         spec.headers = _with_trace(spec.headers, cause.headers)
+    spec.lane = inherited_lane(spec.lane, cause.lane)
 
 
 def _with_trace(own: str | None, causes: str) -> str | None:

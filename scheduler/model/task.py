@@ -25,6 +25,7 @@ import msgspec
 
 from scheduler.errors import ConfigError
 from scheduler.model.handlers import check_function, check_run
+from scheduler.model.lanes import check_weight
 from scheduler.model.limits import Limits, parse_limits
 from scheduler.model.names import check_name, is_name
 from scheduler.model.rate import Rate, parse_rate
@@ -74,6 +75,8 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_concurrency: int | None = None
     rate_limit: Rate | None = None
     concurrency_key: str | Callable[[Any], str] | None = None
+    fairness_key: str | Callable[[Any], str] | None = None
+    fairness_weight: float = 1.0
     dead_letter: bool = True
     result_ttl: int | None = None
     failed_ttl: int | None = None
@@ -104,6 +107,8 @@ class OptionArgs(TypedDict, total=False):
     max_concurrency: int | None
     rate_limit: str | None
     concurrency_key: str | Callable[[Any], str] | None
+    fairness_key: str | Callable[[Any], str] | None
+    fairness_weight: float
     dead_letter: bool
     result_ttl: float | timedelta | str | None
     failed_ttl: float | timedelta | str | None
@@ -122,6 +127,7 @@ class OptionArgs(TypedDict, total=False):
     executor_options: Mapping[str, Any] | None
 
 
+LANE_KEYS = ("concurrency_key", "fairness_key")  # made of the payload, by a template or a function
 OPTION_NAMES = frozenset(OptionArgs.__annotations__)
 
 
@@ -188,10 +194,13 @@ def _checked(kind: str, args: dict[str, Any]) -> dict[str, Any]:
     done |= placing(args)
     done["dead_letter"] = bool(args.get("dead_letter", True))
     done["ranked"] = bool(args.get("ranked", False))
-    rule = args.get("concurrency_key")
-    if rule is not None and not isinstance(rule, str) and not callable(rule):
-        raise ConfigError(f"concurrency_key must be a template such as '{{field}}', or a function, not {rule!r}")
-    done["concurrency_key"] = rule
+    for name in LANE_KEYS:
+        rule = args.get(name)
+        if rule is not None and not isinstance(rule, str) and not callable(rule):
+            raise ConfigError(f"{name} must be a template such as '{{field}}', or a function, not {rule!r}")
+        done[name] = rule
+    if args.get("fairness_weight") is not None:
+        done["fairness_weight"] = check_weight(args["fairness_weight"])
     for name, needed in (("unique", Unique), ("debounce", Debounce)):
         option = args.get(name)
         if option is not None and not isinstance(option, needed):

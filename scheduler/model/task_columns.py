@@ -71,6 +71,7 @@ class TaskColumns(msgspec.Struct, Generic[Instant, Due, Span], frozen=True, kw_o
     replay_count: int
     spawned_by: int | None
     worker: int | None
+    fairness_key: str | None
     executor: str | None
     resources: Resources | None
     executor_options: dict[str, Any] | None

@@ -10,8 +10,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from scheduler.errors import ConfigError, UnknownWorkerError
-from scheduler.model.lanes import LANE_SEPARATOR
-from scheduler.model.live_settings import KEY, KIND, POOL, QUEUE, pool_name, pool_of, rate_value, shown, whole
+from scheduler.model.lanes import LANE_SEPARATOR, check_fairness_key, check_weight
+from scheduler.model.live_settings import KEY, KIND, POOL, QUEUE, WEIGHT, pool_name, pool_of, rate_value, shown, whole
 from scheduler.model.names import check_text
 from scheduler.model.registry import MAX_KEY
 from scheduler.model.texts import rfc3339
@@ -62,7 +62,8 @@ class Place(NamedTuple):
             name, worker = pool_of(self.name)
             return {"pool": name, "worker": "" if worker is None else str(worker)}
         if self.scope == KEY:
-            return dict(zip((KIND, KEY), self.name.split(LANE_SEPARATOR, 1), strict=True))
+            kind, key = self.name.split(LANE_SEPARATOR, 1)
+            return {KIND: kind, KEY: key} if kind else {KEY: key}
         return {self.scope: self.name}
 
 
@@ -99,12 +100,17 @@ def place(
     key: str | None = None,
     queue: str | None = None,
 ) -> Place:
-    """A pool of all workers or of one, a kind or one concurrency key of it, or a queue. Raises ConfigError."""
-    one = sum(given is not None for given in (pool, kind, queue)) == 1
-    if not one or (worker is not None and pool is None) or (key is not None and kind is None):
-        raise ConfigError("say what to reset: a pool (and a worker), a kind (and a key), or a queue")
+    """A pool of all workers or of one, a kind or one key of it, a fairness key of all kinds, or a queue.
+
+    Raises ConfigError.
+    """
+    one = sum(given is not None for given in (pool, kind if key is None else key, queue)) == 1
+    if not one or (worker is not None and pool is None) or (kind is not None and (pool or queue) is not None):
+        raise ConfigError("say what to reset: a pool (and a worker), a kind (and a key), a fairness key, or a queue")
     if pool is not None:
         return Place(POOL, pool_name(pool, None if worker is None else whole(worker, "worker", 1, 2**63 - 1)))
+    if kind is None and key is not None:
+        return Place(KEY, f"{LANE_SEPARATOR}{check_fairness_key(key)}")
     if kind is None:
         return Place(QUEUE, check_text(queue, "a queue"))
     check_text(kind, "a kind")
@@ -123,8 +129,9 @@ def caps(
     max_concurrency: int | UnsetType | None = UNSET,
     rate_limit: str | UnsetType | None = UNSET,
     max_per_worker: int | UnsetType | None = UNSET,
+    weight: float | UnsetType | None = UNSET,
 ) -> dict[str, Any]:
-    """Values of a kind, key or queue; None: no limit. Raises ConfigError."""
+    """Values of a kind, key or queue; None: no limit, or the weight that the tasks have. Raises ConfigError."""
     given = {"max_concurrency": max_concurrency, "max_per_worker": max_per_worker}
     values: dict[str, Any] = {
         name: None if value is None else whole(value, name, 1, MAX_CAP)
@@ -133,6 +140,8 @@ def caps(
     }
     if rate_limit is not UNSET:
         values["rate_limit"] = None if rate_limit is None else rate_value(rate_limit)
+    if weight is not UNSET:
+        values[WEIGHT] = None if weight is None else check_weight(weight)
     return values
 
 
@@ -143,6 +152,10 @@ def change(desk: Desk, where: Place, values: Mapping[str, Any]) -> SetResult:
     """
     if not values:
         raise ConfigError("say what to change")
+    if WEIGHT in values and where.scope != KEY:
+        raise ConfigError("a weight is that of a fairness key: name the key")
+    if where.scope == KEY and KIND not in where.fields() and values.keys() != {WEIGHT}:
+        raise ConfigError("caps and rates are those of one kind's key: name the kind, too")
     return _change(desk, where, values, reset=False)
 
 
@@ -218,7 +231,8 @@ def _unknown(tx: Tx, where: Place, *, reset: bool) -> str | None:
     if where.scope == QUEUE:
         return unknown_queue(tx, where.name)
     if where.scope != POOL:
-        return unknown_kind(tx, where.fields()[KIND])
+        kind = where.fields().get(KIND)
+        return None if kind is None else unknown_kind(tx, kind)
     worker = pool_of(where.name)[1]
     if worker is not None and not reset and all(found.id != worker for found in workers(tx)):
         raise UnknownWorkerError(worker)

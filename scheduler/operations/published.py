@@ -12,7 +12,7 @@ import msgspec
 
 from scheduler.errors import PayloadError, UnregisteredKindError, shown_as
 from scheduler.model.concurrency_keys import fields_of
-from scheduler.model.lanes import LANE_SEPARATOR
+from scheduler.model.lanes import LANE_SEPARATOR, check_fairness_key, fair_lane
 from scheduler.model.parent_names import HEADER
 from scheduler.model.registry import MAX_KEY, MAX_PAYLOAD, encode_json
 from scheduler.model.retry import RetryPolicy
@@ -140,19 +140,29 @@ def refuse_own_keys(record: KindRecord | None) -> None:
 
 
 def lane_of(kind: str, payload: dict[str, Any], record: KindRecord | None) -> str:
-    """The lane of a task: its kind, or kind + concurrency key. Raises PayloadError."""
-    rule = None if record is None else record.options.get("concurrency_key")
-    if record is None or not rule:
+    """The lane of a task: its kind, or kind + concurrency key, with its fairness key. Raises PayloadError."""
+    if record is None:
         return kind
+    lane, key = kind, _lane_key(record, payload, "concurrency_key")
+    if key is not None:
+        lane += LANE_SEPARATOR + within(storable(key), MAX_KEY)
+    weight = record.options.get("fairness_weight", 1.0)
+    fair = _lane_key(record, payload, "fairness_key")
+    return fair_lane(lane, fair and check_fairness_key(fair), weight)
+
+
+def _lane_key(record: KindRecord, payload: dict[str, Any], option: str) -> str | None:
+    rule, name = record.options.get(option), option.replace("_", " ")
+    if not rule:
+        return None
     if not isinstance(rule, str):
-        why = record.options.get("concurrency_key_why")
+        why = record.options.get(f"{option}_why")
         because = "" if why is None else f" ({why})"
-        raise PayloadError(f"the concurrency key of {kind} is made by its program{because}: schedule it from Python")
+        raise PayloadError(f"the {name} of {record.name} is made by its program{because}: schedule it from Python")
     try:
-        key = rule.format(**as_read(record, payload, fields_of(rule)))
+        return rule.format(**as_read(record, payload, fields_of(rule), name))
     except (KeyError, IndexError, AttributeError, ValueError) as error:
-        raise PayloadError(f"concurrency_key of {kind} cannot be made: {error!r}") from None
-    return f"{kind}{LANE_SEPARATOR}{within(storable(key), MAX_KEY)}"
+        raise PayloadError(f"{option} of {record.name} cannot be made: {error!r}") from None
 
 
 def validate(kind: KindRecord, payload: Any) -> None:
@@ -189,9 +199,7 @@ class MisfitError(PayloadError):
         self.text = text
 
 
-def as_read(
-    kind: KindRecord, payload: dict[str, Any], names: Sequence[str], what: str = "concurrency key"
-) -> dict[str, Any]:
+def as_read(kind: KindRecord, payload: dict[str, Any], names: Sequence[str], what: str) -> dict[str, Any]:
     """The fields as the handler's program decodes them, with defaults. Raises PayloadError."""
     fields, found = _fields(kind), {}
     for name in names:

@@ -38,13 +38,13 @@ class Setting(NamedTuple):
 
     @property
     def subject(self) -> str:
-        """``kind Mail``, ``key Mail/ada``, ``pool high``, ``queue etl``."""
+        """``kind Mail``, ``key Mail/ada``, ``key ada`` of all kinds, ``pool high``, ``queue etl``."""
         return subject_of(self.scope, self.name)
 
 
 def subject_of(scope: str, name: str) -> str:
     """What a setting is about, for people."""
-    return f"{scope} {name.replace(LANE_SEPARATOR, '/')}"
+    return f"{scope} {name.lstrip(LANE_SEPARATOR).replace(LANE_SEPARATOR, '/')}"
 
 
 _ROWS = "SELECT t.scope, t.name, t.value, t.at, t.actor, t.reason FROM schedd_settings t"

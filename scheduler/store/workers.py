@@ -99,6 +99,8 @@ def publish_kinds(tx: Tx, worker: int, kinds: Iterable[Kind]) -> None:
             "executor_options": o.executor_options,
             "concurrency_key": kind.published_key_template(),
             "concurrency_key_why": kind.why_key_is_private(),  # only its program can make it
+            **({} if o.fairness_key is None else {"fairness_key": kind.published_key_template("fairness_key")}),
+            **({} if o.fairness_weight == 1 else {"fairness_weight": o.fairness_weight}),
         }
         bound = {
             "name": kind.name,

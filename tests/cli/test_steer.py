@@ -220,3 +220,25 @@ def test_rerun_takes_a_filter(ctl: Ctl, live: Bench) -> None:
     for refused in (("rerun", top, "--rate", 2), ("cancel", top, "--rate", 2), ("rerun", top, "--dry-run")):
         assert "goes with filters" in ctl.fails(2, *refused)
     assert "tasks a second" in ctl.fails(2, "cancel", "kind:Step", "--yes", "--rate", "0")
+
+
+def test_a_fairness_key_and_its_weight(ctl: Ctl, live: Bench) -> None:
+    live.drain()  # publishes the kinds
+    made = ctl.json("submit", "Step", "-P", "name=a", "--fairness-key", "ada", "--fairness-weight", "2.5")
+    assert ctl.json("show", made["id"])["fairness_key"] == "ada"
+    assert "a fairness key has no control characters" in ctl.fails(
+        2, "submit", "Step", "-P", "name=a", "--fairness-key", "a\n"
+    )
+    assert "a fairness weight is a number from 0.001 to 1000" in ctl.fails(
+        2, "submit", "Step", "-P", "name=a", "--fairness-weight", "0"
+    )
+    assert ctl.json("set", "key", "ada", "--weight", "3") == {
+        "setting": "key ada",
+        "value": {"weight": 3.0},
+        "changed": True,
+    }
+    assert ctl.json("set", "key", "Step", "ada", "--weight", "2", "--max-concurrency", "1")["setting"] == "key Step/ada"
+    assert "name the kind, too" in ctl.fails(2, "set", "key", "ada", "--max-concurrency", "1")
+    assert "--weight is a number, or none" in ctl.fails(2, "set", "key", "ada", "--weight", "much")
+    assert "a kind and a key, or a fairness key alone" in ctl.fails(2, "set", "key", "a", "b", "c", "--weight", "1")
+    assert ctl.json("set", "key", "ada", "--reset")["value"] == {}

@@ -11,6 +11,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from typing import Any, NamedTuple
 
 import pytest
@@ -19,6 +20,7 @@ from scheduler import Context, PermanentError, RetryPolicy, Scheduler, task
 from scheduler.engine.dispatch import completion as ledger
 from scheduler.engine.dispatch import lanes
 from scheduler.errors import ConfigError, CycleError, DuplicateKeyError, InvalidTransitionError
+from scheduler.model.lanes import base_lane
 from scheduler.model.state import CLAIMABLE, HELD, EdgeVerdict, Otherwise, TaskState, When, edge_verdict
 from scheduler.ports import FAILPOINTS
 from scheduler.store.admin import doctor as checks
@@ -159,6 +161,7 @@ class World:
         self._left_alone: set[tuple[int, int]] = set()  # (child, parent) that no longer, or not yet, count
         self._made: list[Scheduler] = []
         self._make_small(patch)
+        self._numbers = count()
         self._kinds = [plain, elsewhere, capped, capped, keyed] if rng.random() < 0.6 else [plain, elsewhere]
         self.client = self._scheduler()
         self.workers = [self._worker() for _ in range(rng.randint(1, 3))]
@@ -278,6 +281,8 @@ class World:
             builder.after(rng.choice((0.1, 1, 3)))
         if rng.random() < 0.3:
             builder.priority(rng.choice(("high", "low")))
+        if number := next(self._numbers) % 4:  # whatever the seed: caps count all of them
+            builder.fairness_key("xyz"[number - 1]).fairness_weight(number)
         return builder
 
     def _depend(self, builder: Any, parents: list[Any], odd: float) -> None:
@@ -466,12 +471,12 @@ class World:
                 raise Wrong(f"task {edge.child} waits, and {edge} is broken")
 
     def _check_caps(self, tasks: list[Any]) -> None:
-        """A suspect counts where it came from."""
-        held = Counter(t.lane.removeprefix(SUSPECT) for t in tasks if _held(t))
-        for lane, count in held.items():
-            most = next((most for kind, most in MOST.items() if lane.startswith(kind)), count)
-            if count > most:
-                raise Wrong(f"{count} tasks of lane {lane!r} are held, not {most} at most")
+        """A suspect counts where it came from, and all fairness keys of a lane together."""
+        held = Counter(base_lane(t.lane) for t in tasks if _held(t))
+        for lane, number in held.items():
+            most = next((most for kind, most in MOST.items() if lane.startswith(kind)), number)
+            if number > most:
+                raise Wrong(f"{number} tasks of lane {lane!r} are held, not {most} at most")
 
     def _check_workers(self, tasks: list[Any]) -> None:
         """Each holds what it serves, no more than it is allowed, and a suspect by itself."""

@@ -13,6 +13,7 @@ from scheduler.console.answers import Refusal
 from scheduler.console.inputs import check_text
 from scheduler.model.actor import MAX_REASON
 from scheduler.model.bulk import ItemResult
+from scheduler.model.lanes import MAX_FAIRNESS_KEY, WEIGHTS
 from scheduler.model.state import OtherwiseName, WhenName
 
 MAX_IDS = 1000
@@ -25,6 +26,7 @@ Name = Annotated[str, Meta(min_length=1, max_length=255)]
 Span = Annotated[float, Meta(ge=0, description="seconds")] | Annotated[str, Meta(max_length=40, description='"5m"')]
 Ids = Annotated[list[Id], Meta(min_length=1, max_length=MAX_IDS)]
 Level = Literal["high", "medium", "low"]
+Weight = Annotated[float, Meta(ge=WEIGHTS[0], le=WEIGHTS[1])]
 
 
 class Args(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -194,6 +196,8 @@ class Submit(Act, kw_only=True):
     headers: dict[str, Any] | None = None
     correlation: Name | None = None
     subject: Name | None = None
+    fairness_key: Annotated[str, Meta(min_length=1, max_length=MAX_FAIRNESS_KEY)] | None = None
+    fairness_weight: Weight | None = None
     depends_on: Annotated[list[Edge], Meta(max_length=MAX_IDS)] = []
 
 
@@ -219,7 +223,8 @@ class Scopes(Act):
 
 
 class Place(Act):
-    """Where a limit holds: a ``pool`` (of one ``worker``), a ``kind`` (one ``key`` of it), or a ``queue``."""
+    """Where a limit holds: a ``pool`` (of one ``worker``), a ``kind`` (one ``key`` of it), a fairness ``key`` of
+    all kinds, or a ``queue``."""
 
     pool: Level | None = None
     worker: Id | None = None
@@ -229,13 +234,15 @@ class Place(Act):
 
 
 class SetLimits(Place):
-    """``slots``, ``async_slots``: of a pool; the others of kinds, keys and queues, null: no limit."""
+    """``slots``, ``async_slots``: of a pool; ``weight``: of a fairness key; the others of kinds, keys and queues, null:
+    no limit."""
 
     slots: Annotated[int, Meta(ge=0, le=10_000)] | None = None
     async_slots: Annotated[int, Meta(ge=0, le=10_000)] | None = None
     max_concurrency: Annotated[int, Meta(ge=1, le=1_000_000)] | UnsetType | None = UNSET
     rate_limit: Annotated[str, Meta(max_length=40, description='"100/min"')] | UnsetType | None = UNSET
     max_per_worker: Annotated[int, Meta(ge=1, le=1_000_000)] | UnsetType | None = UNSET
+    weight: Weight | UnsetType | None = UNSET
 
 
 class Emit(Act, kw_only=True):

@@ -18,6 +18,7 @@ from scheduler.console.pages.bulks import bulk_view, of_verb
 from scheduler.console.pages.task_verbs import COMMAND_KINDS, check_command, without_commands
 from scheduler.console.visit import BadInputError, Visit
 from scheduler.model.bulk import Verb as BulkVerb
+from scheduler.model.lanes import check_fairness_key, fair_lane
 from scheduler.model.names import check_name
 from scheduler.model.retry import RetryPolicy
 from scheduler.model.spec import EdgeSpec
@@ -71,6 +72,10 @@ def submit(visit: Visit, given: args.Submit) -> dict[str, Any]:
         policy = _retry(given.retry)
         spec.retry, spec.max_attempts = (None, 1) if policy is None else (policy.to_json(), policy.max_attempts)
     spec.headers = None if given.headers is None else encode_headers(given.headers)
+    if given.fairness_key is not None:
+        spec.lane = fair_lane(spec.lane, check_fairness_key(given.fairness_key))
+    if given.fairness_weight is not None:
+        spec.lane = fair_lane(spec.lane, weight=given.fairness_weight)
     by_id = {one.id: one for one in given.depends_on}
     if len(by_id) < len(set(given.depends_on)):
         raise BadInputError("depends_on names a task twice with different conditions")
@@ -167,7 +172,7 @@ def set_limits(visit: Visit, given: args.SetLimits) -> dict[str, Any]:
     """Change limits while workers run."""
     where = _place(given)
     slots = limits.slots(given.slots, given.async_slots)
-    caps = limits.caps(given.max_concurrency, given.rate_limit, given.max_per_worker)
+    caps = limits.caps(given.max_concurrency, given.rate_limit, given.max_per_worker, given.weight)
     if (caps if given.pool is not None else slots) or ((given.queue or given.key) and "max_per_worker" in caps):
         raise BadInputError("slots are of pools, caps and rates of kinds, keys and queues, max_per_worker of kinds")
     return _set(limits.change(visit.desk, where, slots | caps))

@@ -66,8 +66,8 @@ def set_pool(visit: Visit) -> Done:
 def reset(visit: Visit) -> Done:
     """Let hold again what programs and configurations say."""
     kind, key, pool = (visit.given(name) or None for name in (KIND, KEY, POOL))
-    if (kind is None) == (pool is None):
-        raise BadInputError("say which: pool, or kind")
+    if (kind is None and key is None) == (pool is None):
+        raise BadInputError("say which: pool, kind or key")
     worker = visit.given_number("worker", least=1)
     changed = visit.jobs.live_settings.reset(pool=pool, worker=worker, kind=kind, key=key)
     return Done("What programs and configurations say holds again." if changed else "It was so already.")

@@ -153,6 +153,7 @@ class DispatchCycle:
             raise
         if claimed:
             FAILPOINTS.hit("after claim")
+            self.planner.turns.charge(claimed, plan.picks)
             self.feeder.submit(claimed, plan, {})
         else:
             self._last_lane = None  # a notification wakes all workers: try only once
@@ -306,6 +307,7 @@ class DispatchCycle:
         claimed = claims.claim(
             tx, self.worker, plan.picks, lanes.offsets.start, cycle.ready_children, self.engine_state.claims_above
         )
+        claimed = self.planner.turns.charge(claimed, plan.picks)
         cycle.due, cycle.claimed = due, claimed
         self.in_vain = bool(plan.picks) and not claimed
         again = [(one.id, one.claim) for one in claimed if one.claim > 1]
@@ -315,8 +317,7 @@ class DispatchCycle:
         if not urgent:
             lanes.on_claimed(plan.picks, claimed)
             if not lanes.whole:
-                left = self.planner.turns.in_turn(admission.worth_remembering(due))
-                lanes.remember(left, plan.picks, claimed)
+                lanes.remember(admission.worth_remembering(due), plan.picks, claimed, self.planner.turns)
         self.quarantine.isolate(tx, self.worker, plan.picks, claimed)
         cycle.start_by, cycle.again = admission.start_by, admission.again
         if self.engine_state.metrics is not None and self.limits.known:

@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from scheduler.engine.attempt.attempt import Attempt, CountedStarts
 from scheduler.engine.attempt.outcomes import released
+from scheduler.engine.dispatch.lanes import turn_of
 from scheduler.engine.dispatch.planner import SHORT_TASK_S, ClaimPlanner, Plan
 from scheduler.engine.slots import Slots, ThreadSlots
 from scheduler.engine.state import EngineState
@@ -25,6 +26,14 @@ log = logging.getLogger("scheduler.engine")
 
 HOLD_MIN_TASKS = 50  # fewer are not worth holding back
 STILL_RUNNING_DELAY_US = SECOND  # until a task is claimable again whose last attempt still runs here
+
+
+def _alike(plan: Plan) -> bool:
+    """Whether all is of one lane, or of lanes of one kind that differ by their keys only, for one pool."""
+    if len(plan.picks) == 1:
+        return True
+    pools = {share.pool for shares in plan.shares.values() for share in shares}
+    return len(pools) == 1 and len(set(map(turn_of, plan.picks))) == 1
 
 
 class SlotFeeder:
@@ -67,7 +76,7 @@ class SlotFeeder:
         at, timeout = engine_state.monotonic(), engine_state.options.default_timeout
         left = {key: [[share.pool, share.most] for share in shares] for key, shares in plan.shares.items()}
         batches: dict[SlotKey, list[Attempt]] = {}
-        one = claimed and len(plan.picks) == 1  # mostly
+        one = claimed and not start_by and _alike(plan)  # mostly
         lanes = [(claims.LANE_OF(plan.picks[0]), claimed)] if one else groupby(claimed, key=claims.LANE_OF)
         for lane, rows in lanes:
             kind = engine_state.registry.get(kind_of(lane[1]))

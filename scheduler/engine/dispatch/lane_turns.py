@@ -1,21 +1,59 @@
-"""Whose turn it is: kinds take turns, and within a kind the lane goes first that was looked at the longest ago."""
+"""Whose turn it is: kinds take turns, within a kind fairness keys by weight, and of a key the lane goes first that was
+looked at the longest ago.
+
+Keys take turns by start-time fair queueing. Each start moves its key on by 1 / weight in the virtual time of its kind,
+and the key goes first that is the least far. A key that is new, or comes back, begins where the others are: nothing is
+saved up by having had no work.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from heapq import heapify, heapreplace
+from types import MappingProxyType
 
 from scheduler.engine.dispatch.lanes import Turn, turn_of
-from scheduler.store.tasks.claim import LANE_OF, LaneHead
+from scheduler.model.lanes import Parts, fairness_of, parts_of
+from scheduler.store.tasks.claim import LANE_OF, Claimed, LaneClaim, LaneHead
 
 MAX_REMEMBERED_LANES = 4096  # when each was last looked at; an older one goes first, like a new one
+MAX_REMEMBERED_KEYS = 16_384  # of a kind: how far each is; a forgotten one begins where the others are
+MAX_CLOCKS = 1024  # of kinds in a queue and priority
+_ALMOST = 1 - 1e-9
+
+
+class _Clock:
+    """The virtual time of a kind that has had fairness keys. ``next``: when the next turn of a key begins, if that is
+    not past."""
+
+    __slots__ = ("next", "now")
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.next: dict[str, float] = {}
+
+    def start(self, key: str) -> float:
+        """When the next turn of this key begins."""
+        found = self.next.get(key, 0.0)
+        return max(self.now, found)
+
+    def forget(self) -> None:
+        """Forget the keys that are where they would begin, and of the others the first ones, if they are too many."""
+        kept = [(key, start) for key, start in self.next.items() if start > self.now]
+        self.next = dict(kept[-MAX_REMEMBERED_KEYS // 2 :])
+
+
+_NEW = _Clock()
 
 
 class LaneTurns:
     """The lanes of each kind in the order of their turns. Not thread-safe."""
 
     def __init__(self) -> None:
+        self.weights: Mapping[tuple[str, str], float] = MappingProxyType({})  # by (kind, key) and ("", key): set live
         self._looked_at: dict[tuple[str, str, int], int] = {}  # the longest ago first
         self._serial = 0
+        self._clocks: dict[Turn, _Clock] = {}
 
     def by_kind(self, heads: Iterable[LaneHead]) -> dict[Turn, list[LaneHead]]:
         """Lanes that take turns as one, each list in its order."""
@@ -25,10 +63,57 @@ class LaneTurns:
         return {turn: self.in_turn(lanes) for turn, lanes in kinds.items()}
 
     def in_turn(self, heads: list[LaneHead]) -> list[LaneHead]:
-        """The same, the one first that was looked at the longest ago."""
+        """The same, in their order within each kind."""
         if len(heads) < 2:
             return heads
-        return sorted(heads, key=lambda head: self._looked_at.get(LANE_OF(head), 0))
+        ordered = self._by_last_look(heads)
+        if not any(fairness_of(head.lane).key for head in ordered):
+            return ordered
+        first: dict[tuple[Turn, str], float] = {}  # where the key's next lane stands
+        places = []
+        for place, head in enumerate(ordered):
+            parts = parts_of(head.lane)
+            key = (head.queue, head.priority, parts.turn), parts.fairness.key
+            start = first[key] if key in first else self._clocks.get(key[0], _NEW).start(key[1])
+            first[key] = start + self._step(parts)
+            places.append((start, place))
+        return [ordered[place] for _, place in sorted(places)]
+
+    def share(self, heads: Sequence[LaneHead], number: int) -> dict[LaneHead, int]:
+        """How many of ``number`` starts each of these lanes of one kind gets, those first that go first."""
+        if len(heads) == 1:
+            return {heads[0]: number}
+        keys: dict[str, list[LaneHead]] = {}
+        for head in self._by_last_look(heads):
+            keys.setdefault(fairness_of(head.lane).key, []).append(head)
+        if len(keys) == 1:
+            return evenly(next(iter(keys.values())), number)
+        clock = self._clocks.get(turn_of(heads[0]), _NEW)
+        line = [
+            (clock.start(key), 0, place, key, self._step(parts_of(lanes[0].lane)))
+            for place, (key, lanes) in enumerate(keys.items())
+        ]
+        heapify(line)
+        counts: dict[str, int] = {}
+        for _ in range(number):
+            start, count, place, key, step = line[0]
+            counts[key] = count + 1
+            heapreplace(line, (start + step, count + 1, place, key, step))
+        shares: dict[LaneHead, int] = {}
+        for key, count in counts.items():
+            shares |= evenly(keys[key], count)
+        return shares
+
+    def start_of(self, pick: LaneClaim) -> float:
+        """When the next turn of its key begins; compared with others of the kind only."""
+        return self._clocks.get(turn_of(pick), _NEW).start(fairness_of(pick.lane).key) if self._clocks else 0.0
+
+    def owed(self, head: LaneHead) -> bool:
+        """Whether its key, which has just had a turn, has another one before those that had none: it weighs more."""
+        if not self._clocks or self._step(parts_of(head.lane)) >= 1:
+            return False
+        clock = self._clocks.get(turn_of(head), _NEW)
+        return clock.start(fairness_of(head.lane).key) < clock.now + _ALMOST
 
     def record(self, lanes: Sequence[tuple[str, str, int]]) -> None:
         """These were claimed from, or would have been but for a limit."""
@@ -38,3 +123,68 @@ class LaneTurns:
             self._looked_at[lane] = self._serial
         while len(self._looked_at) > MAX_REMEMBERED_LANES:
             del self._looked_at[next(iter(self._looked_at))]
+
+    def charge(self, claimed: list[Claimed], picks: Sequence[LaneClaim]) -> list[Claimed]:
+        """Count what was claimed as turns of its keys. Returns it with the turns of each kind in their order."""
+        if not claimed or not (self._clocks or any(fairness_of(pick.lane).key for pick in picks)):
+            return claimed
+        lanes: dict[tuple[str, str, int], tuple[_Clock, str, float]] = {}
+        tags: dict[_Clock, list[tuple[float, int]]] = {}
+        for pick in picks:
+            parts = parts_of(pick.lane)
+            turn, key = (pick.queue, pick.priority, parts.turn), parts.fairness.key
+            if key or turn in self._clocks:
+                clock = self._clocks.get(turn) or self._begin(turn)
+                lanes[LANE_OF(pick)] = clock, key, self._step(parts)
+                tags[clock] = []
+        if len(picks) == 1:  # as many turns of one key
+            for clock, key, step in lanes.values():
+                last = clock.start(key) + (len(claimed) - 1) * step
+                clock.now, clock.next[key] = last, last + step
+            return claimed
+        for place, one in enumerate(claimed):
+            found = lanes.get(LANE_OF(one))
+            if found is not None:
+                clock, key, step = found
+                start = clock.start(key)
+                clock.next[key] = start + step
+                tags[clock].append((start, place))
+        ordered = list(claimed)
+        for clock, starts in tags.items():
+            if starts:
+                in_order = sorted(starts)
+                for (_, place), (_, other) in zip(starts, in_order, strict=True):
+                    ordered[place] = claimed[other]
+                clock.now = max(clock.now, in_order[-1][0])
+                if len(clock.next) > MAX_REMEMBERED_KEYS:
+                    clock.forget()
+        return ordered
+
+    def _begin(self, turn: Turn) -> _Clock:
+        if len(self._clocks) >= MAX_CLOCKS:
+            del self._clocks[next(iter(self._clocks))]
+        made = self._clocks[turn] = _Clock()
+        return made
+
+    def _by_last_look(self, heads: Iterable[LaneHead]) -> list[LaneHead]:
+        looked_at = self._looked_at
+        return sorted(heads, key=lambda head: looked_at.get((head.queue, head.lane, head.priority), 0))
+
+    def _step(self, parts: Parts) -> float:
+        """How far a start of a lane moves its key on."""
+        key, weight = parts.fairness
+        if self.weights:
+            live = self.weights.get((parts.kind, key))
+            weight = self.weights.get(("", key), weight) if live is None else live
+        return 1 / weight
+
+
+def evenly(heads: Sequence[LaneHead], number: int) -> dict[LaneHead, int]:
+    """So many starts of each of these lanes, in the order in which they are given."""
+    taken = {}
+    for place, head in enumerate(heads):
+        if number <= 0:
+            break
+        taken[head] = -(-number // (len(heads) - place))
+        number -= taken[head]
+    return taken

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from scheduler.engine.dispatch.lane_offsets import LaneOffsets
 from scheduler.model.lanes import without_key
@@ -44,6 +44,15 @@ def claimed_per_lane(picks: Sequence[LaneClaim], claimed: Sequence[Claimed]) -> 
     return defaultdict(int, {LANE_OF(picks[0]): len(claimed)}) if one else Counter(map(LANE_OF, claimed))
 
 
+class Order(Protocol):
+    """In which order lanes have their turns; see lane_turns.py."""
+
+    def in_turn(self, heads: list[LaneHead]) -> list[LaneHead]: ...
+    def owed(self, head: LaneHead) -> bool:
+        """Whether a lane that was claimed from has another turn before those that were not."""
+        ...
+
+
 class LaneScanner:
     """Scans lanes, stretch by stretch."""
 
@@ -56,6 +65,7 @@ class LaneScanner:
         self._dropping: set[Turn] = set()  # and in this one
         self._used: dict[tuple[str, str, int], None] = {}  # the oldest first
         self._cursor: LaneHead | None = None
+        self._used_up = False  # a stretch is used up by one cycle: the next one may be longer
         self._passes_left = 0  # rounds still to end before every lane was read since ``fresh``
         self._monotonic = monotonic
         self._known_nonempty: list[LaneHead] = []  # due lanes of the last whole scan
@@ -115,12 +125,13 @@ class LaneScanner:
             if all(self._remembered[turn] >= ENOUGH_LANES for turn in self._dropped):
                 return [head for head in self._known.values() if serves(head)]
             self._passes_left = 1
+        most = 2 * LANES_PER_SCAN if self._used_up else LANES_PER_SCAN
         if self._cursor is None:
-            stretch = self.offsets.heads(tx, LANES_PER_SCAN)
+            stretch = self.offsets.heads(tx, most)
             self._first_later = FOREVER
         else:
-            stretch = lane_heads(tx, self._cursor, LANES_PER_SCAN)
-        ended = len(stretch) < LANES_PER_SCAN or bool(self.offsets.start)
+            stretch = lane_heads(tx, self._cursor, most)
+        ended = len(stretch) < most or bool(self.offsets.start)
         self.whole = ended and self._cursor is None
         self._cursor = None if ended else stretch[-1]
         found = [head for head in stretch if serves(head)]
@@ -158,7 +169,13 @@ class LaneScanner:
             self._known_nonempty = []
             self._passes_left = max(self._passes_left, int(self._used_known))
 
-    def remember(self, left: Iterable[LaneHead], picks: Sequence[LaneClaim], claimed: Sequence[Claimed]) -> None:
+    def remember(
+        self,
+        left: Iterable[LaneHead],
+        picks: Sequence[LaneClaim],
+        claimed: Sequence[Claimed],
+        order: Order,
+    ) -> None:
         """Remember which lanes may hold more after this claim. Not needed after a whole scan."""
         got = claimed_per_lane(picks, claimed)
         picked = {LANE_OF(pick): got[LANE_OF(pick)] < pick.limit for pick in picks}  # whether it is spent
@@ -174,16 +191,22 @@ class LaneScanner:
         self._known.clear()
         self._remembered.clear()
         for turn, heads in turns.items():
-            kept = [head for head in heads if LANE_OF(head) not in picked]
-            again = [head for head in heads if not picked.get(LANE_OF(head), True)]
-            if turn not in self._dropped and turn not in self._dropping:
-                kept += again
-                again = []
+            rotates, again, kept = turn in self._dropped or turn in self._dropping, False, []
+            for head in heads:
+                spent = picked.get(LANE_OF(head))
+                if spent is None or not (spent or (rotates and not order.owed(head))):
+                    kept.append(head)
+                elif not spent:
+                    again = True
             if again or len(kept) > most:  # the next round finds them, in their turn
                 self._dropping.add(turn)
                 self._dropped.add(turn)
-            self._known |= {LANE_OF(head): head for head in kept[:most]}
-            self._remembered[turn] = min(most, len(kept))
+            if len(kept) > most:
+                kept = order.in_turn(kept)[:most]
+            self._known |= {LANE_OF(head): head for head in kept}
+            self._remembered[turn] = len(kept)
+
+        self._used_up = len(got) >= LANES_PER_SCAN // 2
 
     def _forget_known(self) -> None:
         self._known.clear()

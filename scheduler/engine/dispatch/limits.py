@@ -6,13 +6,13 @@ A kind and a queue without limits cost nothing here. Tasks under limits are not 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from scheduler.engine.attempt.attempt import Attempt, CountedStarts
 from scheduler.engine.dispatch.queue_turns import QueueTurns
 from scheduler.engine.options import EngineOptions
-from scheduler.model.lanes import base_lane, kind_of
+from scheduler.model.lanes import QUARANTINE_LANE, kind_of
 from scheduler.model.live_settings import KEY, KIND, QUEUE
 from scheduler.model.outcome import AttemptEnd, Outcome
 from scheduler.model.rate import Rate
@@ -88,7 +88,7 @@ class Limits:
     def freed(self, outcomes: Iterable[tuple[Attempt, Outcome]]) -> list[LaneHead]:
         """The lanes of these attempts that are under a cap, which has room again."""
         lanes = {
-            (c.queue, base_lane(c.lane), c.priority)
+            (c.queue, c.lane.lstrip(QUARANTINE_LANE), c.priority)
             for attempt, _ in outcomes
             for c in (attempt.claimed,)
             if self.known.concern(c.queue, attempt.kind.name)
@@ -238,12 +238,12 @@ class Admission:
             self._locked |= {place: place in found for place in new}
             self._known = self._known.as_locked(found)
 
-    def cut(self, picks: list[LaneClaim]) -> list[LaneClaim]:
-        """The picks, reduced to what caps and rates allow."""
+    def cut(self, picks: list[LaneClaim], start_of: Callable[[LaneClaim], float]) -> list[LaneClaim]:
+        """The picks, reduced to what caps and rates allow. ``start_of``: when the turn of a pick's key begins."""
         known, kept, self._asked = self._known, [], picks
         taken: Counter[Place] = Counter()
         turns, left = self._limits.turns, Counter((pick.queue, pick.priority) for pick in picks)
-        for pick in turns.order(picks, known.queues) if known.queues else picks:
+        for pick in turns.order(picks, known.queues, start_of) if known.queues else picks:
             most, limits = pick.limit, {}
             if known.concern(pick.queue, kind_of(pick.lane)):
                 limits = known.of(pick.queue, pick.lane)

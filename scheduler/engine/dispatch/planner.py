@@ -14,13 +14,13 @@ from typing import NamedTuple
 
 from scheduler.backoff import LogOnce
 from scheduler.engine.attempt.attempt import Attempt
-from scheduler.engine.dispatch.lane_turns import LaneTurns
+from scheduler.engine.dispatch.lane_turns import LaneTurns, evenly
 from scheduler.engine.dispatch.lanes import Turn, turn_of
 from scheduler.engine.dispatch.limits import Admission, Limits
 from scheduler.engine.fair_rotation import FairRotation
 from scheduler.engine.slots import Slots, waiting_since
 from scheduler.engine.state import EngineState
-from scheduler.model.lanes import QUARANTINE_LANE, executor_of, kind_of, rank_of
+from scheduler.model.lanes import QUARANTINE_LANE, base_lane, executor_of, kind_of, rank_of
 from scheduler.model.registry import PROCESS, SlotKey
 from scheduler.store.tasks import claim as claims
 from scheduler.store.tasks.claim import LaneClaim, LaneHead
@@ -36,6 +36,7 @@ BATCH_BOUNDS = (100, 256)  # tasks in one cycle: least, most
 MAX_BATCHES_AHEAD = 2  # one runs while the other is recorded
 SHORT_TASK_S = 0.0005  # one thread runs shorter tasks faster than eight
 PRIORITIES = (0, 1, 2)
+Share = Callable[[Sequence[LaneHead], int], dict[LaneHead, int]]
 
 
 class PoolShare(NamedTuple):
@@ -102,8 +103,12 @@ class ClaimPlanner:
     def plan(self, admission: Admission, due: list[LaneHead], held: Sequence[Attempt]) -> Plan:
         """The plan for those lanes that are not at their cap or rate: they take no room from the others. ``held``: what
         this worker holds once the cycle has recorded what has ended."""
+        if self.turns.weights is not self.limits.known.weights:
+            self.turns.weights = self.limits.known.weights
         if not self.limits.known:
             plan = self._plan(due, held)
+            if len(due) > 1:
+                self.turns.record([claims.LANE_OF(pick) for pick in plan.picks])
             self._note(plan)
             return plan
         waiting = self.turns.by_kind(due)
@@ -120,11 +125,18 @@ class ClaimPlanner:
                 admission.lock(plan.picks, allowed)
                 before, allowed = len(allowed), admission.admitted(allowed)
             # A kind whose lanes are full, each by itself, may have others that are not.
-            full = {turn_of(head) for head in admission.full_lanes(looked)}
+            refused = admission.full_lanes(looked)
+            full, spent = {turn_of(head) for head in refused}, {(head.queue, base_lane(head.lane)) for head in refused}
             enough = Counter(map(turn_of, allowed))
-            waiting = {t: lanes for t, lanes in waiting.items() if lanes and t in full and enough[t] < most[t] // 2}
+            waiting = {
+                turn: left
+                for turn, lanes in waiting.items()
+                if turn in full
+                and enough[turn] < most[turn] // 2
+                and (left := [head for head in lanes if (head.queue, base_lane(head.lane)) not in spent])
+            }
         self.turns.record([claims.LANE_OF(head) for head in admission.full_lanes(looked)])
-        plan = Plan(admission.cut(plan.picks), plan.shares)
+        plan = Plan(admission.cut(plan.picks, self.turns.start_of), plan.shares)
         self.turns.record([claims.LANE_OF(pick) for pick in plan.picks])
         self._note(plan)
         return plan
@@ -185,7 +197,7 @@ class ClaimPlanner:
             pools = [*first, *(priority for priority in PRIORITIES if priority not in first)]
         taken = Counter(map(_SLOT_KEY_OF, held))
         room = self._capacity(held, taken, self._in_processes(ordinary, taken))
-        return allocate(ordinary, room, budget, self._rotation, self.batch, pools)
+        return allocate(ordinary, room, budget, self._rotation, self.batch, pools, self.turns.share)
 
     def slot_type_of(self, head: LaneHead) -> int:
         """The slot type for this lane. Suspects run in child processes, where a crash harms no other task."""
@@ -285,19 +297,20 @@ def allocate(
     rotation: int,
     most: int,
     pools: Sequence[int] = PRIORITIES,
+    share: Share = evenly,
 ) -> Plan:
     """Share free slots out over the due lanes, within a priority evenly over their kinds. Pure.
 
     ``room(pool, head)``: how many more of this lane's tasks the pool can take, running and ahead; ``budget``: over all
     pools; ``rotation``: grows by one each cycle, so that no kind is always first; ``most``: for one pool; ``pools``: in
-    the order in which they take of the budget.
+    the order in which they take of the budget; ``share``: shares starts out over the lanes of a kind.
     """
     shares: dict[tuple[str, str, int], list[PoolShare]] = {}
     counts: dict[LaneHead, int] = {}
     for pool in pools:
         for priority in [pool, *range(pool)]:
             lanes = [h for h in heads if h.priority == priority]
-            taken = _share_out(lanes, pool, room, min(budget, most), rotation)
+            taken = _share_out(lanes, pool, room, min(budget, most), rotation, share)
             for head, count in taken.items():
                 key = (head.queue, head.lane, head.priority)
                 shares.setdefault(key, []).append(PoolShare(pool, count))
@@ -310,9 +323,14 @@ def allocate(
 
 
 def _share_out(
-    lanes: list[LaneHead], pool: int, room: Callable[[int, LaneHead], int], budget: int, rotation: int
+    lanes: list[LaneHead],
+    pool: int,
+    room: Callable[[int, LaneHead], int],
+    budget: int,
+    rotation: int,
+    share: Share,
 ) -> dict[LaneHead, int]:
-    """By rank first; then evenly over the kinds, then over the lanes of each, in the order in which they are given."""
+    """By rank first; then evenly over the kinds, then over the lanes of each."""
     taken: dict[LaneHead, int] = {}
     if not lanes or budget <= 0:
         return taken
@@ -321,7 +339,7 @@ def _share_out(
         ranks.setdefault(rank_of(head.lane), []).append(head)
     used = 0
     for rank in sorted(ranks, reverse=True):
-        used = _share_out_evenly(ranks[rank], pool, room, budget, rotation, taken, used)
+        used = _share_out_evenly(ranks[rank], pool, room, budget, rotation, share, taken, used)
     return taken
 
 
@@ -331,6 +349,7 @@ def _share_out_evenly(
     room: Callable[[int, LaneHead], int],
     budget: int,
     rotation: int,
+    share: Share,
     taken: dict[LaneHead, int],
     used: int,
 ) -> int:
@@ -342,12 +361,8 @@ def _share_out_evenly(
     start = rotation % len(in_turn)
     for index, heads in enumerate(in_turn[start:] + in_turn[:start]):
         free = min(room(pool, heads[0]) - used, budget - used)
-        left = -(-free // (len(in_turn) - index))
-        for place, head in enumerate(heads):
-            if left <= 0:
-                break
-            fair = -(-left // (len(heads) - place))
-            taken[head] = fair
+        if free > 0:
+            fair = -(-free // (len(in_turn) - index))
+            taken |= share(heads, fair)
             used += fair
-            left -= fair
     return used

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from scheduler.engine.dispatch.lanes import Turn, turn_of
 from scheduler.engine.fair_rotation import FairRotation
@@ -12,8 +12,8 @@ MAX_REMEMBERED_LANES = 1024  # when each was last claimed from; an older one goe
 
 
 class QueueTurns:
-    """By priority as where priorities share slots, and within one by kind: the one first that was served the longest
-    ago, and of its lanes likewise."""
+    """By priority as where priorities share slots, within one by kind, the one first that was served the longest ago,
+    then by fairness key, and of its lanes the one that was served the longest ago."""
 
     def __init__(self) -> None:
         self._rotations: dict[str, FairRotation] = {}
@@ -27,17 +27,24 @@ class QueueTurns:
         self._served = {lane: serial for lane, serial in self._served.items() if lane[0] in queues}
         self._kinds = {turn: serial for turn, serial in self._kinds.items() if turn[0] in queues}
 
-    def order(self, picks: Sequence[LaneClaim], queues: Collection[str]) -> list[LaneClaim]:
-        """The picks in their order; those of limited queues in the order in which they take of the queue's room."""
+    def order(
+        self, picks: Sequence[LaneClaim], queues: Collection[str], start_of: Callable[[LaneClaim], float]
+    ) -> list[LaneClaim]:
+        """The picks in their order; those of limited queues in the order in which they take of the queue's room.
+
+        ``start_of``: when the turn of a pick's fairness key begins.
+        """
         rank: dict[tuple[str, int], int] = {}
         for queue in {pick.queue for pick in picks if pick.queue in queues}:
             rotation = self._rotations.setdefault(queue, FairRotation())
             order = rotation.order({pick.priority for pick in picks if pick.queue == queue})
             rank |= {(queue, priority): place for place, priority in enumerate(order)}
 
-        def turn(pick: LaneClaim) -> tuple[int, int, int]:
+        def turn(pick: LaneClaim) -> tuple[int, int, float, int]:
             place = rank.get((pick.queue, pick.priority), -1)
-            return place, self._kinds.get(turn_of(pick), 0), self._served.get(LANE_OF(pick), 0)
+            if place < 0:
+                return place, 0, 0.0, 0
+            return place, self._kinds.get(turn_of(pick), 0), start_of(pick), self._served.get(LANE_OF(pick), 0)
 
         return sorted(picks, key=turn)
 

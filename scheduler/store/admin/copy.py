@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import UNSET
 
-from scheduler.model.lanes import base_lane, rank_of, ranked_lane
+from scheduler.model.lanes import base_lane, derived_lane
 from scheduler.model.parent_names import names_in, with_names
 from scheduler.model.spec import TaskId, TaskSpec
 from scheduler.model.unique import is_derived
@@ -56,7 +56,7 @@ def copy(tx: Tx, task_id: int, change: Patch, *, key: str | None = None, depende
     spec = TaskSpec(
         **given,
         payload=payload.text,
-        lane=ranked_lane(rank_of(row.lane), base_lane(payload.lane)),
+        lane=derived_lane(payload.lane, row.lane),
         schema_version=payload.schema_version,
         dead_letter=bool(row.dead_letter),
         correlation=row.correlation or str(row.id),

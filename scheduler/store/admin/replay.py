@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from scheduler.errors import PayloadError
 from scheduler.model import state as st
-from scheduler.model.lanes import base_lane, rank_of, ranked_lane
+from scheduler.model.lanes import base_lane, derived_lane
 from scheduler.model.registry import MAX_KEY
 from scheduler.model.spec import EdgeSpec, TaskId, TaskSpec
 from scheduler.model.state import Otherwise, TaskState, When
@@ -112,7 +112,7 @@ def _copy(tx: Tx, row: sa.Row[Any], key: str | None, payload: NewPayload | None)
     spec = TaskSpec(
         **{name: row._mapping[name] for name in COPIED},
         payload=payload.text,
-        lane=ranked_lane(rank_of(row.lane), base_lane(payload.lane)),
+        lane=derived_lane(payload.lane, row.lane),
         schema_version=payload.schema_version,
         dead_letter=bool(row.dead_letter),
         correlation=row.correlation or str(row.id),

@@ -9,6 +9,7 @@ import msgspec
 import sqlalchemy as sa
 
 from scheduler.errors import ConfigError
+from scheduler.model.lanes import fairness_of
 from scheduler.model.resources import Resources, resources_from_json
 from scheduler.model.retry import RetryPolicy
 from scheduler.model.spec import is_another
@@ -79,7 +80,7 @@ class TaskRecord(TaskColumns[int, int, int], frozen=True, kw_only=True):
 
 
 FAILURES = (TaskState.FAILED, TaskState.DEAD)  # which failed_ttl is about
-_DERIVED = {"priority", "result_text"}
+_DERIVED = {"priority", "result_text", "fairness_key"}
 _COLUMNS = [name for name in TaskRecord.__struct_fields__ if name not in _DERIVED] + ["priority", "result"]
 _NUMBERS = [name for name in NUMBERS["schedd_tasks"] if name in _COLUMNS]
 _NAMES = ", ".join(f"t.{name}" for name in _COLUMNS)
@@ -124,6 +125,7 @@ def _record(row: sa.Row[Any], values: dict[tuple[int, str], str]) -> TaskRecord:
         "priority": Priority(given.pop("priority")),
         "correlation": given["correlation"] or str(task_id),
         "retry": _policy(policy),
+        "fairness_key": fairness_of(str(given["lane"])).key or None,
         "headers": _headers(headers),
         "dead_letter": bool(given["dead_letter"]),
         "resources": _resources(given["resources"]),

@@ -24,6 +24,7 @@ from scheduler.store.predicates import CLAIMABLE, HELD, IS_HELD, claimable
 if TYPE_CHECKING:
     from scheduler.store.tasks.ready_children import ReadyChildren
 
+FEW, MANY_LANES = 4, 4  # tasks of a lane that are claimed with those of so many other lanes, on SQLite
 HAS_RARE, HAS_PARENTS = 1, 2  # bits of ``extras``: a column of RARE is set; it waits, or has waited, for others
 
 
@@ -142,6 +143,14 @@ WHERE {CLAIMABLE} AND queue = :queue AND lane = :lane AND priority = :priority A
 ORDER BY run_at, id LIMIT :limit"""
 # Read, then written: RETURNING takes SQLite longer. No other writer comes between: the write lock is held.
 _SQLITE_READ = f"SELECT {READ_NAMES.format(t='')} {_SQLITE_FIRST}"
+# The first of each of many lanes at once: a lane that gives one task is not worth two statements.
+_SQLITE_READ_FIRST = f"""
+SELECT {READ_NAMES.format(t="t.")}, j.key
+FROM json_each(:lanes) j CROSS JOIN schedd_tasks t ON t.id = (
+  SELECT id FROM schedd_tasks INDEXED BY ix_schedd_tasks_ready
+  WHERE {CLAIMABLE} AND queue = :queue AND lane = j.value AND priority = :priority AND run_at <= :now
+  ORDER BY run_at, id LIMIT 1)"""
+_SQLITE_CLAIM_IDS = f"UPDATE schedd_tasks SET {_SET_SQLITE} WHERE id IN {{ids}}"
 _SQLITE_CLAIM = f"UPDATE schedd_tasks SET {_SET_SQLITE} WHERE id IN (SELECT id {_SQLITE_FIRST})"
 
 # A worker that was declared dead while its process was frozen must not claim: its claims would be reclaimed at once.
@@ -227,6 +236,11 @@ def claim(
     if tx.dialect.name == "sqlite":
         if not tx.rows(_LIVE, worker=worker):
             return []
+        few = [pick for pick in picks if pick.limit <= FEW] if not ready_children else []
+        if len(few) >= MANY_LANES:
+            for queue, priority in dict.fromkeys((pick.queue, pick.priority) for pick in few):
+                claimed += _claim_few(tx, worker, [p for p in few if (p.queue, p.priority) == (queue, priority)])
+            picks = [pick for pick in picks if pick.limit > FEW]
         for pick in picks:
             bound = {"worker": worker, "now": tx.now, **pick._asdict()}
             rest = (pick.queue, pick.lane, pick.priority, kind_of(pick.lane), tx.now, *_NOTHING_RARE)
@@ -252,6 +266,25 @@ def claim(
     if len(picks) > 1 and any(rank_of(pick.lane) for pick in picks):
         claimed.sort(key=_rank_from_first)
     return _completed(tx, claimed)
+
+
+def _claim_few(tx: Tx, worker: int, picks: Sequence[LaneClaim]) -> list[Claimed]:
+    """SQLite: claim the first task of each of these lanes of one queue and priority, then the next one of those where
+    more are asked for."""
+    claimed: list[Claimed] = []
+    wanted, bound = list(picks), {"queue": picks[0].queue, "priority": picks[0].priority, "now": tx.now}
+    while wanted:
+        found = tx.rows(_SQLITE_READ_FIRST, lanes=bind_rows([pick.lane for pick in wanted]), **bound)
+        for *row, place in found:
+            pick = wanted[place]
+            known = (pick.queue, pick.lane, pick.priority, kind_of(pick.lane), tx.now)
+            claimed.append(_new(Claimed, (*row, *known, *_NOTHING_RARE)))
+        if not found:
+            break
+        ids = bind_rows([row[0] for row in found])
+        tx.rows(_SQLITE_CLAIM_IDS.format(ids=tx.dialect.ids()), worker=worker, now=tx.now, ids=ids)
+        wanted = [pick._replace(limit=pick.limit - 1) for *_, place in found if (pick := wanted[place]).limit > 1]
+    return claimed
 
 
 def _rank_from_first(claimed: Claimed) -> int:

@@ -13,8 +13,17 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from scheduler.model.lanes import LANE_SEPARATOR, PLACED_LANE, QUARANTINE_LANE, base_lane, kind_of
-from scheduler.model.live_settings import KEY, KIND, QUEUE, decode
+from scheduler.model.lanes import (
+    FAIR_LANE,
+    LANE_SEPARATOR,
+    PLACED_LANE,
+    QUARANTINE_LANE,
+    RANKED_LANE,
+    base_lane,
+    is_weight,
+    kind_of,
+)
+from scheduler.model.live_settings import KEY, KIND, QUEUE, WEIGHT, decode
 from scheduler.model.rate import Rate
 from scheduler.store.broken_rows import options_of
 from scheduler.store.db.dialect import bind_rows
@@ -25,13 +34,11 @@ _LIVE = f"(SELECT s.value FROM schedd_settings s WHERE s.scope = '{KIND}' AND s.
 
 
 class Limit(NamedTuple):
-    """``cap``: tasks held at a time; ``rate``: attempt starts; ``per_worker``: tasks that one worker holds;
-    ``ranked``: tasks under the cap may be in lanes of ranks."""
+    """``cap``: tasks held at a time; ``rate``: attempt starts; ``per_worker``: tasks that one worker holds."""
 
     cap: int | None = None
     rate: Rate | None = None
     per_worker: int | None = None
-    ranked: bool = False
 
     @property
     def shared(self) -> bool:
@@ -81,17 +88,20 @@ class Headroom(NamedTuple):
 
 class KnownLimits:
     """The limits that hold. ``kinds``: a cap is that of each lane of the kind; ``keys``: what is set of single lanes,
-    as it is stored, over that; ``queues``: over all kinds in the queue."""
+    as it is stored, over that; ``queues``: over all kinds in the queue. ``weights``: set of fairness keys, by kind,
+    empty for all of them, and key."""
 
     def __init__(
         self,
         kinds: Mapping[str, Limit] = _NONE,
         keys: Mapping[str, Mapping[str, Any]] = _NONE,
         queues: Mapping[str, Limit] = _NONE,
+        weights: Mapping[tuple[str, str], float] = MappingProxyType({}),
     ) -> None:
         self.kinds = kinds
         self.keys = keys
         self.queues = queues
+        self.weights = weights
 
     def __bool__(self) -> bool:
         return bool(self.kinds or self.queues)
@@ -106,10 +116,8 @@ class KnownLimits:
         limit = self.kinds.get(kind)
         if limit is not None:
             lane = base_lane(lane)
-            found[Place(KIND, kind)] = limit._replace(cap=None, ranked=False)
-            found[Place(KEY, lane)] = limit_of(
-                {"max_concurrency": limit.cap, "ranked": limit.ranked, **self.keys.get(lane, _NONE)}
-            )
+            found[Place(KIND, kind)] = limit._replace(cap=None)
+            found[Place(KEY, lane)] = limit_of({"max_concurrency": limit.cap, **self.keys.get(lane, _NONE)})
         if queue in self.queues:
             found[Place(QUEUE, queue)] = self.queues[queue]
         return {place: limit for place, limit in found.items() if limit != _UNLIMITED}
@@ -128,6 +136,7 @@ class KnownLimits:
             {name: limit for name, limit in self.kinds.items() if kind(name)},
             {lane: given for lane, given in self.keys.items() if kind(kind_of(lane))},
             {name: limit for name, limit in self.queues.items() if queue(name)},
+            self.weights,
         )
 
     def as_locked(self, found: Mapping[Place, Limit]) -> KnownLimits:
@@ -136,7 +145,7 @@ class KnownLimits:
             {**before, **{place.name: limit for place, limit in found.items() if place.scope == scope}}
             for scope, before in ((KIND, self.kinds), (QUEUE, self.queues))
         )
-        return KnownLimits(kinds, self.keys, queues)
+        return KnownLimits(kinds, self.keys, queues, self.weights)
 
 
 _UNLIMITED = Limit()
@@ -146,8 +155,7 @@ def limit_of(given: Mapping[str, Any]) -> Limit:
     """The limits among a kind's published options, or what an operator has set."""
     rate = given.get("rate_limit")
     cap, per_worker = given.get("max_concurrency"), given.get("max_per_worker")
-    limits = cap is not None or rate is not None or per_worker is not None
-    return Limit(cap, None if rate is None else Rate(*rate), per_worker, limits and bool(given.get("ranked")))
+    return Limit(cap, None if rate is None else Rate(*rate), per_worker)
 
 
 def known(tx: Tx) -> KnownLimits:
@@ -164,12 +172,19 @@ def known(tx: Tx) -> KnownLimits:
         if scope == KIND
     }
     queues = {name: limit_of(decode(live)) for scope, name, _, live in rows if scope == QUEUE}
-    with_keys = set(map(kind_of, keys))
+    with_keys = {kind_of(name) for name, given in keys.items() if given.keys() - {WEIGHT}}
+    weights = {_key_of(name): float(given[WEIGHT]) for name, given in keys.items() if is_weight(given.get(WEIGHT))}
     return KnownLimits(
         {name: limit for name, limit in kinds.items() if limit != _UNLIMITED or name in with_keys},
         keys,
         {name: limit for name, limit in queues.items() if limit != _UNLIMITED},
+        weights,
     )
+
+
+def _key_of(name: str) -> tuple[str, str]:
+    kind, _, key = name.partition(LANE_SEPARATOR)
+    return kind, key
 
 
 def lock(tx: Tx, places: Iterable[Place]) -> dict[Place, Limit]:
@@ -206,7 +221,7 @@ def headroom(tx: Tx, limits: Mapping[Place, Limit], *, locked: bool = True) -> d
     """
     capped = [place for place, limit in limits.items() if limit.cap is not None]
     by_key = [place.name for place in capped if place.scope == KEY]
-    lanes = held(tx, by_key, ranked=any(limits[place].ranked for place in capped))
+    lanes = held(tx, by_key)
     queues = held_of_queues(tx, [place.name for place in capped if place.scope == QUEUE])
     made = {}
     for place, limit in limits.items():
@@ -236,17 +251,32 @@ WITH RECURSIVE w(id) AS (
 )
 """
 _HOLDING = "SELECT id FROM w WHERE id IS NOT NULL"
-_MARKS = f"SELECT '' AS mark UNION ALL SELECT '{PLACED_LANE}' || name || '{LANE_SEPARATOR}' FROM schedd_executors"
-_HELD = f"""{_HOLDERS}
-SELECT j.lane, (SELECT count(*) FROM schedd_tasks t
-  WHERE t.worker = h.id AND t.lane = j.sign || e.mark || j.lane AND t.state >= 4 AND t.state <= 5) AS n
-FROM {{holding}} h CROSS JOIN {{source}} j CROSS JOIN {{marks}} e
+# Tasks under one cap may be in lanes with marks, of which many are possible: from one such lane that a worker holds to
+# the next. Lanes that begin with one mark stand side by side in the index, unless the database's collation passes over
+# marks: then all lanes that workers hold are looked at.
+_STARTS = (QUARANTINE_LANE, PLACED_LANE, RANKED_LANE, FAIR_LANE)
+_ORDERLY = " AND ".join(f"('{mark}b' < 'a') = ('{mark}a' < 'z')" for mark in _STARTS)
+_HELD_LANES = "t.worker = {worker} AND t.state >= 4 AND t.state <= 5"
+_HELD = f"""{_HOLDERS}, m(mark) AS (
+  SELECT mark FROM ({" UNION ALL ".join(f"SELECT '{mark}' AS mark" for mark in _STARTS)}) s WHERE {_ORDERLY}
+  UNION ALL SELECT '' WHERE NOT ({_ORDERLY})
+), l(worker, mark, lane) AS (
+  SELECT h.id, m.mark, (SELECT min(t.lane) FROM schedd_tasks t
+    WHERE {_HELD_LANES.format(worker="h.id")} AND t.lane >= m.mark)
+  FROM {{holding}} h CROSS JOIN m
+  UNION ALL
+  SELECT l.worker, l.mark, (SELECT min(t.lane) FROM schedd_tasks t
+    WHERE {_HELD_LANES.format(worker="l.worker")} AND t.lane > l.lane)
+  FROM l WHERE substr(l.lane, 1, length(l.mark)) = l.mark
+)
+SELECT l.lane, (SELECT count(*) FROM schedd_tasks t WHERE {_HELD_LANES.format(worker="l.worker")} AND t.lane = l.lane)
+FROM l WHERE substr(l.lane, 1, length(l.mark)) = l.mark AND EXISTS (SELECT 1 FROM {{source}} j WHERE l.lane = j.lane
+  OR l.lane = '{QUARANTINE_LANE}' || j.lane OR substr(l.lane, length(l.lane) - length(j.lane)) = :separator || j.lane)
+UNION ALL
+SELECT j.lane, (SELECT count(*) FROM schedd_tasks t WHERE {_HELD_LANES.format(worker="h.id")} AND t.lane = j.lane)
+FROM {{holding}} h CROSS JOIN {{source}} j WHERE {_ORDERLY}
 """
 # All that each worker holds is read, which slots bound; a queue in the index would cost each claim of any queue.
-_HELD_OF_LANES = f"""{_HOLDERS}
-SELECT t.lane, count(*) FROM {{holding}} h JOIN schedd_tasks t
-  ON t.worker = h.id AND t.state >= 4 AND t.state <= 5 GROUP BY t.lane
-"""
 _HELD_OF_QUEUES = f"""{_HOLDERS}
 SELECT j.queue, (SELECT count(*) FROM schedd_tasks t
   WHERE t.worker = h.id AND t.queue = j.queue AND t.state >= 4 AND t.state <= 5) AS n
@@ -254,25 +284,17 @@ FROM {{holding}} h CROSS JOIN {{source}} j
 """
 
 
-def held(tx: Tx, lanes: Iterable[str], *, ranked: bool = False) -> dict[str, int]:
-    """How many tasks are held in each of these lanes, with those in quarantine from there and those of executors; and
-    those with a rank, if there may be some, ``ranked``."""
+def held(tx: Tx, lanes: Iterable[str]) -> dict[str, int]:
+    """How many tasks are held in each of these lanes, whatever their marks: in quarantine, of executors, ranks and
+    fairness keys."""
     asked = sorted(lanes)
-    if not asked:
-        return {}
-    if ranked:
-        counted = dict.fromkeys(asked, 0)
-        for lane, number in tx.rows(_HELD_OF_LANES.format(holding=tx.dialect.few(_HOLDING, "id"))):
+    counted = dict.fromkeys(asked, 0)
+    if asked:
+        source, holding = tx.dialect.rows({"lane": str}), tx.dialect.few(_HOLDING, "id")
+        sql = _HELD.format(source=source, holding=holding)
+        for lane, number in tx.rows(sql, rows=bind_rows([(lane,) for lane in asked]), separator=LANE_SEPARATOR):
             if (base := base_lane(lane)) in counted:
                 counted[base] += number
-        return counted
-    few = tx.dialect.few
-    source = tx.dialect.rows({"sign": str, "lane": str})
-    sql = _HELD.format(source=source, holding=few(_HOLDING, "id"), marks=few(_MARKS, "mark"))
-    rows = tx.rows(sql, rows=bind_rows([(sign, lane) for lane in asked for sign in ("", QUARANTINE_LANE)]))
-    counted = dict.fromkeys(asked, 0)
-    for lane, number in rows:
-        counted[lane] += number
     return counted
 
 

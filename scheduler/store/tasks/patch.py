@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from scheduler.errors import DuplicateKeyError, InvalidTransitionError, PayloadError
 from scheduler.model import state as st
-from scheduler.model.lanes import LANE_SEPARATOR, PLACED_LANE, QUARANTINE_LANE, base_lane, rank_of, ranked_lane
+from scheduler.model.lanes import LANE_SEPARATOR, PLACED_LANE, QUARANTINE_LANE, derived_lane
 from scheduler.model.parent_names import names_in, with_names
 from scheduler.model.state import TaskState
 from scheduler.model.task import Priority
@@ -227,7 +227,7 @@ def set_payload(tx: Tx, task_id: int, payload: NewPayload) -> None:
         separator=LANE_SEPARATOR,
         id=task_id,
         text=payload.text if inline else None,
-        lane=ranked_lane(rank_of(before or ""), base_lane(payload.lane)),
+        lane=derived_lane(payload.lane, before or ""),
         version=payload.schema_version,
     )
     if inline:

@@ -95,9 +95,8 @@ def test_a_cap_counts_all_ranks_of_its_key(jobs: Scheduler) -> None:
     with jobs.database.read() as tx:
         from scheduler.store.tasks import limits
 
-        assert limits.held(tx, ["other\x1fa"], ranked=True) == {"other\x1fa": 0}
+        assert limits.held(tx, ["other\x1fa"]) == {"other\x1fa": 0}
         (limit,) = [found for place, found in limits.known(tx).of("default", ranked_lane(5, "other\x1fa")).items()]
-    assert limit.ranked
     assert limit.cap == 1
 
 

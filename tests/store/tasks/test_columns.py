@@ -43,4 +43,5 @@ def test_what_is_read_and_shown_follows_from_one_list() -> None:
     columns = set(TaskColumns.__struct_fields__)
     assert columns <= set(TaskRecord.__struct_fields__) & set(TaskInfo.__struct_fields__)
     assert columns - {"worker"} < set(TASK_VIEW)  # shown as worker_id
-    assert columns - {"priority"} < {column.name for column in tasks.columns}  # stored as pool
+    stored = {column.name for column in tasks.columns}
+    assert columns - {"priority", "fairness_key"} < stored  # the one is a code, the other a mark of the lane
