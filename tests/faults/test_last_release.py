@@ -95,6 +95,7 @@ class Caller:
 
 @pytest.mark.case(9, 96, 97)
 def test_a_fleet_is_upgraded_under_load_one_worker_after_the_other(shop: Shop, program: Any) -> None:
+    assert int(migrate.HEAD) <= int(schema()) + 1, "keep a later release, as CONTRIBUTING.md says under A release"
     old = shop.old_daemon()
     feeder = shop.old(str(RELEASES / "shop.py"), "feed", shop.database.url)
     when(lambda: len(shop.noted()) > 30, "the last release works", old, feeder)
