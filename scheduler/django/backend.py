@@ -26,7 +26,7 @@ from scheduler.django.standard import (
 )
 from scheduler.django.stores import Store
 from scheduler.errors import SchedulerError, UnknownDependencyError
-from scheduler.model.lanes import MAX_RANK
+from scheduler.model.lanes import MAX_RANK, check_fairness_key
 from scheduler.model.names import check_name, check_text
 from scheduler.model.registry import MAX_KEY
 from scheduler.model.spec import TaskId
@@ -81,6 +81,8 @@ class TaskBackend(BaseTaskBackend):
                 span_us(task.timeout, "timeout", positive=True)
             if getattr(task, "key", None) is not None:
                 check_text(task.key, "key", MAX_KEY)
+            if getattr(task, "fairness_key", None) is not None:
+                check_fairness_key(task.fairness_key)
             _ids(getattr(task, "depends_on", ()))
         except SchedulerError as error:
             raise InvalidTask(str(error)) from None
@@ -176,6 +178,8 @@ class TaskBackend(BaseTaskBackend):
             builder.timeout(task.timeout)
         if getattr(task, "key", None) is not None:
             builder.key(task.key)
+        if getattr(task, "fairness_key", None) is not None:
+            builder.fairness_key(task.fairness_key)
         parents = [self._number(store, one) for one in _ids(getattr(task, "depends_on", ()))]
         return builder.depend_on(parents) if parents else builder
 

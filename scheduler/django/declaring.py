@@ -10,15 +10,16 @@ from typing import Any
 from scheduler.django.standard import base, plain_task, task_backends
 from scheduler.model.retry import RetryPolicy
 
-OPTIONS = ("retry", "timeout", "key", "depends_on", "queue")
+OPTIONS = ("retry", "timeout", "key", "fairness_key", "depends_on", "queue")
 _SAME: Any = object()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Task(base.Task):
     """A task of Django's. ``retry``: a RetryPolicy, or how many attempts there are at most. ``timeout``: seconds or a
-    timedelta that one attempt may take. ``key``: the name of this piece of work, which is stored once. ``depends_on``:
-    results or their ids, after whose success it runs. ``queue``: another word for ``queue_name``.
+    timedelta that one attempt may take. ``key``: the name of this piece of work, which is stored once.
+    ``fairness_key``: whose turn it takes, such as a customer. ``depends_on``: results or their ids, after whose success
+    it runs. ``queue``: another word for ``queue_name``.
     """
 
     priority: int = base.DEFAULT_TASK_PRIORITY  # these have no defaults in Django 6.0
@@ -27,6 +28,7 @@ class Task(base.Task):
     retry: RetryPolicy | int | None = None
     timeout: float | timedelta | None = None
     key: str | None = None
+    fairness_key: str | None = None
     depends_on: Any = ()
     queue: str | None = None
 
@@ -42,6 +44,7 @@ class Task(base.Task):
         retry: RetryPolicy | int | None = _SAME,
         timeout: float | timedelta | None = _SAME,
         key: str | None = _SAME,
+        fairness_key: str | None = _SAME,
         depends_on: Iterable[Any] | Any = _SAME,
         queue: str | None = None,
         queue_name: str | None = None,
@@ -50,7 +53,13 @@ class Task(base.Task):
         backend: str | None = None,
     ) -> Any:
         """The task with these in place of its own. Raises InvalidTask."""
-        given = {"retry": retry, "timeout": timeout, "key": key, "depends_on": depends_on}
+        given = {
+            "retry": retry,
+            "timeout": timeout,
+            "key": key,
+            "fairness_key": fairness_key,
+            "depends_on": depends_on,
+        }
         changes: dict[str, Any] = {name: value for name, value in given.items() if value is not _SAME}
         standard = {"priority": priority, "run_after": run_after, "backend": backend, "queue_name": queue or queue_name}
         changes |= {name: value for name, value in standard.items() if value is not None}

@@ -459,7 +459,7 @@ def test_what_cannot_be_is_refused_at_once(shop: Project) -> None:
         refused = []
         for options in (
             {"priority": 101}, {"priority": 1.5}, {"run_after": datetime.datetime(2030, 1, 1)}, {"retry": "often"},
-            {"timeout": -1}, {"key": ""}, {"queue": "no name"}, {"depends_on": [None]},
+            {"timeout": -1}, {"key": ""}, {"fairness_key": "x" * 65}, {"queue": "no name"}, {"depends_on": [None]},
         ):
             try:
                 note.using(**options)
@@ -481,7 +481,7 @@ def test_what_cannot_be_is_refused_at_once(shop: Project) -> None:
         print(json.dumps(refused))
         """,
     )
-    assert len(found) == 14, found
+    assert len(found) == 15, found
 
 
 @one_database
@@ -557,6 +557,29 @@ def test_priorities_order_the_tasks_over_all_pools(shop: Project) -> None:
         """,
     )
     assert found == list(range(100, -101, -4))
+
+
+def test_customers_take_turns(shop: Project) -> None:
+    """A fairness key is whose turn it is; priorities go first."""
+    found = answers(
+        shop,
+        """
+        import json
+        from pathlib import Path
+        from scheduler.django.testing import run_tasks
+        from shop.tasks import note
+
+        for _ in range(40):
+            note.using(fairness_key="large").enqueue("large")
+        for _ in range(4):
+            note.using(fairness_key="small").enqueue("small")
+        note.using(fairness_key="small", priority=5).enqueue("urgent")
+        run_tasks()
+        print(json.dumps(Path("ran.txt").read_text().split()))
+        """,
+    )
+    assert found[0] == "urgent"
+    assert "small" not in found[20:]
 
 
 @one_database
