@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import os
 import random
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -57,6 +56,7 @@ from scheduler.ports import Clock, SystemClock
 from scheduler.store.db.after_commit import notify_after_commit
 from scheduler.store.db.database import Database
 from scheduler.store.db.notifier import Notifier, make_notifier
+from scheduler.system.processes import cpus
 from scheduler.telemetry.traffic import Traffic
 
 if TYPE_CHECKING:
@@ -240,6 +240,7 @@ class Scheduler(
         if isinstance(source, TaskFunction):
             source.registered(self)
         if self._engine is not None:
+            self.registry.check_isolation()
             self._engine.wake()
 
     @overload
@@ -439,7 +440,7 @@ class Scheduler(
     def start(self) -> None:
         """Start to run tasks in this process. Does nothing if it is running.
 
-        Raises StoreUnavailableError if the database cannot be opened.
+        Raises StoreUnavailableError if the database cannot be opened, and ConfigError.
         """
         self._leave_to_parent()
         if ports.IN_CHILD:
@@ -450,6 +451,7 @@ class Scheduler(
         with self._lifecycle:
             if self._engine is not None and self._engine.is_running() and not self._engine.draining:
                 return  # an engine that drains still runs its last handlers, beside the new one
+            self.registry.check_isolation()
             engine = self._make_engine(self._engine_maker)
             engine.start()
             self._engine = engine
@@ -601,7 +603,7 @@ def _processes(
     count: int | None, grace: float, recycle_tasks: int, recycle_memory: int | str, state: str | None
 ) -> ProcessOptions:
     if count is None:
-        count = len(os.sched_getaffinity(0))
+        count = cpus()
     _whole(count, "processes", 1)
     _whole(recycle_tasks, "recycle_tasks", 0)
     if state is not None and (not isinstance(state, str) or ":" not in state):

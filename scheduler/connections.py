@@ -9,17 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import fcntl
 import logging
 import os
-import resource
 import socket
 import ssl
 import stat
+import sys
 import time
 from collections.abc import Callable, Iterator
 
 from scheduler.config.addresses import ListenAddress
+from scheduler.system import LINUX, files, locks
+from scheduler.system.processes import file_limits
 
 MOST = 1000  # connections of one listener
 PART_OF_FILES = 8  # of the files that the process may open, one listener takes this part at most
@@ -75,9 +76,10 @@ def bind(address: ListenAddress, scheme: str = "http") -> Listening:
 
 def bind_unix(path: str, mode: int = SOCKET_MODE) -> socket.socket:
     """Listen at a path. Takes the place of a socket whose program has ended, and of nothing else. Raises OSError."""
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    made = _unix_socket()
     try:
-        os.fchmod(made.fileno(), mode)  # so the socket never has more than these rights, whatever the umask is
+        with contextlib.suppress(*() if LINUX else (OSError,)):  # macOS gives a socket no rights before it has a path
+            files.set_mode(made.fileno(), path, mode)  # so it never has more than these, whatever the umask is
         with _alone_in(os.path.dirname(path)):
             _remove_stale(path)
             made.bind(path)
@@ -89,15 +91,21 @@ def bind_unix(path: str, mode: int = SOCKET_MODE) -> socket.socket:
     return made
 
 
+def _unix_socket() -> socket.socket:
+    if sys.platform == "win32":
+        raise OSError(errno.EAFNOSUPPORT, "Unix sockets need Linux or macOS; listen at 127.0.0.1:PORT")
+    return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+
+
 @contextlib.contextmanager
 def _alone_in(directory: str) -> Iterator[None]:
     """Keep other programs of ours from binding a socket in this directory meanwhile."""
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    handle = os.open(directory, os.O_RDONLY | files.DIRECTORY | files.CLOEXEC)
     try:
         deadline = time.monotonic() + LOCK_SECONDS
         while True:
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                locks.lock(handle)
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:  # a stranger's lock: the checks of _remove_stale hold all the same
@@ -118,7 +126,7 @@ def _remove_stale(path: str) -> None:
         return
     if not stat.S_ISSOCK(found.st_mode):
         raise FileExistsError(errno.EEXIST, "a file that is no socket is there; remove it, or name another path")
-    with socket.socket(socket.AF_UNIX) as probe:
+    with _unix_socket() as probe:
         probe.setblocking(False)  # one that lives and has no room for more does not answer at once
         try:
             probe.connect(path)
@@ -193,8 +201,8 @@ class Acceptor:
         tls: ssl.SSLContext | None = None,
         most: int | None = None,
     ) -> None:
-        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        allowed = MOST if files == resource.RLIM_INFINITY else min(MOST, files // PART_OF_FILES)
+        most_files = file_limits()[0]
+        allowed = MOST if most_files < 0 else min(MOST, most_files // PART_OF_FILES)
         self._most = max(8, allowed) if most is None else most
         self._listening, self._make, self._name, self._tls = listening, make, name, tls
         self._loop = asyncio.get_running_loop()
@@ -289,7 +297,7 @@ class Acceptor:
             self._said = now
             logger.warning(
                 "the %s takes no connections for now: %s; the process may open %d files",
-                *(self._name, error.strerror or error, resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+                *(self._name, error.strerror or error, file_limits()[0]),
             )
         self._pause(RETRY_SECONDS)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +22,8 @@ def after_fork(owner: object, callback: Callable[[Any], None]) -> None:
     _callbacks[owner] = callback
     if not _registered:
         _registered = True
-        os.register_at_fork(after_in_child=_run)
+        if sys.platform != "win32":
+            os.register_at_fork(after_in_child=_run)
 
 
 def _run() -> None:

@@ -10,6 +10,7 @@ import hmac
 import logging
 import socket
 import struct
+import sys
 import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -23,6 +24,7 @@ from scheduler.config.addresses import parse_listen
 from scheduler.connections import BODY_SECONDS, HEAD_SECONDS, READ_SECONDS, UNIX, Acceptor, Connection, Listening, bind
 from scheduler.errors import ConfigError
 from scheduler.interrupts import StopSignals
+from scheduler.system import loops
 
 MAX_HEADERS = 32 * 1024
 STOP_SECONDS = 2
@@ -57,7 +59,7 @@ class Protocol(H11Protocol):
         super().connection_made(transport)
         self._connection.opened(transport)
         end = transport.get_extra_info("socket")
-        if end is not None and end.family == socket.AF_UNIX:
+        if sys.platform == "linux" and end is not None and end.family == socket.AF_UNIX:
             credentials = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
             pid, uid, _ = struct.unpack("3i", credentials)
             self.client = (f"{UNIX}:{uid}", pid)
@@ -128,6 +130,10 @@ class BoundedServer(uvicorn.Server):
         self.listening = listening
         self._name = name
         self._stop_signals = StopSignals()
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until it is told to stop."""
+        loops.run(self.serve(sockets))
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to serve."""

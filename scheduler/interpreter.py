@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import resource
 import sys
+
+from scheduler.system.processes import allow_files, file_limits
 
 # The engine's loop releases the GIL at each call of the database. Beside busy handlers it waits this long to get it
 # back, each time, so Python's default makes dispatch cycles slow.
@@ -51,16 +52,16 @@ def raise_file_limit() -> None:
     may be such: :func:`file_limit` says which one it was.
     """
     global _files_before
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = file_limits()
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            allow_files(hard)
             _files_before = soft
 
 
 def file_limit() -> int:
     """The soft limit of open files that this process was started with."""
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] if _files_before is None else _files_before
+    return file_limits()[0] if _files_before is None else _files_before
 
 
 def freeze() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import io
 import os
-import select
 import socket
 import stat
 import sys
@@ -20,11 +19,15 @@ from contextlib import contextmanager, suppress
 from typing import TextIO, cast
 
 from scheduler.forking import after_fork
+from scheduler.system import LINUX, files
+from scheduler.system.waiting import waits_for
 
 MAX_WAITING = 1024 * 1024  # bytes of lines that wait for a reader
 MAX_LINE = 64 * 1024  # characters without a newline that wait for it
 EXIT_SECONDS = 0.5  # that the end of a process waits for a reader that stands still
 PIECE = 4096  # a pipe takes so many bytes at once, or none
+_NO_TERMINAL: int = getattr(os, "O_NOCTTY", 0)
+_AT_ONCE: int = getattr(socket, "MSG_DONTWAIT", 0) | getattr(socket, "MSG_NOSIGNAL", 0)
 
 _writers: dict[int, Writer] = {}
 _making = threading.Lock()
@@ -72,9 +75,11 @@ class Writer:
             self._socket = socket.socket(fileno=os.dup(fd))
         elif not stat.S_ISREG(found.st_mode):
             try:  # a description of our own, so that others who have this one see no O_NONBLOCK
-                flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+                if not LINUX:
+                    raise OSError("elsewhere descriptors of one file share O_NONBLOCK")
+                flags = os.O_WRONLY | files.NONBLOCK | _NO_TERMINAL | files.CLOEXEC
                 self._own = os.open(f"/proc/self/fd/{fd}", flags)
-            except OSError:  # it was opened by another user; so a thread of its own waits in each write
+            except OSError:  # or it was opened by another user; so a thread of its own waits in each write
                 self._may_block = True
         after_fork(self, Writer._renew)
 
@@ -125,7 +130,7 @@ class Writer:
         try:
             while data:
                 if self._socket is not None:
-                    sent = self._socket.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                    sent = self._socket.send(data, _AT_ONCE)
                 else:
                     sent = os.write(self._fd if self._own is None else self._own, data)
                 data = data[sent:]
@@ -162,9 +167,7 @@ class Writer:
 
     def _wait_and_write(self, piece: bytes) -> bytes:
         if not self._may_block:
-            poll = select.poll()
-            poll.register(self._socket if self._socket is not None else self._own or self._fd, select.POLLOUT)
-            poll.poll(1000)
+            waits_for(self._socket if self._socket is not None else self._own or self._fd, writing=True)(1.0)
         left = self._try(piece)
         if len(left) == len(piece) and not self._may_block:
             time.sleep(0.01)  # a terminal may say that it takes something, and take nothing
@@ -179,7 +182,7 @@ class Writer:
             found = os.fstat(self._fd)
             if self._is != (found.st_dev, found.st_ino):  # the number has become another file's
                 return
-            null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+            null = os.open(os.devnull, os.O_WRONLY | files.CLOEXEC)
             try:
                 os.dup2(null, self._fd)
             finally:

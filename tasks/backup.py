@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
 import msgspec
 
 from scheduler import PermanentError, Priority, RetryPolicy, Task, backup_sqlite
-from scheduler.tasks.files.atomic import sync_directory
+from scheduler.system import files
 from scheduler.tasks.files.paths import open_directory
 from scheduler.tasks.settings import required, section
 
@@ -72,18 +72,18 @@ class BackupTask(Task, priority=Priority.LOW, timeout=6 * 3600, retry=RetryPolic
         destinations = required(ctx.settings, "backup", "destinations", '["/srv/backups"]')
         target_dir = open_directory(self.dest_dir, destinations, "[backup] destinations")
         try:
-            place = Path(f"/proc/self/fd/{target_dir}")  # the one that was looked at, whatever becomes of its name
+            place = Path(files.place_of(target_dir))  # the one that was looked at, whatever becomes of its name
             _remove_drafts(place, ctx.id)
             if self.source_dir == STORE:
-                made, files = self._store(ctx, place, f"{name}-{stamp}.sqlite"), 1
+                made, count = self._store(ctx, place, f"{name}-{stamp}.sqlite"), 1
             else:
-                made, files = self._archive(ctx, place, target_dir, f"{name}-{stamp}.tar.gz")
-            sync_directory(place)
+                made, count = self._archive(ctx, place, target_dir, f"{name}-{stamp}.tar.gz")
+            files.sync_directory(place)
             removed = _rotate(place, name, made.suffix, self.keep, made.name)
             return {
                 "path": os.path.join(self.dest_dir, made.name),
                 "size": made.stat().st_size,
-                "files": files,
+                "files": count,
                 "removed": removed,
             }
         finally:
@@ -111,12 +111,12 @@ class BackupTask(Task, priority=Priority.LOW, timeout=6 * 3600, retry=RetryPolic
             for _ in range(MAX_PASSES):
                 draft.unlink(missing_ok=True)
                 # Never through a link that was put there; for its owner alone, as what is in it may be.
-                flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+                flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | files.CLOEXEC
                 with open(os.open(draft, flags, 0o600), "wb") as file:
                     pass_ = ArchivePass(ctx, file, source)
                     whole = pass_.run()
                     file.flush()
-                    os.fsync(file.fileno())
+                    files.sync(file.fileno())
                 if whole:
                     os.replace(draft, place / name)
                     return place / name, pass_.files
@@ -195,7 +195,7 @@ class ArchivePass:
         elif stat.S_ISREG(found.st_mode):
             info.size = found.st_size
             try:
-                fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+                fd = os.open(name, os.O_RDONLY | files.NOFOLLOW | files.NONBLOCK | files.CLOEXEC, dir_fd=directory)
             except OSError as error:
                 if error.errno in (errno.ENOENT, errno.ELOOP):  # gone, or exchanged for a link
                     return False
@@ -240,7 +240,7 @@ def walk(fd: int, shown: str = "") -> Iterator[tuple[str, int, str, os.stat_resu
             if path.count("/") >= MAX_DEPTH:
                 raise PermanentError(f"{path[:80]}… lies more than {MAX_DEPTH} directories deep")
             try:
-                inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+                inner = os.open(name, os.O_RDONLY | files.DIRECTORY | files.NOFOLLOW | files.CLOEXEC, dir_fd=fd)
             except (FileNotFoundError, NotADirectoryError):
                 continue
             try:
@@ -255,7 +255,7 @@ def _plain(name: str) -> str:
 
 
 def _inside(inner: int, outer: int) -> bool:
-    path, root = (os.path.realpath(f"/proc/self/fd/{fd}") for fd in (inner, outer))
+    path, root = (os.path.realpath(files.place_of(fd)) for fd in (inner, outer))
     return path == root or path.startswith(root.rstrip("/") + "/")
 
 
@@ -274,7 +274,7 @@ def _rotate(place: Path, name: str, suffix: str, keep: int, newest: str) -> list
         with suppress(FileNotFoundError):
             (place / entry).unlink()
     if removed:
-        sync_directory(place)
+        files.sync_directory(place)
     return removed
 
 

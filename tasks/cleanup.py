@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from scheduler import Priority, RetryPolicy, Task
+from scheduler.system import files
 from scheduler.tasks.files.paths import open_directory
 from scheduler.tasks.settings import required
 
@@ -22,7 +23,7 @@ HOUR = 3600.0
 CANCEL_CHECK_EVERY = 200  # entries between checks for a cancel
 MAX_FAILURES_LISTED = 20  # entries in the result
 MAX_DEPTH = 100  # directories inside each other; each is open meanwhile
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_DIRECTORY = os.O_RDONLY | files.DIRECTORY | files.NOFOLLOW | files.CLOEXEC
 
 
 class TempFileCleanupTask(

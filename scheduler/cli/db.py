@@ -17,6 +17,7 @@ from scheduler.cli.output import print_fields, print_object, print_rows
 from scheduler.cli.session import Session, note, prints
 from scheduler.cli.streams import say
 from scheduler.errors import SchedulerError
+from scheduler.system import files
 
 if TYPE_CHECKING:
     from scheduler.operations.upkeep import TableSummary
@@ -184,14 +185,14 @@ def _say_progress(table: str, rows: int) -> None:
 def _new_file(path: str) -> Iterator[BinaryIO]:
     """A file that did not exist; removed again if what writes it fails. Raises SchedulerError."""
     try:
-        file = os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600), "wb")
+        file = os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | files.CLOEXEC, 0o600), "wb")
     except OSError as error:
         raise SchedulerError(f"cannot write {path}: {error.strerror}") from None
     try:
         with file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            files.sync(file.fileno())
     except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(path)

@@ -13,6 +13,7 @@ from scheduler.cli.options import common
 from scheduler.cli.session import Session, prints
 from scheduler.cli.streams import say
 from scheduler.errors import SchedulerError
+from scheduler.system import files
 
 FILE_MODE = 0o644  # the reader is another user
 
@@ -57,7 +58,7 @@ def write_whole(path: Path, text: bytes) -> None:
         try:
             with open(number, "wb") as file:
                 file.write(text)
-                os.fchmod(file.fileno(), FILE_MODE)
+                files.set_mode(file.fileno(), made, FILE_MODE)
             os.replace(made, path)
         except BaseException:
             with suppress(OSError):

@@ -203,9 +203,9 @@ def _screen() -> Iterator[Callable[[float], bool]]:
 
     However it ends, the terminal is as it was. Ctrl-C ends it quietly.
     """
-    stdin = sys.stdin.fileno() if sys.stdin.isatty() else None
+    stdin = sys.stdin.fileno() if sys.stdin.isatty() and sys.platform != "win32" else None  # there Ctrl-C ends it
     before: Any = None
-    if stdin is not None:
+    if stdin is not None and sys.platform != "win32":
         import termios
         import tty
 
@@ -219,7 +219,7 @@ def _screen() -> Iterator[Callable[[float], bool]]:
         pass
     finally:
         signal.signal(signal.SIGTERM, terminate)
-        if stdin is not None:
+        if stdin is not None and sys.platform != "win32":
             termios.tcsetattr(stdin, termios.TCSADRAIN, before)
         sys.stdout.write(_LEAVE)
         sys.stdout.flush()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import typing
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
@@ -17,6 +16,7 @@ from scheduler.config.messages import Door, Sink, Source, common_settings
 from scheduler.config.section import Section
 from scheduler.config.sources import OPEN, Duration
 from scheduler.model.defaults import DRAIN, LEASE, MISFIRE_GRACE, POOL_SLOTS, PROCESS_GRACE, RETENTION, UNMOVED_AFTER
+from scheduler.system.processes import cpus
 
 Count = Annotated[int, Meta(ge=0)]
 LogFormat = Literal["auto", "console", "json"]
@@ -26,7 +26,7 @@ LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 
 def cores() -> int:
     """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cpus()
 
 
 class Store(Section, frozen=True):

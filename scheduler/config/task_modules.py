@@ -128,6 +128,7 @@ class TaskModules:
         for source, where in found:
             try:
                 trial.add(source)
+                trial.check_isolation()
             except SchedulerError as error:
                 raise ConfigError(f"{where}: {error}") from error
 

@@ -7,7 +7,6 @@ import hashlib
 import hmac
 import inspect
 import os
-import pwd
 import secrets
 import time
 from collections import Counter
@@ -26,6 +25,8 @@ from scheduler.console.security import Failures, Peer
 from scheduler.console.sessions import Sessions, StoredSessions
 from scheduler.errors import ConfigError
 from scheduler.operations.desk import Desk
+from scheduler.system import LINUX
+from scheduler.system.processes import user_id, user_name
 
 LINK_SECONDS = 60.0  # for which a link for one use is good
 LINKS_EVERY = 10.0  # seconds between two links that a visitor may have printed
@@ -104,7 +105,7 @@ class LinkAuth(Auth):
         now = time.monotonic()
         until = self._links.pop(hashlib.sha256(given.encode("utf-8", "replace")).hexdigest(), 0.0)
         self._links = {key: end for key, end in self._links.items() if end > now}
-        return Principal(_os_name(os.getuid()), "admin", self._roles["admin"], True) if until > now else None
+        return Principal(_os_name(user_id()), "admin", self._roles["admin"], True) if until > now else None
 
 
 class User(NamedTuple):
@@ -367,11 +368,8 @@ def _session_name(user: User) -> str:
     return f"{user.name} {user.hash[-16:]}"
 
 
-def _os_name(uid: int) -> str:
-    try:
-        return f"os:{pwd.getpwuid(uid).pw_name}"
-    except KeyError:
-        return f"os:{uid}"
+def _os_name(uid: int | None) -> str:
+    return f"os:{user_name(uid) or uid}"
 
 
 def make_auth(settings: Any, desk: Desk, *, loopback: bool, unix: bool, trusts_proxy: bool) -> Auth:
@@ -389,6 +387,8 @@ def make_auth(settings: Any, desk: Desk, *, loopback: bool, unix: bool, trusts_p
         else:
             raise ConfigError(OPEN_CONSOLE)
     if method == "local":
+        if not LINUX:
+            raise ConfigError('[console] auth = "local" needs Linux, whose kernel says who is there; set auth')
         if not unix:
             raise ConfigError('[console] auth = "local" needs a Unix socket: listen = "unix:/run/schedd/console.sock"')
         return LocalAuth(roles)

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from scheduler.backoff import Backoff
 from scheduler.config.model import Config
 from scheduler.errors import ConfigError
+from scheduler.system.processes import memory_of
 
 FIRST_PAUSE, MAX_PAUSE = 1.0, 60.0  # seconds before it is started again
 STEADY = 60.0  # seconds after which an end counts as the first one again
@@ -26,8 +27,6 @@ _COMMAND = "from scheduler.cli import main; main()"
 
 logger = logging.getLogger("scheduler.daemon")
 
-_PAGE = os.sysconf("SC_PAGE_SIZE")
-
 
 def command(config: Config) -> list[str]:
     """The command that serves the console of this configuration until its stdin ends."""
@@ -37,15 +36,6 @@ def command(config: Config) -> list[str]:
         *(sys.executable, "-P", "-c", _COMMAND, "console"),  # -P: no module of the current directory hides another one
         *(*file, "--listen", config.console.listen, "--until-stdin-ends"),
     ]
-
-
-def resident(pid: int) -> int:
-    """Bytes of memory that a process has; 0 if that cannot be read, as where there is no /proc."""
-    try:
-        with open(f"/proc/{pid}/statm", "rb") as file:
-            return int(file.read().split()[1]) * _PAGE
-    except (OSError, IndexError, ValueError):
-        return 0
 
 
 class ConsoleProcess:
@@ -134,7 +124,7 @@ class ConsoleProcess:
     def _watch_memory(self, process: subprocess.Popen[str]) -> None:
         """End it once it takes too much memory; it is started again as after any other end."""
         while not self._stopping.wait(LOOK_EVERY) and process.poll() is None:
-            used = resident(process.pid)
+            used = memory_of(process.pid)
             if used > MAX_MEMORY:
                 logger.error(
                     "the console takes %d MiB of memory, more than %d: it is ended, and starts again",

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from scheduler.config.addresses import ListenAddress, parse_listen
 from scheduler.connections import READ_SECONDS, Acceptor, Connection, Listening, bind
+from scheduler.system import loops
 from scheduler.telemetry import prometheus
 from scheduler.telemetry.health import Vitals, not_alive, not_ready, not_started
 
@@ -90,7 +91,7 @@ class Listener:
                 return
             self._try(first=False)
         try:
-            asyncio.run(self._serve(self._listening))
+            loops.run(self._serve(self._listening))
         finally:
             self._listening.close()
 

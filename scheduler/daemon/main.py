@@ -35,6 +35,7 @@ from scheduler.errors import ConfigError, SchedulerError, StoreUnavailableError
 from scheduler.model.printable import printable
 from scheduler.model.redact import shown_url
 from scheduler.nonblocking import say, unblocked_output
+from scheduler.system.signals import HANDLED, ignore_hangup, show_stacks
 from scheduler.telemetry import prometheus
 
 USAGE, INTERRUPTED = 2, 130
@@ -93,7 +94,7 @@ def _serve(config: Config, factory: Factory, bounds: BoundedRun, held: int | Non
         logger.warning("module %s defines no task type and has no setup()", module)
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # which processes get that tasks fork
-    with Signals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+    with Signals(*HANDLED) as signals:
         supervisor = Supervisor(config, service, loader, notifier, signals, companions, bounds)
         with _monitoring(config, supervisor):
             return supervisor.run()
@@ -167,7 +168,7 @@ def version() -> str:
 
 def main(argv: Sequence[str] | None = None, *, factory: Factory = build) -> int:
     """The command ``schedd``; returns its exit status."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the supervisor handles it, SIGHUP must not kill the process
+    ignore_hangup()  # until the supervisor handles it, SIGHUP must not kill the process
     prepare()
     options = _parse(argv)
     debug = options.debug or os.environ.get("SCHEDD_DEBUG", "") not in ("", "0")
@@ -249,7 +250,7 @@ def prepare() -> None:
     own_directory.guard()
     interpreter.raise_file_limit()
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)  # what is it doing? kill -USR1 tells on stderr
+    show_stacks()  # what is it doing? kill -USR1 tells on stderr
 
 
 def _leave_soon(status: int) -> None:

@@ -26,9 +26,11 @@ from scheduler.daemon import log
 from scheduler.daemon.console_process import NEEDS
 from scheduler.daemon.signals import Signals
 from scheduler.daemon.supervisor import RESTART
-from scheduler.errors import SchedulerError, StoreUnavailableError
+from scheduler.errors import ConfigError, SchedulerError, StoreUnavailableError
 from scheduler.model.texts import listed
 from scheduler.nonblocking import say
+from scheduler.system import WINDOWS
+from scheduler.system.signals import HANDLED, HUP
 
 LOOK_EVERY = 0.3  # seconds between two looks at the files
 SETTLED_AFTER = 0.05  # seconds without another change: an editor may write a file in several pieces
@@ -168,7 +170,7 @@ class Reloader:
 
     def run(self) -> int:
         """Run daemons until a signal to stop, or until one has ended in order. Returns the exit status."""
-        with Signals(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+        with Signals(*HANDLED) as signals:
             self._next = self._start()
             while True:
                 for number in signals.wait(LOOK_EVERY):
@@ -181,7 +183,7 @@ class Reloader:
         return Below(self._arguments, self._environ)
 
     def _pass_on(self, number: int) -> None:
-        if number == signal.SIGHUP:
+        if number == HUP:
             if self._current is not None:
                 self._current.tell(number)
             return
@@ -286,5 +288,7 @@ def _console() -> str | None:
 
 def run(config: Config, arguments: Sequence[str], *, dev: bool, environ: Mapping[str, str] = os.environ) -> int:
     """``schedd --reload``, with ``dev`` as ``schedd --dev``, with the other arguments of the command line."""
+    if WINDOWS:
+        raise ConfigError("--reload and --dev need Linux or macOS: a daemon of Windows cannot hand over to another one")
     added = for_development(config) if dev else {}
     return Reloader(config, arguments, {**environ, **added}).run()

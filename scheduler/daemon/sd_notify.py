@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import time
 from collections.abc import Mapping, MutableMapping
 
@@ -28,7 +29,7 @@ class SystemdNotifier:
 
     def send(self, *lines: str) -> bool:
         """Send ``NAME=value`` lines as one message; returns whether it arrived. Never raises, never waits long."""
-        if self.address is None:
+        if sys.platform != "linux" or self.address is None:
             return False
         address = "\0" + self.address[1:] if self.address[0] == "@" else self.address
         text = "\n".join(line.replace("\n", " ") for line in lines)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
-import select
 import signal
 import socket
 import threading
@@ -13,6 +11,7 @@ from types import FrameType, TracebackType
 from typing import Any, Generic, TypeVar
 
 from scheduler.forking import after_fork
+from scheduler.system.waiting import waits_for
 
 T = TypeVar("T")
 
@@ -26,8 +25,7 @@ class Signals:
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)
-        self._poll = select.poll()  # select.select() takes no descriptor above 1,023
-        self._poll.register(self._reader, select.POLLIN)
+        self._readable = waits_for(self._reader)
         self._old_fd = -1
 
     def __enter__(self) -> Signals:
@@ -62,7 +60,7 @@ class Signals:
 
     def wait(self, timeout: float | None) -> list[int]:
         """The signals that came, or none after ``timeout`` seconds or a :meth:`wake`."""
-        ready = self._poll.poll(None if timeout is None else max(0, math.ceil(timeout * 1000)))
+        ready = self._readable(timeout)
         return [number for number in self._reader.recv(4096) if number in self._numbers] if ready else []
 
     def wake(self) -> None:

@@ -27,6 +27,7 @@ from scheduler.daemon.sd_notify import SystemdNotifier
 from scheduler.daemon.signals import BackgroundCall, Signals
 from scheduler.errors import ConfigError, SchedulerError, StoreReplacedError, StoreUnavailableError
 from scheduler.interrupts import StopSignals
+from scheduler.system.signals import HUP
 
 if TYPE_CHECKING:
     from scheduler.model.registry import Registry
@@ -241,7 +242,7 @@ class Supervisor:
             GUARD.put_back()
             self._tell_status(self._engine)
         for number in self._signals.wait(max(0.0, longest)):
-            if number == signal.SIGHUP:
+            if number == HUP:
                 self._reload_wanted = True
             elif self._stop_signals.counts():
                 self._stops += 1

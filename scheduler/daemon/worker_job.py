@@ -7,7 +7,6 @@ process: it places nothing, receives no messages, and opens no listener.
 from __future__ import annotations
 
 import argparse
-import signal
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ from scheduler.errors import SchedulerError, StoreUnavailableError
 from scheduler.model.placement import CANNOT_RUN, NOT_MINE
 from scheduler.model.printable import printable
 from scheduler.nonblocking import say
+from scheduler.system.signals import ignore_hangup
 
 if TYPE_CHECKING:
     from scheduler.daemon.supervisor import Service
@@ -34,7 +34,7 @@ UNREACHABLE = 5
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the worker until it has nothing to do, or its lifetime is over; returns the exit status."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    ignore_hangup()
     prepare()
     parser = argparse.ArgumentParser(prog="scheduler.daemon.worker_job", description="Runs an executor's worker.")
     parser.add_argument("executor")

@@ -36,6 +36,7 @@ from scheduler.model.defaults import POOLS
 from scheduler.model.outcome import Outcome
 from scheduler.model.registry import ASYNC, PROCESS, THREAD, SlotKey
 from scheduler.ports import Spawner
+from scheduler.system import LINUX
 
 Report = Callable[[Attempt, Outcome], None]
 log = logging.getLogger("scheduler.engine")
@@ -466,7 +467,7 @@ def make_slots(engine_state: EngineState, spawn: Spawner, *, inline: bool) -> di
     """The slots of every pool, by priority and slot type."""
     made: dict[SlotKey, Slots] = {}
     processes, child_pool = engine_state.options.processes, None
-    if processes.children and not inline:
+    if processes.children and not inline and LINUX:
         engine_state.processes = child_pool = ProcessPool(ChildHost(engine_state, processes, spawn))
     resize_slots(made, engine_state, spawn, engine_state.options.pools, child_pool, inline=inline)
     return made

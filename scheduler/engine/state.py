@@ -30,7 +30,7 @@ from scheduler.model.outcome import Lives, Outcome, OutcomeColumns
 from scheduler.model.pauses import Pauses
 from scheduler.model.registry import Registry, SlotKey
 from scheduler.model.rollup import RollupCounter
-from scheduler.ports import SECOND
+from scheduler.ports import SECOND, spawn_thread
 from scheduler.store.db import migrate
 from scheduler.store.db.begun import Begun
 from scheduler.store.db.database import Database
@@ -40,6 +40,7 @@ from scheduler.store.graph import parents as relatives
 from scheduler.store.requests import children as asked_children
 from scheduler.store.requests.request import Answer
 from scheduler.store.tasks.claim import DUE_AT, GROUP_OF
+from scheduler.system import LINUX
 from scheduler.telemetry.registry import MetricsRegistry
 from scheduler.telemetry.traffic import Traffic
 
@@ -231,11 +232,14 @@ class EngineState:
         attempt.decided = outcome
 
     def cpu(self, attempt: Attempt, function: Callable[..., Any], args: tuple[Any, ...]) -> CpuFuture[Any]:
-        """Run a function in a child process; in the caller's own thread where there are none (tests)."""
+        """Run a function in a child process. Where there are none, in a thread; in the caller's own in tests."""
         if self.processes is not None:
             return self.processes.submit_function(attempt, function, args)
         done: CpuFuture[Any] = CpuFuture()
-        done.set_result(function(*args))
+        if LINUX:
+            done.set_result(function(*args))
+        else:
+            spawn_thread(lambda: done.set_by(function, args), "schedd-cpu")
         return done
 
     def report(self, attempt: Attempt, outcome: Outcome) -> None:
@@ -375,7 +379,7 @@ class EngineState:
         options = self.options
         return Capacity(
             **options.pools,
-            processes=options.processes.children,
+            processes=options.processes.children if LINUX else 0,
             most=options.max_concurrent,
             childless=self.processes is not None and self.processes.backing_off,
             orphans=self._orphaned_attempts(),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import tempfile
@@ -13,6 +12,7 @@ from scheduler.errors import ConfigError
 from scheduler.executors.job_files import explained, tail_of
 from scheduler.executors.job_process import SHELL, is_alive, look, was_started
 from scheduler.executors.ports import Finding, Seen
+from scheduler.system import locks
 
 
 class DirectoryExecutor:
@@ -60,7 +60,7 @@ class DirectoryExecutor:
         try:
             self._place.mkdir(mode=0o700, parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=self._place) as file:
-                fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+                locks.lock(file.fileno())
             found.append(Finding(True, f"jobs keep their files in {self._place}"))
         except OSError as error:
             found.append(Finding(False, f"no files can be made and locked in {self._place}: {error.strerror}"))

@@ -7,7 +7,6 @@ status, written by what waits for the job: a small shell, or the process that fo
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import subprocess
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from scheduler.executors.job_files import write_private
 from scheduler.executors.ports import NOT_MINE, Phase, Seen
+from scheduler.system import locks
 
 SHELL = "/bin/sh"
 JOB_MODULE = "scheduler.daemon.job"  # what jobs of schedd run
@@ -118,7 +118,7 @@ def lock_to_start(place: Path) -> int | None:
     lock = os.open(place / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     for _ in range(_LOCK_TRIES):
         with suppress(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locks.lock(lock)
             if not (place / "pid").exists():
                 return lock
             break
@@ -136,7 +136,7 @@ def is_alive(place: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        locks.lock(lock, shared=True)
     except BlockingIOError:
         return True
     finally:

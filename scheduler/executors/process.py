@@ -33,6 +33,8 @@ from scheduler.executors.job_process import (
 from scheduler.executors.ports import Capabilities, Finding, Job, Refused, Resources, Seen, Submitted
 from scheduler.executors.warm import JobTemplate, TemplateGoneError, arguments_of
 from scheduler.model.limits import parse_size, size_text
+from scheduler.system import LINUX, NEEDS_LINUX, WINDOWS
+from scheduler.system.processes import cpus, memory_of_machine
 
 _OPTIONS = ("nice",)
 _RETRY_S = 5.0  # until a job is tried again for which no process could be started
@@ -72,13 +74,19 @@ class ProcessExecutor(DirectoryExecutor):
         self._started_in = os.getcwd()  # a task's module may change the daemon's
         if settings.cpus < 0 or settings.gpus < 0:
             raise ConfigError(f"executors.{name}: cpus and gpus are numbers from 0")
+        if WINDOWS:
+            raise ConfigError(f'executors.{name}: type = "process" needs Linux or macOS')
+        if settings.warm and not LINUX:
+            raise ConfigError(f"executors.{name}: warm {NEEDS_LINUX}")
         if settings.warm and settings.prefix:
             raise ConfigError(f"executors.{name}: prefix starts no job that is forked: leave out prefix or warm")
         self._template = JobTemplate() if settings.warm else None
         self._total = {
-            "cpu": settings.cpus or float(len(os.sched_getaffinity(0))),
+            "cpu": settings.cpus or float(cpus()),
             "memory": float(
-                _memory() if settings.memory is None else parse_size(settings.memory, f"executors.{name}.memory", 1)
+                memory_of_machine()
+                if settings.memory is None
+                else parse_size(settings.memory, f"executors.{name}.memory", 1)
             ),
             "gpu": float(settings.gpus),
         }
@@ -224,8 +232,3 @@ def _amount(name: str, number: float) -> str:
     if name == "memory":
         return f"{size_text(int(number))} of memory"
     return f"{number:g} {'cores' if name == 'cpu' else 'GPUs'}"
-
-
-def _memory() -> int:
-    """Bytes of memory that this machine has."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -26,6 +26,7 @@ from scheduler.errors import ConfigError
 from scheduler.executors import slurm_words as words
 from scheduler.executors.job_files import explained, tail_of, write_private
 from scheduler.executors.ports import Capabilities, ExecutorError, Finding, Job, Phase, Refused, Seen, Submitted
+from scheduler.system.processes import user_id
 
 WARNING_S = 60  # before a job's time is over it gets SIGTERM, and up to as long earlier: Slurm's clock is coarse
 KEPT_S = 86_400.0  # a directory without a job that Slurm knows
@@ -186,7 +187,7 @@ class SlurmExecutor:
         return [row for some in _parts(ours) for row in self._squeue([f"--name={','.join(some)}"])]
 
     def _squeue(self, which: Sequence[str]) -> list[words.Row]:
-        user = f"--user={os.geteuid()}"
+        user = f"--user={user_id()}"
         return words.rows(self._run("squeue", "-h", "-t", "all", user, *which, "-O", words.COLUMNS).stdout)
 
     def _seen(self, rows: Iterable[words.Row]) -> dict[str, Seen]:

@@ -25,6 +25,7 @@ from scheduler.model.spec import TaskSpec, plain
 from scheduler.model.task import Task, TaskFunction, TaskOptions
 from scheduler.model.texts import storable, within
 from scheduler.model.unique import DerivedKey, check_fields, key_of
+from scheduler.system import LINUX, NEEDS_LINUX
 
 MAX_PAYLOAD = 128 * 1024
 MAX_KEY = 255
@@ -357,6 +358,12 @@ class Registry:
         made._by_name, made._by_source = dict(self._by_name), dict(self._by_source)
         made.telling = dict(self.telling)
         return made
+
+    def check_isolation(self) -> None:
+        """Raises ConfigError for a kind that wants child processes on a system that has none for it."""
+        isolated = [kind.name for kind in self if kind.slot_type == PROCESS and not LINUX]
+        if isolated:
+            raise ConfigError(f'kind {isolated[0]!r}: isolation="process" {NEEDS_LINUX}; leave it out, or run it there')
 
     def __iter__(self) -> Iterator[Kind]:
         return iter(self._by_name.values())

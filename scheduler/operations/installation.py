@@ -6,7 +6,6 @@ import ctypes
 import importlib.metadata
 import os
 import re
-import resource
 import shutil
 import sys
 import sysconfig
@@ -23,6 +22,7 @@ from scheduler.config.paths import settled
 from scheduler.model.texts import listed
 from scheduler.store.admin.doctor import NOTE, OK, PROBLEM, Finding
 from scheduler.store.db.dialect import sqlite_too_old, sqlite_version
+from scheduler.system.processes import file_limits, user_id
 
 LOW_SPACE = 200 * 1024 * 1024
 FEW_FILES = 1024  # descriptors that a daemon with its listeners and child processes may well need
@@ -211,8 +211,8 @@ def _disk(config: Config) -> Iterator[Finding]:
 
 
 def _descriptors() -> Finding:
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    if hard != resource.RLIM_INFINITY and hard < FEW_FILES:
+    hard = file_limits()[1]
+    if 0 <= hard < FEW_FILES:
         text = f"a process may open {hard} files at most: allow {FEW_FILES} (ulimit -Hn, LimitNOFILE= of the service)"
         return Finding("descriptors", NOTE, text)
     return Finding("descriptors", OK, f"a process may open {'any number of' if hard < 0 else hard} files")
@@ -226,7 +226,7 @@ def _store_file(config: Config) -> Path | None:
 
 
 def _user() -> str:
-    return f"uid {os.geteuid()}"
+    return f"uid {user_id()}"
 
 
 def _installed(name: str) -> str | None:

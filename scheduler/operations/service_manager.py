@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import sysconfig
@@ -11,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
+
+from scheduler.system.processes import user_id
 
 MARK = "Made by schedctl service install, and removed by schedctl service uninstall."
 USER = "schedd"
@@ -41,7 +42,7 @@ class Machine:
 
     root: Path = Path("/")
     home: Path = field(default_factory=Path.home)
-    uid: int = field(default_factory=os.getuid)
+    uid: int = field(default_factory=lambda: user_id() or 0)
     darwin: bool = sys.platform == "darwin"
     run: Callable[[Sequence[str]], tuple[int, str]] = _run
     program: Path = Path(sysconfig.get_path("scripts")) / "schedd"

@@ -16,8 +16,9 @@ from typing import Any
 
 import msgspec
 
+from scheduler.system.files import sync_directory
 from scheduler.tasks.actions.tokens import ACTION_ID, Unverified
-from scheduler.tasks.files.atomic import Staging, read_json, sync_directory
+from scheduler.tasks.files.atomic import Staging, read_json
 from scheduler.tasks.settings import required
 
 

@@ -226,9 +226,9 @@ class Process:
 
 
 def _members(session: int) -> list[int]:
-    """The living processes of a session."""
-    found = []
-    for entry in os.scandir("/proc"):
+    """The living processes of a session; none where the system does not list them."""
+    found: list[int] = []
+    for entry in os.scandir("/proc") if sys.platform == "linux" else ():
         if entry.name.isdigit():
             try:
                 with open(f"{entry.path}/stat", "rb") as file:

@@ -111,8 +111,8 @@ class Reaper:
         try:
             watch = os.pidfd_open(self.pid)
             poll.register(watch, select.POLLIN)
-        except OSError:
-            pause = 20  # an old kernel, or not allowed here: look often instead
+        except (AttributeError, OSError):
+            pause = 20  # macOS, an old kernel, or not allowed here: look often instead
         while not self.order and not self.ended():
             if any(fd == self.control for fd, _ in poll.poll(pause)):
                 self.listen()
@@ -120,11 +120,17 @@ class Reaper:
 
     def ended(self) -> bool:
         """Whether the command has ended; tells how, once. It stays a zombie, to keep its group's id taken."""
-        if not self.reported:
+        if not self.reported and hasattr(os, "waitid"):
             end = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if end is not None:
                 self.reported = True
                 self.tell(f"{'exit' if end.si_code == os.CLD_EXITED else 'signal'} {end.si_status}")
+        elif not self.reported:  # macOS: nothing keeps the id taken, but it gives out all others first
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.reported = True
+                code = os.waitstatus_to_exitcode(status)
+                self.tell(f"exit {code}" if code >= 0 else f"signal {-code}")
         return self.reported
 
     def strays(self) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -76,6 +77,8 @@ class CommandTask(Task):
             raise ValueError("permanent_exit_codes must be from 1 to 255")
 
     def run(self, ctx: Context) -> dict[str, Any]:
+        if sys.platform == "win32":
+            raise PermanentError("commands need Linux or macOS: on Windows nothing ends all that one has started")
         settings = section(ctx.settings, "command")
         if settings.get("enabled") is not True:
             raise PermanentError(

@@ -11,6 +11,9 @@ from typing import Any
 
 import msgspec
 
+from scheduler.system import files
+from scheduler.system.files import sync_directory
+
 DRAFT_MAX_AGE = 24 * 3600.0  # seconds after which an unfinished file of a crashed writer is removed
 
 
@@ -33,10 +36,10 @@ class Staging:
         """Write a file, whole or not at all; one that is there is replaced."""
         staged = self.name()
         try:
-            fd = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+            fd = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | files.CLOEXEC, mode)
             try:
                 write_all(fd, data)
-                os.fsync(fd)
+                files.sync(fd)
             finally:
                 os.close(fd)
             self.publish(staged, target)
@@ -57,15 +60,6 @@ def read_json(path: Path) -> dict[str, Any] | None:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except FileNotFoundError:
         return None
-
-
-def sync_directory(path: str | Path) -> None:
-    """Sync a directory, so that links, renames and removals in it survive a crash."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def make_directory(path: Path) -> None:
@@ -93,7 +87,7 @@ def link_open_file(fd: int, target: Path) -> None:
 
     By way of /proc, since a link by the file's own name could take another file that came there meanwhile.
     """
-    directory = os.open("/proc/self/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    directory = os.open("/proc/self/fd", os.O_RDONLY | files.DIRECTORY | files.CLOEXEC)
     try:
         # With a directory given Python uses linkat, which follows the link in /proc; else it would link that.
         os.link(str(fd), target, src_dir_fd=directory, follow_symlinks=True)

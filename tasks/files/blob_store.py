@@ -28,7 +28,10 @@ from typing import Any, BinaryIO, NamedTuple
 import msgspec
 
 from scheduler import PermanentError
-from scheduler.tasks.files.atomic import Staging, link_open_file, make_directory, read_json, sync_directory, write_all
+from scheduler.system import files
+from scheduler.system.files import sync_directory
+from scheduler.system.processes import user_id
+from scheduler.tasks.files.atomic import Staging, link_open_file, make_directory, read_json, write_all
 from scheduler.tasks.settings import required
 
 CHUNK = 1024 * 1024
@@ -74,7 +77,7 @@ class Incoming:
                     raise OSError("no caller wants this file any more")
                 if self._staged is None:
                     self._staged = self._staging.name()
-                    self._fd = os.open(self._staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444)
+                    self._fd = os.open(self._staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | files.CLOEXEC, 0o444)
                 yield self._fd, self._staged
         finally:
             if self._dropped:
@@ -176,7 +179,7 @@ class BlobStore:
             if blob.file_id != file_id:
                 return None
             if not self._has(blob):
-                os.fsync(fd)
+                files.sync(fd)
                 self._staging.publish(staged, self.path(file_id))
         return blob
 
@@ -190,9 +193,7 @@ class BlobStore:
         make_directory(self.root / "tmp")
         before = os.fstat(fd)
         adoptable = (
-            before.st_dev == (self.root / "tmp").stat().st_dev
-            and before.st_nlink == 1
-            and before.st_uid == os.geteuid()
+            before.st_dev == (self.root / "tmp").stat().st_dev and before.st_nlink == 1 and before.st_uid == user_id()
         )
         if adoptable:
             blob = _read_through(fd, before, progress, lambda data: None)
@@ -214,8 +215,8 @@ class BlobStore:
         """Link the file in as the blob. False if this filesystem cannot, or a damaged blob is in the way."""
         target = self.path(blob.file_id)
         make_directory(target.parent)
-        os.fchmod(fd, mode & ~_WRITE_BITS)
-        os.fsync(fd)
+        files.set_mode(fd, target, mode & ~_WRITE_BITS)
+        files.sync(fd)
         try:
             link_open_file(fd, target)
         except OSError:  # no hard links, no /proc, not allowed, taken meanwhile: copying is always right
@@ -226,10 +227,10 @@ class BlobStore:
     def _copy(self, fd: int, before: os.stat_result, progress: Progress) -> Blob:
         staged = self._staging.name()
         try:
-            out = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444)
+            out = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | files.CLOEXEC, 0o444)
             try:
                 blob = _read_through(fd, before, progress, lambda data: write_all(out, data))
-                os.fsync(out)
+                files.sync(out)
             finally:
                 os.close(out)
             if not self._has(blob):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from scheduler import PermanentError, Priority, RetryPolicy, Task
+from scheduler.system import files
 from scheduler.tasks.files.blob_store import Blob, BlobStore, now_text
 from scheduler.tasks.files.paths import Entry, open_parent, open_regular
 from scheduler.tasks.settings import required
@@ -85,7 +86,7 @@ class FileIdGeneratorTask(
             return self._stored_before(store)
         try:
             blob = store.put_file(fd, _watch(ctx, os.fstat(fd).st_size))
-            record = self._record(blob, os.pread(fd, 16, 0))
+            record = self._record(blob, _head(fd))
             known = store.add_metadata(self.tn_id, blob.file_id, record)
             record["created"] = known.get("created", record["created"])
             store.add_receipt(self.tn_id, self.temp_file_path, record)
@@ -112,6 +113,11 @@ class FileIdGeneratorTask(
         if not store.exists(receipt["file_id"]):
             raise PermanentError(f"{self.temp_file_path!r} was stored as {receipt['file_id']}, but that blob is gone")
         return receipt
+
+
+def _head(fd: int) -> bytes:
+    os.lseek(fd, 0, os.SEEK_SET)
+    return os.read(fd, 16)
 
 
 def content_type(head: bytes, filename: str) -> str:
@@ -143,4 +149,4 @@ def _remove(entry: Entry, fd: int) -> None:
         there = os.stat(entry.name, dir_fd=entry.directory, follow_symlinks=False)
         if (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino):
             os.unlink(entry.name, dir_fd=entry.directory)
-            os.fsync(entry.directory)
+            files.sync(entry.directory)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from scheduler import PermanentError
+from scheduler.system import files
 
 
 class Entry(NamedTuple):
@@ -64,11 +65,13 @@ def open_directory(path: str, roots: Sequence[str], setting: str) -> int:
 
 def _open(path: str, shown: str, roots: Sequence[str], setting: str, forbidden: Iterable[str] = ()) -> int:
     """A descriptor of the directory ``path``; ``shown``: the path that the caller gave, for errors."""
+    if not files.OPENS_DIRECTORIES:
+        raise PermanentError(f"{setting} {files.NO_DIRECTORIES}")
     real = os.path.realpath(path)
     root = _root_of(real, roots)
     if root is None or _root_of(real, forbidden) is not None:
         raise _outside(shown, roots, setting)
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    flags = os.O_RDONLY | files.DIRECTORY | files.NOFOLLOW | files.CLOEXEC
     directory = os.open(root, flags)
     for part in os.path.relpath(real, root).split("/"):
         try:
@@ -86,7 +89,7 @@ def open_regular(entry: Entry, shown: str) -> int:
 
     Raises FileNotFoundError when there is none.
     """
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO must not block
+    flags = os.O_RDONLY | files.NOFOLLOW | files.NONBLOCK | files.CLOEXEC  # a FIFO must not block
     try:
         fd = os.open(entry.name, flags, dir_fd=entry.directory)
     except OSError as error:

@@ -88,7 +88,7 @@ def test_rights_disk_clock_and_descriptors(tmp_path: Path, monkeypatch: pytest.M
     os.chmod(tmp_path / "config.toml", 0o600)
     monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=1))
     monkeypatch.setattr(installation.time, "time", lambda: 1_000_000.0)
-    monkeypatch.setattr(installation.resource, "getrlimit", lambda which: (64, 64))
+    monkeypatch.setattr(installation, "file_limits", lambda: (64, 64))
     found = examined(tmp_path)
     assert found["disk"].text.startswith("0 MiB free")
     assert (found["disk"].level, found["clock"].level, found["descriptors"].level) == (PROBLEM, PROBLEM, NOTE)

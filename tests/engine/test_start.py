@@ -24,7 +24,7 @@ def test_without_permission_for_a_socket_an_engine_polls(database: Database, mon
     def refuse(*_: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("scheduler.store.db.notifier.fcntl.flock", refuse)
+    monkeypatch.setattr("scheduler.system.locks.fcntl.flock", refuse)
     with Scheduler(database.url) as jobs:
         jobs.register(Fine)
         assert jobs.result(jobs.task(Fine()).schedule(), 10) == "fine"

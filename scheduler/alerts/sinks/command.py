@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 from scheduler.alerts.sinks.sink import MAX_SHOWN, Body, SinkError
 from scheduler.config.alerts import AlertSink
+from scheduler.system.processes import kill_session
 
 
 class Command:
@@ -42,8 +41,7 @@ class Command:
         except subprocess.TimeoutExpired:
             raise SinkError(f"{program} took longer than {self._sink.timeout:g} s, and was killed") from None
         finally:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)  # what it has left behind, too
+            kill_session(process.pid)  # what it has left behind, too
             process.wait()
             if process.stderr is not None:
                 process.stderr.close()

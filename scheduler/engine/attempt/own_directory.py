@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from typing import Any, NamedTuple
 
+from scheduler.system import files
+
 CLONE_FS = 0x200
+_HERE: int = getattr(os, "O_PATH", os.O_RDONLY)
 
 
 class Home(NamedTuple):
@@ -29,14 +34,14 @@ _apart = threading.local()  # whether this thread has a directory of its own
 
 def guard() -> None:
     """Let each thread but the main one have its own from its first change on. For a process that is schedd's own."""
-    if not hasattr(os.chdir, "__wrapped__"):
+    if sys.platform != "win32" and not hasattr(os.chdir, "__wrapped__"):
         os.chdir, os.fchdir, os.umask = _apart_first(os.chdir), _apart_first(os.fchdir), _apart_first(os.umask)
 
 
 def put_back() -> None:
     """Put back what this thread's handler has changed, if anything."""
     home = moved.pop(threading.get_ident(), None)
-    if home is None:
+    if sys.platform == "win32" or home is None:
         return
     try:
         _original(os.fchdir)(home.directory)
@@ -57,11 +62,12 @@ def _apart_first(change: Callable[..., Any]) -> Callable[..., Any]:
 
 def _be_apart() -> None:
     if not getattr(_apart, "yes", False):
-        ctypes.CDLL(None).unshare(CLONE_FS)  # where that is refused the change is everybody's, until it is put back
+        with suppress(AttributeError):  # as on macOS
+            ctypes.CDLL(None).unshare(CLONE_FS)  # where that is refused the change is everybody's, until it is put back
         _apart.yes = True
     umask = _original(os.umask)
     try:
-        directory = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        directory = os.open(".", _HERE | files.DIRECTORY | files.CLOEXEC)
     except OSError:  # it was removed
         return
     present = umask(0o077)

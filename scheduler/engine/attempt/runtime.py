@@ -22,6 +22,13 @@ class CpuFuture(Future[T]):
 
     cancel_remote: Callable[[], None] = staticmethod(lambda: None)
 
+    def set_by(self, function: Callable[..., T], args: tuple[Any, ...]) -> None:
+        """Call the function here, and set what it returns or raises."""
+        try:
+            self.set_result(function(*args))
+        except BaseException as error:
+            self.set_exception(error)
+
 
 class Drafts(Protocol):
     """Makes specs of tasks that handlers spawn; see ``client/builder.py``."""

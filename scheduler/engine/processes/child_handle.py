@@ -20,11 +20,11 @@ CHUNK_BYTES = 256 * 1024
 MIN_PROGRESS_BYTES = 64 * 1024  # a message must grow by this within its timeout
 MAX_PACKET_BYTES = 32 * 1024  # longer jobs go through the stream: a packet socket holds few of that length
 _SIGNALS = {
-    signal.SIGSEGV: "segmentation fault",
-    signal.SIGBUS: "bus error",
-    signal.SIGILL: "illegal instruction",
-    signal.SIGFPE: "arithmetic error",
-    signal.SIGABRT: "abort",
+    "SIGSEGV": "segmentation fault",
+    "SIGBUS": "bus error",
+    "SIGILL": "illegal instruction",
+    "SIGFPE": "arithmetic error",
+    "SIGABRT": "abort",
 }
 
 
@@ -238,7 +238,7 @@ def describe_exit(status: int | None, limits: Any, *, out_of_memory: bool, over_
         name = signal.Signals(number).name
     except ValueError:
         name = f"signal {number}"
-    meaning = _SIGNALS.get(number)  # type: ignore[call-overload]
+    meaning = _SIGNALS.get(name)
     text = f"its process was killed by {name}" + (f" ({meaning})" if meaning else "")
     if number == signal.SIGXCPU and limits is not None and limits.cpu is not None:
         return f"{text}: over its limit of {limits.cpu} s of CPU time"

@@ -4,21 +4,25 @@ A task's row says ``running`` only some milliseconds after its handler began. Of
 ``claimed`` this file says whether its handler had begun: then it has used its attempt. A note costs no system call.
 
 The file is locked for as long as its worker lives, so a free lock proves that the process is gone. It tells nothing
-after a reboot, which may have lost what was not on the disk yet, nor on another host.
+on another host, nor after a reboot, which may have lost what was not on the disk yet: elsewhere than on Linux, where
+nothing names a start of the machine, what it tells then is true and may be too little.
 """
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import mmap
 import os
 import struct
+import tempfile
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from scheduler.system import LINUX, WINDOWS, files, locks
+from scheduler.system.processes import boot_id
 
 _ENTRY = struct.Struct("=qq")  # task id, claim
 _ENTRIES = 16384  # a power of two; far more than have begun and are not marked in the database yet
@@ -33,17 +37,16 @@ def directories(sockets: Path | None) -> list[Path]:
     found = [sockets] if sockets is not None and sockets.is_dir() else []
     for name in ("RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR"):
         found += [Path(part) for part in os.environ.get(name, "").split(":") if part]
-    return [*found, Path("/dev/shm")]
+    return [*found, Path("/dev/shm") if LINUX else Path(tempfile.gettempdir())]
 
 
 class Begun:
     """The file of one worker. Raises OSError if there can be none in any of ``places``."""
 
     def __init__(self, places: Iterable[Path], incarnation: str) -> None:
-        self._fd = _create(places, f"schedd-{incarnation}{_SUFFIX}")
-        self.path = Path(os.readlink(f"/proc/self/fd/{self._fd}"))
-        self._map = mmap.mmap(self._fd, _SIZE)
         header = _boot()
+        self._fd, self.path = _create(places, f"schedd-{incarnation}{_SUFFIX}")
+        self._map = mmap.mmap(self._fd, _SIZE)
         self._map[: len(header)] = header
         entries = memoryview(self._map)[_HEADER:].cast("q")
         number = itertools.count().__next__  # one step of the interpreter: threads note at the same time
@@ -80,23 +83,25 @@ def is_gone(path: str) -> bool:
 
 
 def _boot() -> bytes:
-    return b"schedd\n" + Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
+    return b"schedd\n" + boot_id()
 
 
-def _create(places: Iterable[Path], name: str) -> int:
+def _create(places: Iterable[Path], name: str) -> tuple[int, Path]:
     trouble = OSError("there is no place for it")
     for place in places:
-        draft = place / f"{name}.new"
+        place = place.resolve()
+        draft = place / (name if WINDOWS else f"{name}.new")  # Windows renames no open file
         try:
-            fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | files.CLOEXEC | files.NOFOLLOW, 0o600)
         except OSError as error:
             trouble = error
             continue
         try:
-            os.posix_fallocate(fd, 0, _SIZE)  # or a full disk would end the process at a note
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.rename(draft, place / name)  # named only once it is locked
-            return fd
+            files.allocate(fd, _SIZE)  # or a full disk would end the process at a note
+            locks.lock(fd)
+            if not WINDOWS:
+                os.rename(draft, place / name)  # named only once it is locked
+            return fd, place / name
         except OSError as error:
             trouble = error
             os.close(fd)
@@ -107,7 +112,7 @@ def _create(places: Iterable[Path], name: str) -> int:
 
 @contextmanager
 def _opened(path: str | Path) -> Iterator[int]:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    fd = os.open(path, os.O_RDONLY | files.CLOEXEC | files.NOFOLLOW | files.NONBLOCK)
     try:
         yield fd
     finally:
@@ -116,7 +121,7 @@ def _opened(path: str | Path) -> Iterator[int]:
 
 def _is_free(fd: int) -> bool:
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        locks.lock(fd, shared=True)
     except OSError:
         return False
     return True
@@ -132,6 +137,8 @@ def _sweep(directory: Path) -> None:
     """Remove files that workers left long ago and no reaper read."""
     with suppress(OSError):
         for path in directory.glob(f"schedd-*{_SUFFIX}*"):
-            with suppress(OSError), _opened(path) as fd:
-                if time.time() - os.fstat(fd).st_mtime > _OLD and _is_free(fd):
+            with suppress(OSError):
+                with _opened(path) as fd:
+                    over = time.time() - os.fstat(fd).st_mtime > _OLD and _is_free(fd)
+                if over:
                     os.unlink(path)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -14,6 +12,7 @@ from scheduler.ports import spawn_thread
 from scheduler.store.db.database import Database
 from scheduler.store.db.notifier import ENDS_SUFFIX, PgNotifier
 from scheduler.store.db.sqlite_files import make_socket_directory
+from scheduler.system.mailboxes import Mailboxes
 
 
 class EndsListener(Protocol):
@@ -48,21 +47,16 @@ def listen_to_ends(database: Database, wake: Callable[[], None]) -> EndsListener
 
 
 class _SocketListener:
-    """A Unix datagram socket ``<random>.ends`` beside a SQLite file."""
+    """A mailbox ``<random>.ends`` beside a SQLite file."""
 
     works = True
 
     def __init__(self, directory: Path, wake: Callable[[], None]) -> None:
-        self._directory = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._boxes = Mailboxes(directory)
         self._farewell = secrets.token_bytes(16)
         self._name = f"{secrets.token_hex(8)}{ENDS_SUFFIX}"
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.settimeout(None)
         try:
-            # Socket paths end at 108 bytes; through the directory's descriptor any length works.
-            self._address = f"/proc/self/fd/{self._directory}/{self._name}"
-            self._socket.bind(self._address)
-            os.chmod(self._name, 0o660, dir_fd=self._directory)
+            self._socket = self._boxes.bind(self._name)
             spawn_thread(lambda: self._serve(wake), "schedd-ends-listener")
         except BaseException:
             self.close()
@@ -80,10 +74,7 @@ class _SocketListener:
             wake()
 
     def close(self) -> None:
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
-            sender.sendto(self._farewell, self._address)
-        if self._directory >= 0:
-            with contextlib.suppress(OSError):
-                os.unlink(self._name, dir_fd=self._directory)
-            os.close(self._directory)
-            self._directory = -1
+        with contextlib.suppress(OSError):
+            self._boxes.send(self._name, self._farewell)
+        self._boxes.release(self._name)
+        self._boxes.close()

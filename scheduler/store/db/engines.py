@@ -19,6 +19,7 @@ from scheduler.store.db.pg_connections import KEEPALIVES, PgConnections
 from scheduler.store.db.pool import FairPool
 from scheduler.store.db.sqlite_files import make_private, quoted
 from scheduler.store.db.statements import run, tell_answer
+from scheduler.system import files
 
 SQLITE_BUSY_MS = 10_000
 _LIMITED = "schedd_limited"  # in a connection's info: it waits for others for a shorter time than usual
@@ -83,6 +84,7 @@ def _set_up(raw: Any, looks: bool) -> None:
         "temp_store=MEMORY",
         "cache_size=-32000",
         "journal_size_limit=67108864",
+        *files.FULL_SYNC,
     ):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()

@@ -1,21 +1,17 @@
 """Notifiers: they wake idle engines of other processes. Notifications may get lost; every engine polls, too.
 
-SQLite: each engine binds a Unix datagram socket ``<incarnation>.sock`` in ``<db>.notify/`` and holds the flock of
+SQLite: each engine has a mailbox ``<incarnation>.sock`` in ``<db>.notify/`` and holds the lock of
 ``<incarnation>.lock``; a free lock proves that its owner is dead. PostgreSQL: LISTEN and NOTIFY.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
-import os
 import secrets
-import select
 import socket
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +24,8 @@ from scheduler.store.db.errors import driver_text
 from scheduler.store.db.pg_connections import shut_down, through_pooler
 from scheduler.store.db.sqlite_files import make_socket_directory
 from scheduler.store.db.statements import run
+from scheduler.system.mailboxes import Mailboxes
+from scheduler.system.waiting import waits_for
 
 log = logging.getLogger("scheduler.engine")
 CHANNEL = "schedd"
@@ -85,46 +83,24 @@ class NullNotifier:
     def close(self) -> None: ...
 
 
-def _close(dirfd: int, sender: socket.socket) -> None:
-    sender.close()
-    os.close(dirfd)
-
-
 class SocketNotifier:
-    """Unix datagram sockets beside a SQLite file."""
+    """Mailboxes beside a SQLite file."""
 
     works = True
     expensive = False
 
     def __init__(self, directory: Path, spawn: Spawner = spawn_thread) -> None:
-        self._directory = directory
+        self._boxes = Mailboxes(directory)
         self._spawn = spawn
-        self._dirfd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        self._closer = weakref.finalize(self, _close, self._dirfd, self._sender)
-        self._closer.atexit = False  # an engine's thread may notify until the process ends
         self._listener: socket.socket | None = None
-        self._lock_fd = -1
         self._own = ""
         self._farewell = secrets.token_bytes(16)  # so that no other sender can make it deaf
         self._seen: tuple[int, list[str], list[str]] = (0, [], [])
 
-    def _short(self, name: str) -> str:
-        # Socket paths end at 108 bytes; through the directory's descriptor any length works.
-        return f"/proc/self/fd/{self._dirfd}/{name}"
-
     def listen(self, incarnation: str, wake: Callable[[], None]) -> None:
         self._own = incarnation
-        # Named only once it is held: a reaper that met it free would take us for dead.
-        draft = f"{incarnation}.new"
-        self._lock_fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660, dir_fd=self._dirfd)
-        fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.rename(draft, f"{incarnation}.lock", src_dir_fd=self._dirfd, dst_dir_fd=self._dirfd)
-        self._listener = listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        listener.settimeout(None)  # whatever a program has made the default
-        listener.bind(self._short(f"{incarnation}.sock"))
-        os.chmod(f"{incarnation}.sock", 0o660, dir_fd=self._dirfd)
-
+        self._boxes.hold(f"{incarnation}.lock")
+        self._listener = listener = self._boxes.bind(f"{incarnation}.sock")
         farewell = self._farewell
 
         def serve() -> None:
@@ -148,17 +124,17 @@ class SocketNotifier:
             if name == f"{self._own}.sock":
                 continue
             try:
-                self._sender.sendto(b"!", self._short(name))
+                self._boxes.send(name, b"!")
             except (BlockingIOError, FileNotFoundError):
                 pass  # its buffer is full, so it wakes anyway; or it is just leaving
             except OSError:
                 pass  # its process is gone; the reaper removes it
 
     def _sockets(self) -> list[str]:
-        changed = os.fstat(self._dirfd).st_mtime_ns
-        if self._seen[0] != changed:
+        changed = self._boxes.changed_at()
+        if self._seen[0] != changed or not changed:
             settled = _settled(changed, time.time_ns())
-            names = os.listdir(self._dirfd)
+            names = self._boxes.names()
             of = [[n for n in names if n.endswith(suffix)] for suffix in (".sock", ENDS_SUFFIX)]
             self._seen = (changed if settled else 0, of[0], of[1])
         return self._seen[1]
@@ -170,10 +146,10 @@ class SocketNotifier:
             return
         for name in self._seen[2]:
             try:
-                self._sender.sendto(b"!", self._short(name))
+                self._boxes.send(name, b"!")
             except ConnectionRefusedError:  # its program is gone
                 with contextlib.suppress(OSError):
-                    os.unlink(name, dir_fd=self._dirfd)
+                    self._boxes.remove(name)
             except OSError:
                 pass  # its buffer is full, so it wakes anyway; or it is just leaving
 
@@ -181,41 +157,28 @@ class SocketNotifier:
         """Incarnations on this host whose process is gone; what they left in the directory is removed."""
         dead: list[str] = []
         try:
-            names = os.listdir(self._dirfd)
+            names = self._boxes.names()
         except OSError:  # the directory is gone: leases show it
             return dead
         for name in names:
             if not name.endswith(".lock") or name == f"{self._own}.lock":
                 continue
             with contextlib.suppress(OSError):
-                fd = os.open(name, os.O_RDWR | os.O_CLOEXEC, dir_fd=self._dirfd)
-                try:
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    dead.append(name.removesuffix(".lock"))
-                    # Removed under its lock; a second reaper that opened the old file finds a worker already dead.
-                    with contextlib.suppress(FileNotFoundError):
-                        os.unlink(name.removesuffix(".lock") + ".sock", dir_fd=self._dirfd)
-                    with contextlib.suppress(FileNotFoundError):
-                        os.unlink(name, dir_fd=self._dirfd)
-                finally:
-                    os.close(fd)
+                incarnation = name.removesuffix(".lock")
+                if self._boxes.remove_dead(name, f"{incarnation}.sock"):
+                    dead.append(incarnation)
         return dead
 
     def close(self) -> None:
         if self._listener is not None:
             with contextlib.suppress(OSError):
-                self._sender.sendto(self._farewell, self._short(f"{self._own}.sock"))
+                self._boxes.send(f"{self._own}.sock", self._farewell)
             self._listener.close()
             self._listener = None
-        if self._lock_fd >= 0:
-            for suffix in (".sock", ".lock", ".new"):
-                with contextlib.suppress(OSError):
-                    os.unlink(self._own + suffix, dir_fd=self._dirfd)
-            os.close(self._lock_fd)
-            self._lock_fd = -1
-        if self._dirfd >= 0:
-            self._closer()
-            self._dirfd = -1  # its number is soon another file's
+        if self._own:
+            self._boxes.release(*(f"{self._own}{suffix}" for suffix in (".sock", ".lock", ".sock.new", ".lock.new")))
+            self._own = ""
+        self._boxes.close()
 
 
 class PgNotifier:
@@ -285,15 +248,14 @@ class PgNotifier:
                 raw.execute(f"LISTEN {CHANNEL}")
             self.works = True
             wake()  # for notifications sent before it listened
-            poll = select.poll()  # the driver's own wait wakes many times a second
-            poll.register(raw.fileno(), select.POLLIN)
+            readable = waits_for(raw.fileno())  # the driver's own wait wakes many times a second
             look_at = time.monotonic() + _LOOK
             while not self._closed.is_set():
                 for notification in raw.notifies(timeout=0):
                     if notification.payload != incarnation:
                         wake()
                 left = look_at - time.monotonic()
-                if left > 0 and poll.poll(left * 1000):
+                if left > 0 and readable(left):
                     continue
                 try:
                     self._look(raw)

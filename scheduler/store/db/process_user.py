@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import getpass
-import os
 from functools import cache
+
+from scheduler.system.processes import user_id
 
 
 @cache
@@ -13,4 +14,4 @@ def user() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError, ImportError):
-        return f"uid {os.getuid()}"
+        return f"uid {user_id()}"

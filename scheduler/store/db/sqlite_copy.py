@@ -11,6 +11,7 @@ from pathlib import Path
 
 from scheduler.errors import SchedulerError, StoreUnavailableError
 from scheduler.store.db.sqlite_files import is_full, quoted
+from scheduler.system import files
 
 PAGES = 2000  # copied, or given back, at a time, so that writers never wait for long
 _STEPS = 100_000  # of SQLite's machine between two checks for a stop, while a copy is verified
@@ -41,7 +42,7 @@ def backup_sqlite(path: Path, target: Path, progress: Callable[[int, int], objec
     # An unguessable name: SQLite would follow a link that is there already, and overwrite another file.
     draft = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
     try:
-        os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY | files.CLOEXEC, 0o600))
         source = sqlite3.connect(f"file:{quoted(path)}?mode=rw", uri=True, timeout=10)
         with closing(source), closing(sqlite3.connect(draft)) as copy:
             # In a transaction, since it would begin anew after each write, and in a busy store never end.
@@ -54,8 +55,8 @@ def backup_sqlite(path: Path, target: Path, progress: Callable[[int, int], objec
             damage = [row[0] for row in copy.execute("PRAGMA quick_check(1)") if row[0] != "ok"]
         if damage:
             raise SchedulerError(f"the copy is damaged, so the database is too: {damage[0]}")
-        with draft.open("rb") as file:
-            os.fsync(file.fileno())
+        with draft.open("r+b") as file:
+            files.sync(file.fileno())
         draft.chmod(path.stat().st_mode & 0o600)  # not before: a write-protected file has a copy, too
         os.link(draft, target)  # fails if another process has made the target
     except FileExistsError:

@@ -9,6 +9,8 @@ import stat
 from contextlib import closing, suppress
 from pathlib import Path
 
+from scheduler.system import files
+
 _FULL = 1024 * 1024  # bytes that have to be free on the disk of a SQLite file
 _CLOSE_TIMEOUT = 0.2  # seconds that a stop waits for other processes that have the database open
 
@@ -20,7 +22,7 @@ def make_private(path: Path) -> None:
     An existing file is not opened: to close it would end the locks that SQLite holds in this process.
     """
     with suppress(OSError):  # SQLite tries next, and says what is wrong
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | files.CLOEXEC, 0o600))
 
 
 def make_socket_directory(path: Path, database: Path) -> None:
@@ -53,9 +55,8 @@ def open_to_others(path: Path, sockets: Path) -> list[str]:
     found = []
     for one in (path, path.with_name(path.name + "-wal"), path.with_name(path.name + "-shm"), sockets):
         with suppress(OSError):
-            mode = stat.S_IMODE(one.stat().st_mode)
-            if mode & stat.S_IRWXO:
-                found.append(f"{one} (mode {mode:03o})")
+            if files.for_others(one):
+                found.append(f"{one} (mode {stat.S_IMODE(one.stat().st_mode):03o})")
     return found
 
 

@@ -2,14 +2,13 @@
 
 SQLite's own waiters sleep and retry, so an engine that drains holds the lock nearly always and an enqueuer starves.
 Here a writer takes ``next`` and then ``turn``, and gives ``next`` back once it has ``turn``: the last holder
-of ``turn`` queues up behind the writer that was waiting. Both are flocks (between processes) behind a thread lock
-(within one). The gate is only about fairness: when it cannot be had in time, SQLite's own lock still keeps writers
-apart.
+of ``turn`` queues up behind the writer that was waiting. Both are locks of files (between processes) behind a thread
+lock (within one). The gate is only about fairness: when it cannot be had in time, SQLite's own lock still keeps
+writers apart.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import threading
 import time
@@ -20,6 +19,8 @@ from pathlib import Path
 
 from scheduler.forking import after_fork
 from scheduler.store.db import deadline as deadlines
+from scheduler.system import files
+from scheduler.system.locks import lock, unlock
 
 TIMEOUT = 10.0  # seconds
 _STEP = 0.0003  # seconds between tries; short, because the holder's transactions are
@@ -43,7 +44,7 @@ class _Lock:
             return False
         try:
             if self._own:
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock(self._fd)
                 return True
         except OSError:
             pass
@@ -60,13 +61,13 @@ class _Lock:
             if not self._own:  # a lock inherited over fork is shared with the parent: open one's own
                 if self._closer is not None:
                     self._closer()  # this process's copy only
-                self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660)
+                self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | files.CLOEXEC, 0o660)
                 self._own = True
                 self._closer = weakref.finalize(self, os.close, self._fd)
                 self._closer.atexit = False  # an engine's thread may hold it until the process ends
             while True:
                 try:
-                    fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    lock(self._fd)
                     return True
                 except BlockingIOError:
                     if time.monotonic() >= deadline:
@@ -82,14 +83,14 @@ class _Lock:
 
     def release(self) -> None:
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_UN)
+            unlock(self._fd)
         finally:
             self._mutex.release()
 
     def _leave_all(self) -> None:
         with suppress(OSError):
             if self._own:
-                fcntl.flock(self._fd, fcntl.LOCK_UN)
+                unlock(self._fd)
         self._mutex.release()
 
 

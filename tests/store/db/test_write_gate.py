@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from scheduler.store.db import notifier as notifiers
-from scheduler.store.db import write_gate as gates
 from scheduler.store.db.notifier import SocketNotifier
 from scheduler.store.db.write_gate import WriteGate
+from scheduler.system import locks
 from support.fleet import until
 
 # What is registered first runs last, as does an engine's thread that the program has not stopped.
@@ -152,7 +152,7 @@ def test_an_interrupted_writer_blocks_no_other(
         with ours.hold():
             pass
     with monkeypatch.context() as m:
-        m.setattr(gates, "fcntl", Interrupting(how, after))
+        m.setattr(locks, "fcntl", Interrupting(how, after))
         with pytest.raises(KeyboardInterrupt), ours.hold():
             pass
     for gate in (theirs, ours):
