@@ -25,7 +25,7 @@ EVERY_DATABASE := $(if $(filter both,$(DATABASES)),--every-database)
 JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup emulator machine demo-messages demo-anywhere operating pictures observability demo test test-both quick django test-lowest man docs container soak faults faults-ha transports executors executors-soak kube kube-soak ray vm cases mutants golden lint ruff mypy pyright format bench bench-check release keep-release clean
+.PHONY: help setup emulator machine elsewhere demo-messages demo-anywhere operating pictures observability demo test test-both quick django test-lowest man docs container soak faults faults-ha transports executors executors-soak kube kube-soak ray vm cases mutants golden lint ruff mypy pyright format bench bench-check release keep-release clean
 
 help:
 	@echo "make demo [PHOTO=path]   the photo workflow on a real daemon, killed in the middle"
@@ -38,6 +38,7 @@ help:
 	@echo "make test-lowest         all tests, with the lowest versions of what schedd needs (constraints/lowest.txt)"
 	@echo "make cases               which case of the guarantees is shown on which database"
 	@echo "make observability       the dashboard and the alert rules, with a real Prometheus: half a minute"
+	@echo "make elsewhere           the first programs, the store and the client as macOS and Windows let them; types, too: 3 minutes"
 	@echo "make soak                the tests that take minutes"
 	@echo "make faults              all faults at full length; needs root, pgbouncer and 200 MB of memory for a tmpfs"
 	@echo "make faults-ha           every way to fail over, with each promise of a commit, as a table: 8 minutes; needs postgresql; with patroni and etcd-server, theirs, too"
@@ -154,6 +155,15 @@ django: setup
 
 test-lowest:
 	$(MAKE) test VENV=.venv-lowest CONSTRAINTS=constraints/lowest.txt
+
+# Here, with what macOS and Windows lack taken away: see tests/support/elsewhere/.
+ELSEWHERE_FILES := tests/test_elsewhere.py tests/engine/durable/test_examples.py tests/engine/durable/test_order_example.py \
+  tests/model tests/client tests/store
+elsewhere: setup
+	@for system in darwin win32; do echo "As on $$system"; \
+	  ELSEWHERE=$$system PYTHONPATH=tests/support/elsewhere $(PYTEST) -n $(JOBS) --dist worksteal --sqlite-only \
+	    -m "not soak and not faults and not alone and not linux" $(ELSEWHERE_FILES) $(PYTEST_ARGS) || exit 1; done
+	PYTHONPATH=tests $(PY) -m support.platforms
 
 pictures: setup
 	$(PY) docs/pictures/make.py

@@ -34,7 +34,7 @@ class SystemdNotifier:
         address = "\0" + self.address[1:] if self.address[0] == "@" else self.address
         text = "\n".join(line.replace("\n", " ") for line in lines)
         try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
                 sender.settimeout(SEND_TIMEOUT)
                 sender.connect(address)
                 sender.sendall(text.encode(errors="replace"))

@@ -12,13 +12,15 @@ from scheduler.errors import ConfigError
 from scheduler.executors.job_files import explained, tail_of
 from scheduler.executors.job_process import SHELL, is_alive, look, was_started
 from scheduler.executors.ports import Finding, Seen
-from scheduler.system import locks
+from scheduler.system import WINDOWS, locks
 
 
 class DirectoryExecutor:
     """Finds, observes and forgets jobs by their files, whichever daemon or pool has started them."""
 
     def __init__(self, name: str, directory: str) -> None:
+        if WINDOWS:
+            raise ConfigError(f"executors.{name} needs Linux or macOS: nothing of Windows ends all that a job started")
         self._name = name
         self._place = Path(directory).expanduser()
         if not self._place.is_absolute():

@@ -33,7 +33,7 @@ from scheduler.executors.job_process import (
 from scheduler.executors.ports import Capabilities, Finding, Job, Refused, Resources, Seen, Submitted
 from scheduler.executors.warm import JobTemplate, TemplateGoneError, arguments_of
 from scheduler.model.limits import parse_size, size_text
-from scheduler.system import LINUX, NEEDS_LINUX, WINDOWS
+from scheduler.system import LINUX, NEEDS_LINUX
 from scheduler.system.processes import cpus, memory_of_machine
 
 _OPTIONS = ("nice",)
@@ -74,8 +74,6 @@ class ProcessExecutor(DirectoryExecutor):
         self._started_in = os.getcwd()  # a task's module may change the daemon's
         if settings.cpus < 0 or settings.gpus < 0:
             raise ConfigError(f"executors.{name}: cpus and gpus are numbers from 0")
-        if WINDOWS:
-            raise ConfigError(f'executors.{name}: type = "process" needs Linux or macOS')
         if settings.warm and not LINUX:
             raise ConfigError(f"executors.{name}: warm {NEEDS_LINUX}")
         if settings.warm and settings.prefix:

@@ -124,11 +124,11 @@ class Mailboxes:
             # Removed under its lock; a second one that opened the old file finds a worker already dead.
             if sys.platform != "win32":
                 self.release(beside, name)
-                return True
         finally:
             os.close(fd)
-        self.remove(name)  # fails while its process has it open
-        self.release(beside)
+        if sys.platform == "win32":
+            self.remove(name)  # fails while its process has it open
+            self.release(beside)
         return True
 
     def remove(self, name: str) -> None:

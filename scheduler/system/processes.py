@@ -61,9 +61,10 @@ def user_name(uid: int | None) -> str | None:
 
 def cpus() -> int:
     """The processors that this process may use."""
+    count = os.cpu_count() or 1
     if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        count = len(os.sched_getaffinity(0))
+    return count
 
 
 def kill_session(pid: int) -> None:
@@ -99,8 +100,8 @@ def page_size() -> int:
 
 
 def boot_id() -> bytes:
-    """What names this run of the machine, until it is started anew; elsewhere than on Linux the same for each run.
-
-    Raises OSError.
-    """
-    return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip() if sys.platform == "linux" else b"-"
+    """What names this run of the machine, until it is started anew; without /proc the same for each run."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
+    except OSError:
+        return b"-"

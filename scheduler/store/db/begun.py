@@ -4,8 +4,8 @@ A task's row says ``running`` only some milliseconds after its handler began. Of
 ``claimed`` this file says whether its handler had begun: then it has used its attempt. A note costs no system call.
 
 The file is locked for as long as its worker lives, so a free lock proves that the process is gone. It tells nothing
-on another host, nor after a reboot, which may have lost what was not on the disk yet: elsewhere than on Linux, where
-nothing names a start of the machine, what it tells then is true and may be too little.
+on another host, nor after a reboot, which may have lost what was not on the disk yet: without /proc, where nothing
+names a start of the machine, what it tells then is true and may be too little.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Shows the code of schedd a system that is not Linux: ``SCHEDD_ELSEWHERE=darwin`` or ``win32``.
+"""Shows the code of schedd a system that is not Linux: ``ELSEWHERE=darwin`` or ``win32``.
 
 Python itself, its packages and the tests keep the real one. What a module of schedd imports is put in place of the real
 module: it lacks what that system lacks, and ``sys.platform`` says that it is that system. Files below /proc and /sys
@@ -26,10 +26,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-VARIABLE = "SCHEDD_ELSEWHERE"
+VARIABLE = "ELSEWHERE"
 ROOT = Path(__file__).parents[3]
 HIDDEN_PLACES = ("/proc", "/sys")
-# What only its kernel has. Nothing but what says so to its user imports these elsewhere.
+# Process isolation and forked jobs are refused elsewhere, commands and jobs of this machine on Windows: before any of
+# these is reached. What it takes to refuse them may be imported; the rest is not.
+_ISOLATION = ("scheduler/engine/child/", "scheduler/engine/processes/", "scheduler/daemon/job_template.py")
+REFUSED: dict[str, tuple[str, ...]] = {
+    "darwin": (*_ISOLATION, "tasks/command/reaper.py"),  # which asks for each, and goes on without
+    "win32": (*_ISOLATION, "tasks/command/", "scheduler/executors/job_process.py", "scheduler/executors/warm.py"),
+}
 LINUX_ONLY = (
     *("scheduler.engine.child.fork_server", "scheduler.engine.child.main", "scheduler.engine.child.rlimits"),
     *("scheduler.engine.child.runtime", "scheduler.engine.child.surroundings", "scheduler.daemon.job_template"),

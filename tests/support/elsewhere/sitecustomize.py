@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-system = os.environ.get("SCHEDD_ELSEWHERE")
+system = os.environ.get("ELSEWHERE")
 if system:
     spec = importlib.util.spec_from_file_location("schedd_elsewhere", Path(__file__).with_name("__init__.py"))
     assert spec is not None
