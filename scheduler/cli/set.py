@@ -166,9 +166,10 @@ def set_key(
     """
     from scheduler.operations import limits
 
-    if len(names) > 2:
+    given = list(names)
+    if len(given) > 2:
         raise click.UsageError("set key takes a kind and a key, or a fairness key alone")
-    where = limits.place(kind=names[0] if len(names) > 1 else None, key=names[-1])
+    where = limits.place(kind=given[0] if len(given) > 1 else None, key=given[-1])
     _set(session, where, _caps(max_concurrency, rate_limit, weight=weight), reset=reset)
 
 
