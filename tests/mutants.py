@@ -580,8 +580,8 @@ MUTANTS = (
         (
             Change(
                 "scheduler/store/db/sqlite_files.py",
-                "os.O_RDWR | os.O_CLOEXEC, 0o600",
-                "os.O_RDWR | os.O_CLOEXEC, 0o644",
+                "os.O_RDWR | files.CLOEXEC, 0o600",
+                "os.O_RDWR | files.CLOEXEC, 0o644",
             ),
         ),
         ("tests/store/db/test_sqlite_files.py",),
