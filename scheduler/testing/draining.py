@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -109,15 +109,16 @@ def drain(
     if name is not None:
         jobs.registry.named(name)
     errors = _Errors(engine) if raise_errors else None
-    with engine.capture, errors or nullcontext(), _only(engine, queue, name, task), _keeping(engine):
-        return _drain(engine, limit, task, errors)
+    with engine.capture, errors or nullcontext(), _only(engine, queue, name, task), _keeping(engine) as keep:
+        return _drain(engine, limit, task, errors, keep)
 
 
-def _drain(engine: Engine, limit: int, task: int | None, errors: _Errors | None) -> int:
+def _drain(engine: Engine, limit: int, task: int | None, errors: _Errors | None, keep: Callable[[], object]) -> int:
     ran = quiet = 0
     while quiet < 2:
         engine.wake()
         engine.step()
+        keep()
         while engine.dispatch.lanes.unfinished:
             engine.step()
         if task is not None:
@@ -140,13 +141,17 @@ def _drain(engine: Engine, limit: int, task: int | None, errors: _Errors | None)
 
 
 @contextmanager
-def _keeping(engine: Engine) -> Iterator[None]:
-    """Let the engine keep what it has claimed, however long that waits: given back it would lose its turn."""
+def _keeping(engine: Engine) -> Iterator[Callable[[], object]]:
+    """From its first call on, the engine keeps what it claims, however long that waits: given back it would lose its
+    turn. What had waited for too long before is given back."""
     state = engine.engine_state
     before = state.options
-    state.options = before._replace(give_back=math.inf)
+
+    def keep() -> None:
+        state.options = before._replace(give_back=math.inf)
+
     try:
-        yield
+        yield keep
     finally:
         state.options = before
 
