@@ -161,7 +161,7 @@ ELSEWHERE_FILES := tests/test_elsewhere.py tests/engine/durable/test_examples.py
   tests/model tests/client tests/store
 elsewhere: setup
 	@for system in darwin win32; do echo "As on $$system"; \
-	  ELSEWHERE=$$system PYTHONPATH=tests/support/elsewhere $(PYTEST) -n $(JOBS) --dist worksteal --sqlite-only \
+	  ELSEWHERE=$$system PYTHONPATH=$(CURDIR)/tests/support/elsewhere $(PYTEST) --assert=plain -n $(JOBS) --dist worksteal --sqlite-only \
 	    -m "not soak and not faults and not alone and not linux" $(ELSEWHERE_FILES) $(PYTEST_ARGS) || exit 1; done
 	PYTHONPATH=tests $(PY) -m support.platforms
 

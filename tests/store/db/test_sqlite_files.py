@@ -74,6 +74,7 @@ def test_a_file_that_is_shared_stays_shared(database: Database) -> None:
         assert mode(beside(path, ".notify")) == 0o770
 
 
+@pytest.mark.linux
 @one_database
 @pytest.mark.case(86, pure=True)
 def test_doctor_notes_what_any_user_may_read(database: Database, tmp_path: Path) -> None:
@@ -101,6 +102,7 @@ def test_after_a_stop_the_file_is_the_whole_database(database: Database, tmp_pat
     assert not beside(database.path, "-wal").exists()
 
 
+@pytest.mark.linux
 @one_database
 @pytest.mark.case(86, pure=True)
 def test_after_sigterm_the_file_is_the_whole_database(database: Database, tmp_path: Path) -> None:
@@ -161,6 +163,7 @@ def test_a_notifier_that_could_not_be_had_is_had_later(database: Database, caplo
     assert [text.partition(" (")[0] for text in logged] == ["no notifier", "the notifier works now"]
 
 
+@pytest.mark.linux
 def test_no_foreign_message_makes_a_notifier_deaf(tmp_path: Path) -> None:
     notified = threading.Semaphore(0)
     notifier, other = SocketNotifier(tmp_path), SocketNotifier(tmp_path)

@@ -49,6 +49,7 @@ def test_both_serve_until_the_very_end(tmp_path: Path) -> None:
     notifier.close()
 
 
+@pytest.mark.linux
 def test_a_listener_that_comes_within_a_tick_of_the_file_system_is_notified(tmp_path: Path) -> None:
     """Before Linux 6.13 a directory's time goes by some milliseconds: two that came in the same ones look like one."""
     first, sender, second = (SocketNotifier(tmp_path) for _ in range(3))
@@ -140,6 +141,7 @@ class Interrupting:
                 raise KeyboardInterrupt
 
 
+@pytest.mark.linux
 @pytest.mark.parametrize("first", [True, False], ids=["its first time", "later"])
 @pytest.mark.parametrize(
     ("how", "after"), [(fcntl.LOCK_EX, 1), (fcntl.LOCK_EX, 2), (fcntl.LOCK_UN, 1), (fcntl.LOCK_UN, 2)]
