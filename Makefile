@@ -38,7 +38,7 @@ help:
 	@echo "make test-lowest         all tests, with the lowest versions of what schedd needs (constraints/lowest.txt)"
 	@echo "make cases               which case of the guarantees is shown on which database"
 	@echo "make observability       the dashboard and the alert rules, with a real Prometheus: half a minute"
-	@echo "make elsewhere           the first programs, the store and the client as macOS and Windows let them; types, too: 3 minutes"
+	@echo "make elsewhere           the first programs, the store and the client as macOS and Windows let them; types, too"
 	@echo "make soak                the tests that take minutes"
 	@echo "make faults              all faults at full length; needs root, pgbouncer and 200 MB of memory for a tmpfs"
 	@echo "make faults-ha           every way to fail over, with each promise of a commit, as a table: 8 minutes; needs postgresql; with patroni and etcd-server, theirs, too"
