@@ -12,7 +12,7 @@ STOP_S = 60  # as TimeoutStopSec= of the unit of systemd
 
 
 def plan(machine: Machine, wish: Wish) -> Plan:
-    """What makes the service. Raises ConfigError."""
+    """The files and commands of the service. Raises ConfigError."""
     if wish.credentials or wish.drop_ins:
         raise ConfigError("launchd hands over no credentials and has no drop-ins: leave these options out")
     if wish.whose is Whose.SYSTEM and not machine.has_user(wish.run_as):

@@ -1,4 +1,4 @@
-"""What service managers have in common: the machine, what is wished, what is planned, how it is."""
+"""The common part of service managers: the machine, the wish, the plan, the state."""
 
 from __future__ import annotations
 

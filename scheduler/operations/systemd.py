@@ -28,7 +28,7 @@ SHOWN = ("ActiveState", "SubState", "MainPID", "UnitFileState", "ActiveEnterTime
 
 
 def plan(machine: Machine, wish: Wish) -> Plan:
-    """What makes the service: a user, a first configuration, the unit with its drop-ins. Raises ConfigError."""
+    """The parts of the service: a user, a first configuration, the unit with its drop-ins. Raises ConfigError."""
     _check(machine, wish)
     unit = unit_path(machine, wish.whose)
     files: dict[Path, str] = {}

@@ -1,4 +1,5 @@
-"""What differs between Linux, macOS and Windows, one file a subject. Nothing else asks on which of them it runs."""
+"""What differs between Linux, macOS and Windows, one file a subject. Other modules ask
+``sys.platform`` themselves only where a checker of types has to see that code is not reached."""
 
 from __future__ import annotations
 

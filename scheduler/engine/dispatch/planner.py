@@ -334,35 +334,17 @@ def _share_out(
     taken: dict[LaneHead, int] = {}
     if not lanes or budget <= 0:
         return taken
-    ranks: dict[int, list[LaneHead]] = {}
+    ranks: dict[int, dict[Turn, list[LaneHead]]] = {}
     for head in lanes:
-        ranks.setdefault(rank_of(head.lane), []).append(head)
+        ranks.setdefault(rank_of(head.lane), {}).setdefault(turn_of(head), []).append(head)
     used = 0
     for rank in sorted(ranks, reverse=True):
-        used = _share_out_evenly(ranks[rank], pool, room, budget, rotation, share, taken, used)
+        in_turn = list(ranks[rank].values())
+        start = rotation % len(in_turn)
+        for index, heads in enumerate(in_turn[start:] + in_turn[:start]):
+            free = min(room(pool, heads[0]) - used, budget - used)
+            if free > 0:
+                fair = -(-free // (len(in_turn) - index))
+                taken |= share(heads, fair)
+                used += fair
     return taken
-
-
-def _share_out_evenly(
-    lanes: list[LaneHead],
-    pool: int,
-    room: Callable[[int, LaneHead], int],
-    budget: int,
-    rotation: int,
-    share: Share,
-    taken: dict[LaneHead, int],
-    used: int,
-) -> int:
-    """Share out what is left over lanes of one rank, into ``taken``. Returns how much of it is ``used`` then."""
-    kinds: dict[Turn, list[LaneHead]] = {}
-    for head in lanes:
-        kinds.setdefault(turn_of(head), []).append(head)
-    in_turn = list(kinds.values())
-    start = rotation % len(in_turn)
-    for index, heads in enumerate(in_turn[start:] + in_turn[:start]):
-        free = min(room(pool, heads[0]) - used, budget - used)
-        if free > 0:
-            fair = -(-free // (len(in_turn) - index))
-            taken |= share(heads, fair)
-            used += fair
-    return used

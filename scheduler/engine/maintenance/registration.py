@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from scheduler.engine.attempt.outcomes import released
@@ -87,7 +87,7 @@ class WorkerRegistration:
             engine_state.options.queues,
             engine_state.capacity(),
         )
-        gone = set() if self.lease.anew else {worker for worker, path in self._beside(connection) if is_gone(path)}
+        gone = self._gone(connection)
         kinds, begun = list(engine_state.registry) if self.publishes_kinds else [], engine_state.monotonic()
         with database.write(connection) as tx:
             if self._reclaimed_worker:
@@ -104,7 +104,7 @@ class WorkerRegistration:
             if self.on_join is not None:
                 self.on_join(tx, worker, self.incarnation)
             if not self.lease.anew:
-                fleet_starts.note(tx, tx.now - 1, gone)
+                fleet_starts.note(tx, tx.now - 1, list(gone))
         # Not before the commit: after a rollback another worker may get this id.
         self.dispatch.worker = engine_state.worker = worker
         self.periodic.known_kinds, self.periodic.known_capacity = (
@@ -114,7 +114,7 @@ class WorkerRegistration:
         self.lease.acquired(begun)
         self.notifier.notify()  # a worker that believes it is the only one notifies no other
         if database.path is None:  # on SQLite they are reclaimed right below
-            self._mark_for_the_dead(connection)
+            self._mark_for_the_dead(connection, gone)
         self.lease.reap(connection, worker, self.notifier.dead_peers)
         self.periodic.timers.restart(renew=lease / 3, reap=REAP_EVERY, sweep=SWEEP_EVERY)
 
@@ -130,22 +130,24 @@ class WorkerRegistration:
             noted = None
         self.engine_state.note_begins(noted)
 
-    def _mark_for_the_dead(self, connection: sa.Connection) -> None:
+    def _mark_for_the_dead(self, connection: sa.Connection, gone: Mapping[int, str]) -> None:
         """Mark as running what had begun in dead workers of this host.
 
         The worker that reclaims it may be on another host, and cannot read their notes.
         """
         database = self.engine_state.database
-        for worker, path in self._beside(connection):
-            if is_gone(path) and (noted := begun(path)):
+        for worker, path in gone.items():
+            if noted := begun(path):
                 with database.write(connection) as tx:
                     held = claims.held_by(tx, worker)
                     started = [(r.id, r.claim, r.claimed_at) for r in held if (r.id, r.claim) in noted]
                     claims.mark_running(tx, worker, started)
 
-    def _beside(self, connection: sa.Connection) -> list[tuple[int, str]]:
+    def _gone(self, connection: sa.Connection) -> dict[int, str]:
+        """The workers of this host whose processes have ended, with the notes of each."""
         with self.engine_state.database.glance(connection) as tx:
-            return workers.beside(tx, self.worker, socket.gethostname())
+            beside = workers.beside(tx, self.worker, socket.gethostname())
+        return {worker: path for worker, path in beside if is_gone(path)}
 
     def _open_notifier(self, spawn: Spawner, *, again: bool = False) -> None:
         """``again``: the last try failed, for instance on a full disk, and that was logged."""
