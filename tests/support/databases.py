@@ -7,7 +7,6 @@ marked ``both_databases``: see ``is_left_out``. ``pytest --every-database`` runs
 from __future__ import annotations
 
 import itertools
-import os
 import shutil
 import sqlite3
 import tempfile
@@ -177,11 +176,12 @@ def _sqlite_template() -> Path:
 
 
 @pytest.fixture(scope="session")
-def postgres_databases() -> PostgresDatabases:
+def postgres_databases(request: pytest.FixtureRequest) -> PostgresDatabases:
     with locked("postgres.lock"):
         if not postgres_server.data_of(shared_directory()).exists():
             postgres_server.start(shared_directory(), place=directory_in_memory())
-    return PostgresDatabases(shared_directory(), os.environ.get("PYTEST_XDIST_WORKER", "main"))
+    worker: dict[str, str] = getattr(request.config, "workerinput", {})
+    return PostgresDatabases(shared_directory(), worker.get("workerid", "main"))
 
 
 class PostgresDatabases:

@@ -27,7 +27,10 @@ from scheduler.model.limits import Limits
 from support.databases import Database, one_database
 
 FILES = ("cgroup.procs", "cgroup.subtree_control", "cgroup.controllers", "cgroup.kill", "memory.max")
-ME = str(os.getpid())
+
+
+def me() -> str:
+    return str(os.getpid())  # not that of the process which collected the tests
 
 
 class Kernel:
@@ -109,14 +112,14 @@ def settle(kernel: Kernel) -> cgroups.CgroupRoot | None:
 
 
 def test_the_daemon_makes_room_and_moves_into_a_leaf(kernel: Kernel) -> None:
-    own = kernel.group("schedd.service", ME)
+    own = kernel.group("schedd.service", me())
     kernel.place_me(own)
     kernel.delegated.add(own)
     home = settle(kernel)
     assert home is not None
     assert home is cgroups.current
     assert kernel.members(own) == []
-    assert kernel.members(own / "schedd-main") == [ME]
+    assert kernel.members(own / "schedd-main") == [me()]
     assert kernel.asked[-2:] == [f"schedd.service/cgroup.subtree_control +{one}" for one in ("memory", "pids")]
     first, second = home.make(), home.make()
     assert first is not None
@@ -131,20 +134,20 @@ def test_the_daemon_makes_room_and_moves_into_a_leaf(kernel: Kernel) -> None:
 
 
 def test_a_subgroup_that_systemd_made_is_leaf_enough(kernel: Kernel) -> None:
-    unit, own = kernel.group("schedd.service"), kernel.group("schedd.service/main", ME)
+    unit, own = kernel.group("schedd.service"), kernel.group("schedd.service/main", me())
     kernel.group("schedd.service/schedd-4711-3")
     kernel.place_me(own)
     kernel.delegated.add(unit)
     home = settle(kernel)
     assert home is not None
     assert home.root == unit
-    assert kernel.members(own) == [ME]
+    assert kernel.members(own) == [me()]
     assert sorted(entry.name for entry in unit.iterdir() if entry.is_dir()) == ["main"]
 
 
 def test_a_group_that_others_share_is_not_ours(kernel: Kernel) -> None:
     """A unit right below a user's service manager, whose whole tree was delegated to that manager."""
-    manager, own = kernel.group("user@1000.service"), kernel.group("user@1000.service/schedd.service", ME)
+    manager, own = kernel.group("user@1000.service"), kernel.group("user@1000.service/schedd.service", me())
     kernel.group("user@1000.service/init.scope", "1234")
     kernel.place_me(own)
     kernel.delegated.add(manager)
@@ -153,7 +156,7 @@ def test_a_group_that_others_share_is_not_ours(kernel: Kernel) -> None:
 
 
 def test_nothing_is_touched_where_nothing_was_delegated(kernel: Kernel) -> None:
-    own = kernel.group("some.service", ME)
+    own = kernel.group("some.service", me())
     kernel.place_me(own)
     assert settle(kernel) is None
     assert kernel.asked == []
@@ -164,7 +167,7 @@ def test_nothing_is_touched_where_nothing_was_delegated(kernel: Kernel) -> None:
 
 
 def test_without_the_memory_controller_all_stays(kernel: Kernel) -> None:
-    own = kernel.group("schedd.service", ME, controllers="cpu pids")
+    own = kernel.group("schedd.service", me(), controllers="cpu pids")
     kernel.place_me(own)
     kernel.delegated.add(own)
     assert settle(kernel) is None
@@ -172,21 +175,21 @@ def test_without_the_memory_controller_all_stays(kernel: Kernel) -> None:
 
 
 def test_beside_other_processes_all_stays(kernel: Kernel, caplog: pytest.LogCaptureFixture) -> None:
-    own = kernel.group("schedd.service", "77", ME)
+    own = kernel.group("schedd.service", "77", me())
     kernel.place_me(own)
     kernel.delegated.add(own)
     assert settle(kernel) is None
-    assert sorted(kernel.members(own)) == sorted(["77", ME])
+    assert sorted(kernel.members(own)) == sorted(["77", me()])
     assert not (own / "schedd-main").exists()
     assert "limits hold per process" in caplog.text
 
 
 def test_what_killed_daemons_left_is_removed(kernel: Kernel, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    own = kernel.group("schedd.service", ME)
+    own = kernel.group("schedd.service", me())
     kernel.group("schedd.service/schedd-main", "500")
     dead = kernel.group("schedd.service/schedd-400-1", "401", "402")
-    empty = kernel.group(f"schedd.service/schedd-{ME}-1")
+    empty = kernel.group(f"schedd.service/schedd-{me()}-1")
     living = kernel.group("schedd.service/schedd-500-2", "501")
     another = kernel.group("schedd.service/theirs", "77")
     kernel.place_me(own)
@@ -200,7 +203,7 @@ def test_what_killed_daemons_left_is_removed(kernel: Kernel, caplog: pytest.LogC
 
 
 def test_what_takes_long_to_end_is_removed_when_it_has(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = kernel.group("schedd.service", ME)
+    own = kernel.group("schedd.service", me())
     dead = kernel.group("schedd.service/schedd-400-1", "401", "402")
     kernel.place_me(own)
     kernel.delegated.add(own)
