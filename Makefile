@@ -125,7 +125,7 @@ machine: setup
 
 test: setup emulator machine
 	@$(if $(PYTEST_ARGS),,echo "All tests: 10 to 25 minutes on 2 cores, less on more (this machine has $$(getconf _NPROCESSORS_ONLN)). make quick takes one.")
-	$(PYTEST) --forks $(JOBS) -m "not soak and not transports and not executors and not kube" \
+	$(PYTEST) -n $(JOBS) --dist worksteal -m "not soak and not transports and not executors and not kube" \
 	  $(EVERY_DATABASE) $(PYTEST_ARGS)
 
 test-both:
@@ -144,13 +144,13 @@ QUICK_FILES := $(foreach name,$(QUICK),tests/$(if $(findstring /,$(name)),$(dir 
 
 quick: setup
 	@echo "A part of the tests, on SQLite only and without faults: a minute on 2 cores. make test runs them all."
-	$(PYTEST) --forks $(JOBS) -m "not soak and not faults and not alone and not transports and not executors and not kube" \
+	$(PYTEST) -n $(JOBS) --dist worksteal -m "not soak and not faults and not alone and not transports and not executors and not kube" \
 	  --sqlite-only \
 	  $(QUICK_FILES) $(PYTEST_ARGS)
 
 # Django 6 needs Python 3.12, so its own framework of tasks is tried there: make django PYTHON=python3.12 EXTRAS=quick
 django: setup
-	$(PYTEST) --forks $(JOBS) $(EVERY_DATABASE) tests/frameworks/test_django.py \
+	$(PYTEST) -n $(JOBS) --dist worksteal $(EVERY_DATABASE) tests/frameworks/test_django.py \
 	  tests/frameworks/test_conformance.py $(PYTEST_ARGS)
 
 test-lowest:
@@ -161,7 +161,7 @@ ELSEWHERE_FILES := tests/test_elsewhere.py tests/engine/durable/test_examples.py
   tests/model tests/client tests/store
 elsewhere: setup
 	@for system in darwin win32; do echo "As on $$system"; \
-	  ELSEWHERE=$$system PYTHONPATH=$(CURDIR)/tests/support/elsewhere $(PYTEST) --assert=plain --forks $(JOBS) --sqlite-only \
+	  ELSEWHERE=$$system PYTHONPATH=$(CURDIR)/tests/support/elsewhere $(PYTEST) --assert=plain -n $(JOBS) --dist worksteal --sqlite-only \
 	    -m "not soak and not faults and not alone and not linux" $(ELSEWHERE_FILES) $(PYTEST_ARGS) || exit 1; done
 	PYTHONPATH=tests $(PY) -m support.platforms
 
@@ -208,7 +208,7 @@ MISSING := $(filter-out $(SERVERS),redis rabbitmq)
 transports: setup
 	@for server in $(SERVERS); do command -v $$server-server >/dev/null || { \
 	  echo "$$server-server is missing. On Debian and Ubuntu: apt-get install $$server-server" >&2; exit 1; }; done
-	$(PYTEST) --forks $(JOBS) -m "transports and not soak" -k "$(if $(MISSING),not ($(subst $(space), or ,$(strip $(MISSING)))))" \
+	$(PYTEST) -n $(JOBS) --dist worksteal -m "transports and not soak" -k "$(if $(MISSING),not ($(subst $(space), or ,$(strip $(MISSING)))))" \
 	  tests/transports $(PYTEST_ARGS)
 
 # Those of the engines that there are: make executors ENGINES=ray
@@ -219,7 +219,7 @@ ifneq ($(filter slurm,$(ENGINES)),)
 	@for program in sbatch munge; do command -v $$program >/dev/null || { \
 	  echo "$$program is missing. On Debian and Ubuntu: apt-get install slurm-wlm munge" >&2; exit 1; }; done
 endif
-	RAY_VENV=$(abspath $(RAY_VENV)) $(PYTEST) --forks $(JOBS) -m "executors and not soak" \
+	RAY_VENV=$(abspath $(RAY_VENV)) $(PYTEST) -n $(JOBS) --dist worksteal -m "executors and not soak" \
 	  -k "$(if $(ABSENT),not ($(subst $(space), or ,$(strip $(ABSENT)))))" $(EVERY_DATABASE) tests/executors tests/test_demo_anywhere.py $(PYTEST_ARGS)
 
 # A daemon does not need Ray itself, so neither does its environment.
@@ -239,14 +239,14 @@ executors-soak: setup $(filter ray,$(ENGINES))
 # Debian 12 has its source: tests/kube/build.sh. etcd and Go come from Debian, too.
 kube: setup
 	@sh tests/kube/build.sh
-	$(PYTEST) --forks $(JOBS) -m "kube and not soak" tests/executors $(PYTEST_ARGS)
+	$(PYTEST) -n $(JOBS) --dist worksteal -m "kube and not soak" tests/executors $(PYTEST_ARGS)
 
 kube-soak: setup
 	@sh tests/kube/build.sh
 	$(PYTEST) -m "kube and soak" --timeout=7200 tests/executors $(PYTEST_ARGS)
 
 cases: setup
-	$(PYTEST) --forks $(JOBS) -m "case and not soak" --every-database --cases -q $(PYTEST_ARGS)
+	$(PYTEST) -n $(JOBS) --dist worksteal -m "case and not soak" --every-database --cases -q $(PYTEST_ARGS)
 
 vm: setup
 	PY="$(abspath $(PY))" sh tests/vm/run.sh

@@ -111,7 +111,7 @@ def check(python: str, wheel: Path, sdist: Path, place: Path, tests: Sequence[st
     run(place / "venv" / "bin" / "schedctl", "doctor", "--install", cwd=place)
     jobs = str(len(os.sched_getaffinity(0)) * 2)
     said = run(
-        *(inside, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--forks", jobs, "--sqlite-only"),
+        *(inside, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", jobs, "--dist", "worksteal", "--sqlite-only"),
         *("-m", "not soak and not faults and not alone", *tests),
         cwd=unpacked,
     )

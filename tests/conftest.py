@@ -19,7 +19,6 @@ deadline.GRACE = 30.0
 pytest_plugins = [
     "pytester",
     "support.session",
-    "support.forks",
     "support.needs",
     "support.databases",
     "support.casebook",

@@ -27,7 +27,7 @@ mkdir -p "$cache/v/cache"
 python3 -c 'import json, sys; print(json.dumps(dict.fromkeys(sys.argv[1].split("|"), True)))' "$plan" \\
   >"$cache/v/cache/lastfailed"
 [ -n "$plan" ] || { rm "$cache/v/cache/lastfailed"; echo "=== 9 passed in 1.00s ==="; exit 0; }
-[ "$plan" != broken ] || { echo "!!!!!!!! KeyboardInterrupt !!!!!!!!"; }
+[ "$plan" != broken ] || { echo "!!!!!!!! xdist.dsession.Interrupted: session !!!!!!!!"; }
 echo "=== 1 failed, 8 passed in 1.00s ==="
 exit 2
 """

@@ -7,6 +7,7 @@ marked ``both_databases``: see ``is_left_out``. ``pytest --every-database`` runs
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
 import sqlite3
 import tempfile
@@ -176,12 +177,11 @@ def _sqlite_template() -> Path:
 
 
 @pytest.fixture(scope="session")
-def postgres_databases(request: pytest.FixtureRequest) -> PostgresDatabases:
+def postgres_databases() -> PostgresDatabases:
     with locked("postgres.lock"):
         if not postgres_server.data_of(shared_directory()).exists():
             postgres_server.start(shared_directory(), place=directory_in_memory())
-    worker: dict[str, str] = getattr(request.config, "workerinput", {})
-    return PostgresDatabases(shared_directory(), worker.get("workerid", "main"))
+    return PostgresDatabases(shared_directory(), os.environ.get("PYTEST_XDIST_WORKER", "main"))
 
 
 class PostgresDatabases:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,6 +68,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept_ids])
         items[:] = kept
     config.stash[LEFT_OUT] = left_out
+    output: dict[str, Any] | None = getattr(config, "workeroutput", None)
+    if output is not None:
+        output["schedd_left_out"] = dict(left_out)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take over the counts of an xdist worker: all workers collect the same tests."""
+    left_out = getattr(node, "workeroutput", {}).get("schedd_left_out")
+    if left_out is not None:
+        node.config.stash[LEFT_OUT] = Counter(left_out)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -1,7 +1,8 @@
-"""One directory for a whole pytest run, with all its processes.
+"""One directory for a whole pytest run, its xdist workers included, and tests that run alone.
 
-The first process makes the directory, holds a lock in it for as long as it lives, and removes it at the end. A run that
-was killed leaves its directory, and perhaps its PostgreSQL, to be removed by the next run, which finds the lock free.
+The controller (or the only process) makes the directory, holds a lock in it for as long as it lives, and
+removes it at the end. A run that was killed leaves its directory, and perhaps its PostgreSQL, to be removed
+by the next run, which finds the lock free.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ MEMORY = Path("/dev/shm")
 TESTS = Path(__file__).parents[1]
 ROOM = 4 * 2**30  # bytes that have to be free there
 _shared: Path | None = None
-_owner: int | None = None  # the descriptor of the lock
-_maker: int | None = None  # the first process
+_owner: int | None = None  # the descriptor of the lock, in the controller only
+_xdist_worker = False
 
 
 def shared_directory() -> Path:
@@ -36,9 +37,13 @@ def shared_directory() -> Path:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    global _shared, _owner, _maker
+    global _shared, _owner, _xdist_worker
     _hear_signals()
-    _maker = os.getpid()
+    workerinput: dict[str, Any] | None = getattr(config, "workerinput", None)
+    if workerinput is not None:
+        _xdist_worker = True
+        _shared = Path(workerinput["schedd_shared"])
+        return
     _remove_leftovers()
     _shared = Path(tempfile.mkdtemp(prefix=PREFIX))
     _shared.chmod(0o755)  # PostgreSQL runs as another user when pytest runs as root
@@ -88,10 +93,15 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         return pytest.TestReport.from_item_and_call(item, call)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput["schedd_shared"] = str(_shared)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
     global _owner
-    if _owner is not None and _shared is not None and _maker == os.getpid():
+    if _owner is not None and _shared is not None:
         _remove(_shared)
         os.close(_owner)
         _owner = None
@@ -155,3 +165,22 @@ def locked(name: str, operation: int = fcntl.LOCK_EX) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Any:
+    """Keep tests marked ``alone`` apart from the tests of the other xdist workers.
+
+    A test passes the gate to enter the room. A test that wants the room alone holds the gate until the room is
+    empty, so that the others cannot keep it waiting for ever.
+    """
+    if not _xdist_worker:
+        return (yield)
+    alone = item.get_closest_marker("alone") is not None
+    with locked("gate"):
+        room = os.open(shared_directory() / "room", os.O_CREAT | os.O_RDWR, 0o600)
+        fcntl.flock(room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+    try:
+        return (yield)
+    finally:
+        os.close(room)
