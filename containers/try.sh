@@ -11,6 +11,11 @@ daemon=
 trap '[ -z "$daemon" ] || kill -KILL "$daemon" 2>/dev/null || true; rm -rf "$place"' EXIT
 fail() { echo "FAILED: $*" >&2; tail -n 20 "$place/log" >&2 2>/dev/null || true; exit 1; }
 
+version='import sys; print("%d.%d" % sys.version_info[:2])'
+here_has=$(python3 -c "$version")
+root_has=$(chroot "$from" /usr/bin/python3 -c "$version") || fail "$from has no python3"
+[ "$here_has" = "$root_has" ] || fail "$from has Python $root_has, but the wheels are fetched by Python $here_has: let python3 be $root_has here"
+
 echo "Copying the parts of $from that an image has, and building the wheels"
 mkdir -p "$root/tmp" "$root/proc" "$root/dev" "$root/etc/schedd" "$root/var/lib/schedd" "$root/src"
 cp -a "$from/usr" "$from/etc" "$root/" # a Debian since 12 has /bin, /lib and /sbin in /usr
