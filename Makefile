@@ -1,5 +1,5 @@
 # A fresh clone needs Python 3.11 or later with its venv module, and a package registry; the rest happens here.
-#   make test                          everything; PYTEST_ARGS="-k name" for a part of it
+#   make test                          all but whole programs, which make programs runs; PYTEST_ARGS="-k name" for a part of both
 #   make test DATABASES=both           each test that takes a database on both of them; make test-both is the same
 #   make test PYTHON=python3.12        the same with another Python, in a virtual environment of its own
 #   make test-lowest                   the same with the lowest versions that pyproject.toml allows, in .venv-lowest
@@ -25,13 +25,14 @@ EVERY_DATABASE := $(if $(filter both,$(DATABASES)),--every-database)
 JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup emulator machine elsewhere demo-messages demo-anywhere operating pictures observability demo test test-both quick django test-lowest man docs container soak faults faults-ha transports executors executors-soak kube kube-soak ray vm cases mutants golden lint ruff mypy pyright format bench bench-check release keep-release clean
+.PHONY: help setup emulator machine elsewhere demo-messages demo-anywhere operating pictures observability demo test programs test-both quick django test-lowest man docs container soak faults faults-ha transports executors executors-soak kube kube-soak ray vm cases mutants golden lint ruff mypy pyright format bench bench-check release keep-release clean
 
 help:
 	@echo "make demo [PHOTO=path]   the photo workflow on a real daemon, killed in the middle"
 	@echo "make demo-messages       orders from a Cloudflare queue, out as webhooks and over NATS, killed in the middle"
 	@echo "make demo-anywhere       one task file in one program, a fleet, processes, Dask, Slurm and Ray, each killed in the middle"
-	@echo "make test                all tests, on SQLite and on a real PostgreSQL: 10 to 25 minutes on 2 cores"
+	@echo "make test                the tests, on SQLite and on a real PostgreSQL: 8 minutes on 2 cores; with PYTEST_ARGS of make programs, too"
+	@echo "make programs            those of whole programs: daemons, their faults, browsers, examples: 10 minutes on 2 cores"
 	@echo "make test-both           the same, and the tests above the store on both databases, too: before a release"
 	@echo "make quick               a part of them, on SQLite only and without faults: a minute"
 	@echo "make django              Django's tasks and their contract: PYTHON=python3.12 EXTRAS=quick tries Django 6"
@@ -123,13 +124,17 @@ emulator: setup
 machine: setup
 	@PY=$(PY) bash tests/machine.sh
 
+TESTS := not soak and not transports and not executors and not kube
 test: setup emulator machine
-	@$(if $(PYTEST_ARGS),,echo "All tests: 10 to 25 minutes on 2 cores, less on more (this machine has $$(getconf _NPROCESSORS_ONLN)). make quick takes one.")
-	$(PYTEST) -n $(JOBS) --dist worksteal -m "not soak and not transports and not executors and not kube" \
-	  $(EVERY_DATABASE) $(PYTEST_ARGS)
+	@$(if $(PYTEST_ARGS),,echo "The tests but for those of whole programs: 8 minutes on 2 cores, less on more (this machine has $$(getconf _NPROCESSORS_ONLN)). make quick takes one.")
+	$(PYTEST) -n $(JOBS) --dist worksteal -m "$(TESTS)$(if $(PYTEST_ARGS),, and not programs)" $(EVERY_DATABASE) $(PYTEST_ARGS)
+
+# Daemons, and what ends them; browsers; examples as they stand. Many of them wait for each other.
+programs: setup emulator machine
+	$(PYTEST) -n $(JOBS) --dist worksteal -m "$(TESTS) and programs" $(EVERY_DATABASE) $(PYTEST_ARGS)
 
 test-both:
-	$(MAKE) test DATABASES=both
+	$(MAKE) test programs DATABASES=both
 
 # What breaks most things when it is wrong, from each room of the code; it has to stay under a minute on two cores.
 QUICK := cli/columns cli/db cli/help cli/status cli/submit cli/tasks client/builder config/durations \
@@ -154,7 +159,7 @@ django: setup
 	  tests/frameworks/test_conformance.py $(PYTEST_ARGS)
 
 test-lowest:
-	$(MAKE) test VENV=.venv-lowest CONSTRAINTS=constraints/lowest.txt
+	$(MAKE) test programs VENV=.venv-lowest CONSTRAINTS=constraints/lowest.txt
 
 # Here, with what macOS and Windows lack taken away: see tests/support/elsewhere/.
 ELSEWHERE_FILES := tests/test_elsewhere.py tests/engine/durable/test_examples.py tests/engine/durable/test_order_example.py \

@@ -102,7 +102,8 @@ def test_what_passes_when_run_again_is_named(tmp_path: Path) -> None:
 def test_what_fails_again_fails_the_run(tmp_path: Path) -> None:
     status, output, calls = run(tmp_path, "tests/a.py::b|tests/a.py::c", "tests/a.py::c")
     assert (status, len(calls)) == (2, 2)
-    assert f"{AGAIN}\n  tests/a.py::b\n\npytest: " in output
+    assert f"{AGAIN}\n  tests/a.py::b\n" in output
+    assert "  tests/a.py::c" not in output
 
 
 def test_transports_are_run_again_in_the_same_way(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import sqlalchemy
 
 from scheduler.store import schema
 from support import postgres_server, session
-from support.casebook import PROPERTY, Case, Casebook, cells_of, read_cases
+from support.casebook import PROPERTY, SHOWN, Case, Casebook, cells_of, read_cases
 from support.databases import DIALECTS, Database, PostgresDatabases, chosen, is_left_out, needs_postgresql
 from support.session import TESTS
 
@@ -84,15 +84,12 @@ def test_the_book_has_all_cases() -> None:
     assert all(case.due for case in cases.values())
 
 
-def test_a_run_of_all_tests_shows_each_case_on_both(request: pytest.FixtureRequest) -> None:
+def test_make_test_and_make_programs_show_each_case_on_both(request: pytest.FixtureRequest) -> None:
     """Whatever is left to --every-database."""
     config = request.config
-    parts = [config.getoption(name, None) for name in ("keyword", "lf", "sqlite_only", "deselect")]
-    if any(parts) or {Path(argument).resolve() for argument in config.args} != {TESTS}:
+    if config.getoption("sqlite_only") or {Path(argument).resolve() for argument in config.args} != {TESTS}:
         return  # in a part of them nobody expects it
-    properties: list[Any] = [one for item in request.session.items for one in item.user_properties]
-    shown = {tuple(cell) for name, cells in properties if name == PROPERTY for cell in cells}
-    assert {(number, dialect) for number in read_cases() for dialect in DIALECTS} - shown == set()
+    assert {(number, dialect) for number in read_cases() for dialect in DIALECTS} - config.stash[SHOWN] == set()
 
 
 def row_of(table: sqlalchemy.Table) -> dict[str, Any]:
@@ -227,6 +224,10 @@ def test_the_files_of_make_quick_are_there() -> None:
     files = [Path(__file__).parent / name for name in names]
     assert len(files) > 20
     assert [str(file) for file in files if not file.with_name(f"test_{file.name}.py").exists()] == []
+
+
+def test_what_is_left_to_make_programs_is_there() -> None:
+    assert [name for name in session.OF_PROGRAMS if not (TESTS / name).exists()] == []
 
 
 def test_a_failure_is_told_though_the_parser_fails_the_first_time(request: pytest.FixtureRequest) -> None:

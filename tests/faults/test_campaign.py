@@ -1,6 +1,6 @@
 """Three workers, one PostgreSQL, a random graph, and one sort of fault after the other.
 
-``make faults`` runs it at full length on real daemons, ``make test`` in short. Each run tells how many faults there
+``make faults`` runs it at full length on real daemons, ``make programs`` in short. Each run tells how many faults there
 were and what they cost.
 """
 

@@ -1,6 +1,6 @@
 """Through a connection pooler: statements are not prepared, and a worker that is not woken polls and says so once.
 
-In `make test` by a proxy that does what such a pooler does; in `make faults` by pgbouncer itself.
+In `make programs` by a proxy that does what such a pooler does; in `make faults` by pgbouncer itself.
 """
 
 from __future__ import annotations

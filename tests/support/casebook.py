@@ -105,6 +105,9 @@ class Casebook:
 
 
 BOOK = pytest.StashKey[Casebook]()
+# What make test and make programs show between them: the others need servers, or hours.
+SHOWN = pytest.StashKey[set[tuple[int, str]]]()
+ELSEWHERE = ("soak", "executors", "kube", "transports")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -119,10 +122,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     known = config.stash[BOOK].cases
+    shown = config.stash[SHOWN] = set()
     for item in items:
         cells = cells_of(item, known)
         if cells:
             item.user_properties.append((PROPERTY, cells))
+            if not any(item.get_closest_marker(name) for name in ELSEWHERE):
+                shown.update(cells)
 
 
 class _Collector:

@@ -48,6 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[LEFT_OUT] = (lambda item: False) if config.getoption("--every-database") else is_left_out
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     left_out = [config.stash[LEFT_OUT](item) for item in items]
     config.hook.pytest_deselected(items=[item for item, out in zip(items, left_out, strict=True) if out])

@@ -25,6 +25,16 @@ import pytest
 PREFIX = "schedd-tests-"
 MEMORY = Path("/dev/shm")
 TESTS = Path(__file__).parents[1]
+# Rooms and files about whole programs: daemons, what ends them, what they work with. make programs runs these.
+OF_PROGRAMS = (
+    *("daemon", "executors", "faults", "frameworks", "telemetry", "testing/test_pytest_plugin.py", "transports", "web"),
+    *("alerts/test_reload.py", "alerts/test_service.py", "cli/test_init.py", "cli/test_mcp.py"),
+    *("cli/test_mcp_incidents.py", "cli/test_process.py", "cli/test_top.py", "cli/test_wait_logs.py"),
+    *("engine/durable/test_examples.py", "operations/test_service.py", "tasks/test_federation.py", "test_alias.py"),
+    *("test_benchmarks.py", "test_ci_run.py", "test_demo.py", "test_demo_anywhere.py", "test_demo_messages.py"),
+    *("test_elsewhere.py", "test_embedding.py", "test_interpreter.py", "test_operating.py"),
+    *("test_readme.py", "test_site.py", "test_typing.py", "test_web_examples.py"),
+)
 ROOM = 4 * 2**30  # bytes that have to be free there
 _shared: Path | None = None
 _owner: int | None = None  # the descriptor of the lock, in the controller only
@@ -77,8 +87,27 @@ def pytest_collection(session: pytest.Session) -> Any:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is about the whole comes first: whole programs take longest, and would keep one worker at the end."""
-    items.sort(key=lambda item: item.path.parent != TESTS)
+    """Programs wait for each other, so they come first, and those that share a browser one after the other; then what
+    takes longest, which would keep one process at the end."""
+    for item in items:
+        if is_of_programs(item):
+            item.add_marker("programs")
+    items.sort(key=_rank)
+
+
+def _rank(item: pytest.Item) -> int:
+    if _takes_browser(item):
+        return 0
+    return 1 if is_of_programs(item) else 2 if item.path.parent.name == "stateful" else 3
+
+
+def is_of_programs(item: pytest.Item) -> bool:
+    place = item.path.relative_to(TESTS)
+    return any(place.is_relative_to(one) for one in OF_PROGRAMS) or _takes_browser(item)
+
+
+def _takes_browser(item: pytest.Item) -> bool:
+    return "browser" in getattr(item, "fixturenames", ())
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

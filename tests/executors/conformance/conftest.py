@@ -1,4 +1,4 @@
-"""Which part of the suite ``make test`` runs: on SQLite; ``make executors`` runs it on PostgreSQL, too."""
+"""Which part of the suite ``make programs`` runs: on SQLite; ``make executors`` runs it on PostgreSQL, too."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which part of the suite ``make test`` runs: the reference transport on both databases, the others on SQLite.
+"""Which part of the suite ``make programs`` runs: the reference transport on both databases, the others on SQLite.
 
 What they do on PostgreSQL is the same code of ours over the same transport; ``make transports`` runs that, too.
 """
