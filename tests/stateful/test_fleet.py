@@ -1,4 +1,4 @@
-"""Random histories against the model. ``make test`` runs a few, always the same; ``make soak`` thousands.
+"""Random histories against the model. ``make programs`` runs a few, always the same; ``make soak`` thousands.
 
 A failure prints the history that shows it (the soak: the shortest), and the seed. ``SCHEDD_SOAK_SEED`` repeats a
 soak, ``SCHEDD_SOAK_RUNS`` makes it longer.

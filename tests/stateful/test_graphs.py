@@ -1,4 +1,4 @@
-"""Random graphs, and what must hold after every action. ``make test`` plays a few seeds, ``make soak`` hundreds.
+"""Random graphs, and what must hold after every action. ``make programs`` plays a few seeds, ``make soak`` hundreds.
 
 A failure names its seed. ``SCHEDD_SOAK_SEED`` says with which the soak begins, ``SCHEDD_SOAK_RUNS`` how many it plays:
 that seed and 1 play it again.

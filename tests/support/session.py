@@ -25,15 +25,17 @@ import pytest
 PREFIX = "schedd-tests-"
 MEMORY = Path("/dev/shm")
 TESTS = Path(__file__).parents[1]
-# Rooms and files about whole programs: daemons, what ends them, what they work with. make programs runs these.
+# Rooms and files about the whole: daemons, what ends them, what they work with; upgrades of a store; random histories.
+# make programs runs these.
 OF_PROGRAMS = (
-    *("daemon", "executors", "faults", "frameworks", "telemetry", "testing/test_pytest_plugin.py", "transports", "web"),
+    *("daemon", "executors", "faults", "frameworks", "stateful", "telemetry", "transports", "web"),
     *("alerts/test_reload.py", "alerts/test_service.py", "cli/test_init.py", "cli/test_mcp.py"),
     *("cli/test_mcp_incidents.py", "cli/test_process.py", "cli/test_top.py", "cli/test_wait_logs.py"),
-    *("engine/durable/test_examples.py", "operations/test_service.py", "tasks/test_federation.py", "test_alias.py"),
+    *("engine/durable/test_examples.py", "operations/test_service.py", "store/db/test_older_stores.py"),
+    *("store/db/test_upgrades.py", "tasks/test_federation.py", "testing/test_pytest_plugin.py", "test_alias.py"),
     *("test_benchmarks.py", "test_ci_run.py", "test_demo.py", "test_demo_anywhere.py", "test_demo_messages.py"),
-    *("test_elsewhere.py", "test_embedding.py", "test_interpreter.py", "test_operating.py"),
-    *("test_readme.py", "test_site.py", "test_typing.py", "test_web_examples.py"),
+    *("test_elsewhere.py", "test_embedding.py", "test_interpreter.py", "test_operating.py", "test_readme.py"),
+    *("test_site.py", "test_typing.py", "test_web_examples.py"),
 )
 ROOM = 4 * 2**30  # bytes that have to be free there
 _shared: Path | None = None
@@ -87,18 +89,12 @@ def pytest_collection(session: pytest.Session) -> Any:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Programs wait for each other, so they come first, and those that share a browser one after the other; then what
-    takes longest, which would keep one process at the end."""
+    """Programs wait for each other and take longest, so they come first, and those that share a browser one after the
+    other."""
     for item in items:
         if is_of_programs(item):
             item.add_marker("programs")
-    items.sort(key=_rank)
-
-
-def _rank(item: pytest.Item) -> int:
-    if _takes_browser(item):
-        return 0
-    return 1 if is_of_programs(item) else 2 if item.path.parent.name == "stateful" else 3
+    items.sort(key=lambda item: (not _takes_browser(item), not is_of_programs(item)))
 
 
 def is_of_programs(item: pytest.Item) -> bool:
