@@ -8,11 +8,12 @@ from typing import Any, TypeVar
 
 import click
 
-from scheduler.cli.making import TaskOptionsGiven, schedule
+from scheduler.cli.making import Times, schedule
 from scheduler.cli.options import acts, common
 from scheduler.cli.output import print_rows
 from scheduler.cli.session import Session, note, prints
 from scheduler.model.catchup import OVERLAPS
+from scheduler.operations.new_task import PlacedTask
 
 F = TypeVar("F", bound=Callable[..., Any])
 _FIELDS = ("line", "action", "name", "recurrence", "notes", "text")
@@ -89,8 +90,8 @@ def add_command(
     payload: dict[str, Any] = {"argv": list(command)}
     if len(command) == 1 and " " in command[0]:
         payload["shell"] = True
-    given = TaskOptionsGiven(cron=expression, tz=tz, key=name, overlap=overlap)
-    schedule(session, given, COMMAND_KIND, payload, command_kind(session))
+    times = Times(cron=expression, tz=tz, overlap=overlap)
+    schedule(session, PlacedTask(key=name), times, COMMAND_KIND, payload, command_kind(session))
 
 
 @click.command(name="from-apscheduler")

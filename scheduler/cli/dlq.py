@@ -130,8 +130,7 @@ def replay(
     """
     from msgspec import UNSET
 
-    from scheduler.cli.changes import read_json
-    from scheduler.cli.payload import naming_option, read_params
+    from scheduler.cli.payload import naming_option, read_json, read_params
     from scheduler.operations import dead_letters
 
     wanted = list(dict.fromkeys(ids))

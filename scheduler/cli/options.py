@@ -12,7 +12,7 @@ from scheduler.cli.session import FORMATS, Session
 from scheduler.errors import SchedulerError
 
 if TYPE_CHECKING:
-    from scheduler.model.spec import EdgeSpec
+    from scheduler.operations.new_task import Edge
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -189,27 +189,28 @@ class _Ago(_Type):
 
 
 class _Edge(_Type):
-    """``ID``, ``ID:when`` or ``ID:when:otherwise``, and before it ``NAME=``: the name, if any, and the edge."""
+    """``ID``, ``ID:when`` or ``ID:when:otherwise``, and before it ``NAME=``: an edge."""
 
     name = "[name=]id[:when]"
 
-    def read(self, text: str) -> tuple[str | None, EdgeSpec]:
-        from scheduler.model.spec import EdgeSpec
-        from scheduler.model.state import DEFAULT_OTHERWISE, Otherwise, When
+    def read(self, text: str) -> Edge:
+        from scheduler.model.state import Otherwise, When
+        from scheduler.operations.new_task import Edge
 
         before, equals, after = text.partition("=")
         if equals and not before:
             raise ValueError(f"{text!r} has no name before the =")
         parent, _, rest = (after if equals else text).partition(":")
         when, _, otherwise = rest.partition(":")
+        given: Any = {"when": when or "success", "otherwise": otherwise or None, "name": before if equals else None}
+        made = Edge(id=TASK_ID.read(parent), **given)
         try:
-            end = When(when or "success")
-            other = Otherwise(otherwise) if otherwise else DEFAULT_OTHERWISE[end]
+            made.spec  # noqa: B018  # refuses what is none
         except ValueError:
             raise ValueError(
                 f"{text!r} is not ID[:when[:otherwise]]: when is {', '.join(When)}; otherwise {', '.join(Otherwise)}"
             ) from None
-        return before if equals else None, EdgeSpec(TASK_ID.read(parent), end, other)
+        return made
 
 
 TASK_ID, INSTANT, SPAN, AGO, EDGE, ZONE = _TaskId(), _Instant(), _Span(), _Ago(), _Edge(), _Zone()

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import msgspec
 
 from scheduler.errors import PayloadError
-
-if TYPE_CHECKING:
-    from scheduler.operations.kinds import KindRecord
 
 _SHOWN = 60
 
@@ -32,19 +29,19 @@ def read_params(params: Sequence[str]) -> dict[str, Any]:
     return payload
 
 
+def read_json(option: str, text: str) -> Any:
+    """Decode an option's JSON. Raises UsageError."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise click.UsageError(f"{option} is not JSON: {error}") from None
+
+
 def _json(name: str, text: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise click.UsageError(f"-P {name}:={text[:_SHOWN]}: not JSON: {error}") from None
-
-
-def validate(kind: KindRecord, payload: dict[str, Any]) -> None:
-    """Check a payload against the kind's schema. Raises PayloadError that names the field."""
-    from scheduler.operations.published import validate as check
-
-    with naming_option():
-        check(kind, payload)
 
 
 @contextmanager

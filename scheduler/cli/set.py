@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from scheduler.cli import exits
-from scheduler.cli.changes import ChangesGiven, change_options
+from scheduler.cli.changes import change_options, take_changes
 from scheduler.cli.filters import (
     CHANGED_FIELDS,
     Asked,
@@ -27,6 +27,7 @@ from scheduler.cli.streams import say
 from scheduler.cli.views import TASK_FIELDS, task_view
 
 if TYPE_CHECKING:
+    from scheduler.operations.changes import Changes
     from scheduler.operations.limits import Place
 
 SETTING_FIELDS = ("setting", "value", "changed")
@@ -67,23 +68,22 @@ def set_task(
     A FILTER such as `kind:Mail subject:ada` chooses the tasks, 500 in a transaction. If the command breaks off, give it
     again and it continues. It first says which tasks would be changed, and asks; with --dry-run it only says so.
     """
-    changes = ChangesGiven(**{name: given.pop(name) for name in ChangesGiven.__dataclass_fields__})
-    changes.check()
+    changes = take_changes(given)
     if chosen_by_filters(ids, text, given, limit, rate):
         wanted = task_filter(session, text, given)
-        return change_chosen(session, wanted, changes.changes(), Asked(limit, rate, dry_run, yes))
+        return change_chosen(session, wanted, changes, Asked(limit, rate, dry_run, yes))
     if dry_run:
         raise click.UsageError("--dry-run goes with filters")
     _set_tasks(session, list(dict.fromkeys(ids)), changes)
     return exits.DONE
 
 
-def _set_tasks(session: Session, wanted: list[int], changes: ChangesGiven) -> None:
+def _set_tasks(session: Session, wanted: list[int], changes: Changes) -> None:
     from scheduler.cli.payload import naming_option
     from scheduler.operations import tasks
 
     with naming_option():
-        done = tasks.change(session.desk, wanted, changes.changes())
+        done = tasks.change(session.desk, wanted, changes)
     with session.desk.read() as tx:
         hidden = masks_of(tx, {task.kind for task in done.tasks})
         rows = [hidden.view(task, task_view(task)) for task in done.tasks]

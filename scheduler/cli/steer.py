@@ -8,7 +8,7 @@ import click
 
 from scheduler.cli import exits
 from scheduler.cli.change import note_left, print_states
-from scheduler.cli.changes import ChangesGiven, change_options
+from scheduler.cli.changes import change_options, take_changes
 from scheduler.cli.filters import (
     Asked,
     chosen_by_filters,
@@ -97,13 +97,9 @@ def copy_command(session: Session, /, task_id: int, key: str | None, no_dependen
     from scheduler.cli.payload import naming_option
     from scheduler.operations import tasks
 
-    changes = ChangesGiven(**given)
-    changes.check(required=False)
-    if key is not None and not 1 <= len(key) <= 255:
-        raise click.UsageError("--key is a text of 1 to 255 characters")
-
+    changes = take_changes(given, required=False)
     with naming_option():
-        made = tasks.copy(session.desk, task_id, changes.changes(), key=key, dependencies=not no_dependencies)
+        made = tasks.copy(session.desk, task_id, changes, key=key, dependencies=not no_dependencies)
     if made.beside is not None:
         note(made.beside)
     if not print_object(session, {"id": int(made.id), "copied": task_id}):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from scheduler.cli.making import TaskOptionsGiven, made_fields, make_options, schedule
+from scheduler.cli.making import made_fields, make_options, read, schedule
 from scheduler.cli.options import acts, common_but_timeout
 from scheduler.cli.session import Session, prints
 
@@ -28,20 +28,17 @@ def submit_command(session: Session, /, kind: str, params: tuple[str, ...], **gi
 
     The payload is checked against the kind's schema. -P to=me@example.com gives a text, -P count:=3 any JSON.
     """
-    from scheduler.cli.payload import read_params, validate
+    from scheduler.cli.payload import naming_option, read_params
     from scheduler.model.names import check_text
-    from scheduler.operations.published import get_published, without
+    from scheduler.operations.published import get_published
 
     check_text(kind, "a kind")
     payload = read_params(params)
-    options = TaskOptionsGiven(**given)
-    twice = sorted(options.names & payload.keys())
-    if twice:
-        raise click.UsageError(f"-P and --depend-on both give {twice[0]}")
+    options, times = read(given)
     with session.desk.read() as tx:
         record = get_published(tx, kind)
-    validate(without(record, options.names), payload)
-    schedule(session, options, kind, payload, record)
+    with naming_option():
+        schedule(session, options, times, kind, payload, record)
 
 
 @click.command(name="run", context_settings={"allow_interspersed_args": False})
@@ -83,7 +80,7 @@ def run_command(
         payload["env"] = dict(_pair(text) for text in environment)
     if cwd is not None:
         payload["cwd"] = os.path.abspath(cwd)
-    schedule(session, TaskOptionsGiven(**given), COMMAND_KIND, payload, command_kind(session))
+    schedule(session, *read(given), COMMAND_KIND, payload, command_kind(session))
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Coroutine, Iterable, Mapping
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeAlias, get_args, overload
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, overload
 
 import msgspec
 
@@ -16,20 +16,18 @@ from scheduler.client.placing_calls import PlacingCalls
 from scheduler.client.recurrence_calls import RecurrenceCalls
 from scheduler.client.submitter import TaskSubmitter
 from scheduler.errors import ConfigError, InvalidScheduleError, PayloadError
-from scheduler.model.lanes import check_fairness_key, check_rank, check_weight, fair_lane, with_rank
-from scheduler.model.names import check_name, check_text
 from scheduler.model.parent_names import MAX_NAME
 from scheduler.model.recurrence import Recurrence
-from scheduler.model.registry import MAX_KEY, Kind, bind, bind_some, parts_of
+from scheduler.model.registry import Kind, bind, bind_some, parts_of
 from scheduler.model.retry import RetryPolicy
 from scheduler.model.running import inherit
 from scheduler.model.spec import Draft, EdgeSpec, TaskId, TaskSpec
 from scheduler.model.state import DEFAULT_OTHERWISE, Otherwise, OtherwiseName, When, WhenName
 from scheduler.model.task import Priority, PriorityName, Task, TaskFunction
 from scheduler.model.texts import storable
-from scheduler.model.times import instant_us, span_us
 from scheduler.model.typed import R, R_co, Runs, RunsAsync
-from scheduler.operations.published import PublishedKind, encode_headers
+from scheduler.operations.new_task import Conflict, set_fairness, set_option, set_rank, set_retry
+from scheduler.operations.published import PublishedKind
 from scheduler.store.schedules import ScheduleSpec
 
 if TYPE_CHECKING:
@@ -41,7 +39,6 @@ _ITS_OWN_TIMES = "a recurring schedule has times of its own: at() and after() ar
 _NO_CONFLICT = "a schedule of the same name is updated: key(conflict='reject') is for single tasks"
 
 Seconds = float | timedelta | str
-Conflict = Literal["keep", "reject", "replace"]
 _Parents: TypeAlias = "int | TaskBuilder[Any] | Iterable[int | TaskBuilder[Any]]"
 
 
@@ -73,16 +70,14 @@ class _Builder(PlacingCalls, RecurrenceCalls["RecurringBuilder"]):
         """
         if self._kind.makes_keys:
             raise ConfigError(f"kind {self._kind.name} makes its keys itself (unique or debounce): leave key() out")
-        check_text(key, "a key", MAX_KEY)
-        if conflict not in get_args(Conflict):
-            raise ConfigError(f"conflict must be keep, replace or reject, not {conflict!r}")
+        self._set("key", key)._set("conflict", conflict)
         if conflict == "reject" and self._recurrence is not None:
             raise InvalidScheduleError(_NO_CONFLICT)
-        self._spec.key = key
-        self._spec.conflict = conflict
-        self._spec.key_retention = (
-            self._kind.options.key_retention if retention is None else span_us(retention, "retention")
-        )
+        self._spec.key_retention = self._kind.options.key_retention
+        return self if retention is None else self._set("key_retention", retention)
+
+    def _set(self, name: str, value: Any) -> Self:
+        set_option(self._spec, name, value)
         return self
 
     def depend_on(
@@ -167,8 +162,7 @@ class _Builder(PlacingCalls, RecurrenceCalls["RecurringBuilder"]):
         """Retry as the policy says. Raises ConfigError."""
         if not isinstance(policy, RetryPolicy):
             raise ConfigError(f"with_retry takes a RetryPolicy, not {policy!r}")
-        self._spec.retry = policy.to_json()
-        self._spec.max_attempts = policy.max_attempts
+        set_retry(self._spec, policy)
         return self
 
     def with_automatic_retry(self) -> Self:
@@ -177,16 +171,14 @@ class _Builder(PlacingCalls, RecurrenceCalls["RecurringBuilder"]):
 
     def priority(self, level: Priority | PriorityName) -> Self:
         """High, medium or low. Raises ConfigError."""
-        self._spec.priority = int(Priority.parse(level))
-        return self
+        return self._set("priority", level)
 
     def rank(self, number: int) -> Self:
         """The order among ready tasks of one priority, whatever their kinds: from 33, the first, to -33. Others have 0.
 
         For kinds that are ``ranked=True``: each rank is a lane of its own. Raises ConfigError.
         """
-        check_rank(number, self._kind.name, ranked=self._kind.options.ranked)
-        self._spec.lane = with_rank(number, self._spec.lane)
+        set_rank(self._spec, number, ranked=self._kind.options.ranked)
         return self
 
     def fairness_key(self, key: str) -> Self:
@@ -195,7 +187,7 @@ class _Builder(PlacingCalls, RecurrenceCalls["RecurringBuilder"]):
         A text of at most 64 characters, such as a customer; by default that of the type, else that of the handler that
         schedules the task, else none. Raises PayloadError.
         """
-        self._spec.lane = fair_lane(self._spec.lane, check_fairness_key(key))
+        set_fairness(self._spec, key)
         return self
 
     def fairness_weight(self, weight: float) -> Self:
@@ -203,77 +195,63 @@ class _Builder(PlacingCalls, RecurrenceCalls["RecurringBuilder"]):
 
         From 0.001 to 1000. A weight that is set live of the key goes before it. Raises ConfigError.
         """
-        self._spec.lane = fair_lane(self._spec.lane, weight=check_weight(weight))
+        set_fairness(self._spec, weight=weight)
         return self
 
     def queue(self, name: str) -> Self:
         """The namespace whose workers may run it. Raises ConfigError."""
-        self._spec.queue = check_name("queue", name)
-        return self
+        return self._set("queue", name)
 
     def at(self, when: datetime) -> Self:
         """Not before this instant (aware). Raises InvalidScheduleError."""
         if self._recurrence is not None:
             raise InvalidScheduleError(_ITS_OWN_TIMES)
-        self._spec.run_at = instant_us(when, "at")
-        return self
+        return self._set("at", when)
 
     def after(self, delay: Seconds) -> Self:
         """Not before this long from the moment it is stored: seconds or timedelta. Raises ConfigError."""
         if self._recurrence is not None:
             raise InvalidScheduleError(_ITS_OWN_TIMES)
-        self._spec.delay = span_us(delay, "after")
-        return self
+        return self._set("after", delay)
 
     def timeout(self, limit: Seconds) -> Self:
         """The longest one attempt may run: seconds or timedelta. Raises ConfigError."""
-        self._spec.timeout = span_us(limit, "timeout", positive=True)
-        return self
+        return self._set("timeout", limit)
 
     def headers(self, headers: Mapping[str, Any]) -> Self:
         """Set JSON values that travel beside the payload. Raises PayloadError."""
-        self._spec.headers = encode_headers(headers)
-        return self
+        return self._set("headers", headers)
 
     def correlation(self, correlation_id: str) -> Self:
         """Set the correlation id; by default that of the handler that schedules the task, else the task's own id."""
-        self._spec.correlation = check_text(correlation_id, "correlation")
-        return self
+        return self._set("correlation", correlation_id)
 
     def causation(self, causation_id: str) -> Self:
         """Set the cause of this task; by default the id of the task whose handler schedules it."""
-        self._spec.causation = check_text(causation_id, "causation")
-        return self
+        return self._set("causation", causation_id)
 
     def subject(self, subject: str) -> Self:
         """Set the subject of the message."""
-        self._spec.subject = check_text(subject, "subject")
-        return self
+        return self._set("subject", subject)
 
     def message_type(self, name: str) -> Self:
         """Set the type of the message, if it is not the kind: a name or URI of the system that it comes from."""
-        self._spec.message_type = check_text(name, "message_type")
-        return self
+        return self._set("message_type", name)
 
     def sequence(self, number: int) -> Self:
         """Set a number that the handler can read; schedd does not order by it."""
-        if not isinstance(number, int) or isinstance(number, bool) or not -(2**63) <= number < 2**63:
-            raise PayloadError(f"sequence must be a 64-bit whole number, not {number!r}")
-        self._spec.sequence = number
-        return self
+        return self._set("sequence", number)
 
     def payload_ref(self, uri: str) -> Self:
         """Set the place of the data, for payloads too large to store."""
-        self._spec.payload_ref = check_text(uri, "payload_ref", 2000)
-        return self
+        return self._set("payload_ref", uri)
 
     def max_duration(self, limit: Seconds) -> Self:
         """Cancel the task once it has lived this long since it was stored, retries and waiting included.
 
         Seconds or timedelta. Raises ConfigError.
         """
-        self._spec.max_duration = span_us(limit, "max_duration", positive=True)
-        return self
+        return self._set("max_duration", limit)
 
     def max_delay(self, limit: Seconds) -> Self:
         """Cancel the task once it has made no progress for this long while it could run, or runs.
@@ -281,8 +259,7 @@ class _Builder(PlacingCalls, RecurrenceCalls["RecurringBuilder"]):
         Progress is its first start, and after it a checkpoint, a progress report or a heartbeat. Seconds or timedelta.
         Raises ConfigError.
         """
-        self._spec.max_delay = span_us(limit, "max_delay", positive=True)
-        return self
+        return self._set("max_delay", limit)
 
     # recurrences
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Self
 
-import msgspec
-
-from scheduler.model.resources import Resources, parse_executor, parse_options
+from scheduler.model.resources import Resources
 from scheduler.model.spec import TaskSpec
+from scheduler.operations.new_task import set_executor, set_option
 
 
 class PlacingCalls:
@@ -22,12 +21,7 @@ class PlacingCalls:
         ``options``: the executor's own, such as a partition; without them the kind's count, if it names the same
         executor. Raises ConfigError.
         """
-        chosen = parse_executor(name)
-        if options is not None:
-            self._spec.executor_options = msgspec.json.encode(parse_options(options)).decode()
-        elif chosen != self._spec.executor:
-            self._spec.executor_options = None
-        self._spec.executor = chosen
+        set_executor(self._spec, name, options)
         return self
 
     def resources(
@@ -42,5 +36,5 @@ class PlacingCalls:
         ``cpu``: cores; ``memory``, ``disk``: bytes, or a text such as ``"32G"``. Workers do not look at it. Raises
         ConfigError.
         """
-        self._spec.resources = Resources(cpu=cpu, memory=memory, gpu=gpu, disk=disk).to_json()
+        set_option(self._spec, "resources", Resources(cpu=cpu, memory=memory, gpu=gpu, disk=disk))
         return self

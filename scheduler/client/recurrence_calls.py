@@ -8,12 +8,11 @@ from typing import Generic, Literal, Self, TypeVar
 from scheduler.client.submitter import TaskSubmitter
 from scheduler.errors import ConfigError, InvalidScheduleError
 from scheduler.model import recurrence as recur
-from scheduler.model.catchup import CATCHUPS, OVERLAPS
+from scheduler.model.catchup import CATCHUPS, MAX_JITTER, OVERLAPS
 from scheduler.model.recurrence import Recurrence, Weekday
 from scheduler.model.times import SECOND, instant_us, span_us
 
 B = TypeVar("B")
-MAX_JITTER = 24 * 3600 * SECOND
 _SETTINGS = ("_catchup", "_overlap", "_run_on_startup", "_jitter", "_starts_at", "_ends_at")
 _NAMES = frozenset(_SETTINGS)
 

@@ -19,7 +19,8 @@ from scheduler.model.fingerprint import describe
 from scheduler.model.registry import Kind, encode_json
 from scheduler.model.sender_keys import sender_key
 from scheduler.model.spec import TaskSpec
-from scheduler.operations.published import PublishedKind, encode_headers, encode_payload, read_kind, usual_task
+from scheduler.operations.new_task import encode_headers
+from scheduler.operations.published import PublishedKind, encode_payload, read_kind, usual_task
 from scheduler.transports.envelope import MAX_TEXT, EnvelopeError, Message, decode, from_fields, json_of
 from scheduler.transports.ports import Delivery
 

@@ -6,10 +6,11 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from scheduler.model.recurrence import Recurrence
-from scheduler.ports import FOREVER, NEVER
+from scheduler.ports import FOREVER, NEVER, SECOND
 
 CATCHUPS = ("skip", "last", "all", "none")
 OVERLAPS = ("allow", "skip")
+MAX_JITTER = 24 * 3600 * SECOND
 PER_TICK = 1000  # fire times of one schedule that become tasks in one tick; the next ticks take the rest
 
 

@@ -15,8 +15,8 @@ from scheduler.model.retry import RetryPolicy
 from scheduler.model.task import Priority
 from scheduler.model.times import instant_us, span_us
 from scheduler.operations.desk import Desk
+from scheduler.operations.new_task import encode_headers
 from scheduler.operations.payloads import of_published, of_registered, published_kind
-from scheduler.operations.published import encode_headers
 from scheduler.store.db.tx import Tx
 from scheduler.store.tasks.patch import Make, NewPayload, Patch, StoredPayload
 

@@ -10,15 +10,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import msgspec
-
 from scheduler.errors import InvalidScheduleError, PayloadError
 from scheduler.model.recurrence import at_start, cron
 from scheduler.model.spec import EdgeSpec, TaskSpec
 from scheduler.model.state import Otherwise, When
 from scheduler.operations.desk import Desk
 from scheduler.operations.kinds import get_kind
-from scheduler.operations.published import encode_payload, usual_task, validate
+from scheduler.operations.published import new_spec
 from scheduler.store import schedule_sets
 from scheduler.store.db.tx import Tx
 from scheduler.store.schedule_runs import GRAPH
@@ -147,12 +145,12 @@ def _line(tx: Tx, entry: Entry, source: str, seen: Counter[str], zone: str, over
     program = re.sub(r"[^A-Za-z0-9._-]", "", os.path.basename(entry.command.split()[0]))[:40] or "command"
     seen[digest] += 1
     name = f"{source}/{program}-{digest}" + (f"-{seen[digest]}" if seen[digest] > 1 else "")
-    task = _task(tx, COMMAND, payload)
+    task = new_spec(COMMAND, payload, get_kind(tx, COMMAND))
     to = [one for one in re.split(r"[,\s]+", variables.get("MAILTO", "")) if one]
     graph = None
     if to and mail:
         task.key = COMMAND
-        letter = _task(tx, MAIL, _letter(to, name, entry))
+        letter = new_spec(MAIL, _letter(to, name, entry), get_kind(tx, MAIL))
         letter.key, letter.edges = MAIL, [EdgeSpec(0, When.FAILURE, Otherwise.SKIP, local=True)]
         graph = [task, letter]
         notes.append(f"mail goes to {', '.join(to)} when it fails, not whenever it prints")
@@ -168,16 +166,6 @@ def _line(tx: Tx, entry: Entry, source: str, seen: Counter[str], zone: str, over
         graph=graph,
     )
     return Line(entry.number, entry.text, name, spec, notes)
-
-
-def _task(tx: Tx, kind: str, payload: Mapping[str, Any]) -> TaskSpec:
-    """Raises PayloadError."""
-    record = get_kind(tx, kind)
-    made = usual_task(kind, record)
-    made.payload = encode_payload(kind, payload)
-    if record is not None:
-        validate(record, msgspec.json.decode(made.payload))
-    return made
 
 
 def _letter(to: list[str], name: str, entry: Entry) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, Union
 
 import msgspec
@@ -13,18 +13,16 @@ import msgspec
 from scheduler.errors import PayloadError, UnregisteredKindError, shown_as
 from scheduler.model.concurrency_keys import fields_of
 from scheduler.model.lanes import LANE_SEPARATOR, check_fairness_key, fair_lane
-from scheduler.model.parent_names import HEADER
 from scheduler.model.registry import MAX_KEY, MAX_PAYLOAD, encode_json
 from scheduler.model.retry import RetryPolicy
 from scheduler.model.secrets import Mask, hide_in
 from scheduler.model.spec import TaskSpec
 from scheduler.model.task import Priority, TaskOptions
 from scheduler.model.texts import storable, within
+from scheduler.operations.new_task import NewTask, parents_of, set_options
 from scheduler.store.db.database import Database
 from scheduler.store.db.tx import Tx
 from scheduler.store.read.kinds import KindRecord, get_kind, kind_names
-
-MAX_HEADERS = 16 * 1024
 
 
 class PublishedKind:
@@ -61,12 +59,38 @@ class PublishedKind:
         """Make a new task of this kind with the kind's own options. Raises PayloadError."""
         if not isinstance(value, Mapping):
             raise PayloadError(f"payload of {self.name} is a mapping of its fields, not {value!r:.80}")
-        refuse_own_keys(self.record)
-        text = encode_payload(self.name, value)
-        payload = self.decode(text)  # as the worker reads it
-        made = usual_task(self.name, self.record)
-        made.payload, made.lane = text, lane_of(self.name, payload, self.record)
-        return made
+        return new_spec(self.name, value, self.record)
+
+
+def new_task(
+    kind: str,
+    payload: Mapping[str, Any],
+    record: KindRecord | None,
+    given: NewTask,
+    spelled: Callable[[str], str] = str,
+) -> TaskSpec:
+    """A new task of this kind with these options; ``spelled``: the name of an option where it was given.
+
+    Raises PayloadError, ConfigError, InvalidScheduleError.
+    """
+    names = parents_of(given.depends_on)
+    if twice := sorted(names & payload.keys()):
+        raise PayloadError(f"{spelled('payload')} and {spelled('depends_on')} both give {twice[0]}")
+    made = new_spec(kind, payload, record and without(record, names))
+    set_options(made, given, TaskOptions(kind=kind) if record is None else PublishedKind(record).options, spelled)
+    return made
+
+
+def new_spec(kind: str, value: Mapping[str, Any], record: KindRecord | None) -> TaskSpec:
+    """A new task with the options and the lane of its kind, None: one that is not published. Raises PayloadError."""
+    refuse_own_keys(record)
+    made = usual_task(kind, record)
+    made.payload = encode_payload(kind, value)
+    if record is not None:
+        payload = msgspec.json.decode(made.payload)  # as the worker reads it
+        validate(record, payload)
+        made.lane = lane_of(kind, payload, record)
+    return made
 
 
 def usual_task(kind: str, record: KindRecord | None) -> TaskSpec:
@@ -119,18 +143,6 @@ def encode_payload(kind: str, payload: Any) -> str:
     return text
 
 
-def encode_headers(headers: Mapping[str, Any]) -> str:
-    """Headers as JSON text. Raises PayloadError."""
-    if not isinstance(headers, Mapping):
-        raise PayloadError(f"headers must be a mapping, not {headers!r:.80}")
-    if HEADER in headers:
-        raise PayloadError(f"the header {HEADER} is schedd's own: depend_on(parent, name=…) sets it")
-    text = encode_json(dict(headers), "headers")
-    if len(text) > MAX_HEADERS:
-        raise PayloadError(f"headers are {len(text)} bytes of JSON, over the limit of {MAX_HEADERS}")
-    return text
-
-
 def refuse_own_keys(record: KindRecord | None) -> None:
     """Refuse a kind whose keys its program makes (unique, debounce). Raises PayloadError."""
     if record is not None and record.options.get("makes_keys"):
@@ -139,10 +151,8 @@ def refuse_own_keys(record: KindRecord | None) -> None:
         )
 
 
-def lane_of(kind: str, payload: dict[str, Any], record: KindRecord | None) -> str:
+def lane_of(kind: str, payload: dict[str, Any], record: KindRecord) -> str:
     """The lane of a task: its kind, or kind + concurrency key, with its fairness key. Raises PayloadError."""
-    if record is None:
-        return kind
     lane, key = kind, _lane_key(record, payload, "concurrency_key")
     if key is not None:
         lane += LANE_SEPARATOR + within(storable(key), MAX_KEY)

@@ -197,7 +197,7 @@ def _ids(results: Mapping[Any, Any]) -> dict[Any, int]:
 
 
 def _claimed(kind: Kind, text: str, now: int, given: Mapping[str, Any], names: Mapping[Any, int]) -> Any:
-    from scheduler.operations.published import encode_headers
+    from scheduler.operations.new_task import encode_headers
     from scheduler.store.tasks.claim import Claimed
 
     headers, options = given["headers"], kind.options

@@ -69,7 +69,7 @@ def test_set_task_changes_all_or_none(ctl: Ctl, live: Bench) -> None:
         (("-P", "name=a", "--payload", "{}"), "-P and --payload exclude each other"),
         (("--payload", "{"), "--payload is not JSON"),
         (("--headers", "["), "--headers is not JSON"),
-        (("--timeout", "0"), "--timeout must be more than 0"),
+        (("--timeout", "0"), "timeout must be more than 0"),
         (("-P", "name"), "neither NAME=TEXT nor NAME:=JSON"),
     ],
 )

@@ -102,6 +102,9 @@ def test_every_and_the_other_options_of_a_builder(ctl: Ctl, mail: Bench) -> None
     (listed,) = ctl.json("list", "--limit", 5)
     assert (listed["schedule"], listed["state"]) == ("often", "scheduled")
     assert (listed["retry"]["min_wait"], listed["retry"]["max_wait"]) == (120.0, 300.0)
+    growing = ("--retry-strategy", "linear", "--retry-factor", 3, "--retry-jitter", 0)
+    retry = submitted(ctl, "Mail", "-P", "to=x", "--retry", 2, *growing)["retry"]
+    assert (retry["strategy"], retry["factor"], retry["jitter"]) == ("linear", 3.0, 0.0)
     assert "often" in ctl("list", "--columns", "id,schedule").stdout
     (schedule,) = ctl.json("cron", "list")
     assert "10" in schedule["recurrence"]
@@ -230,7 +233,7 @@ def test_submit_says_when_no_worker_would_run_it(ctl: Ctl, mail: Bench) -> None:
         (["--priority", "urgent"], 2, "'urgent' is not one of"),
         (["--queue", "a b"], 2, "queue 'a b' is not a name"),
         (["--retry", -1], 2, "-1 is not in the range"),
-        (["--key", ""], 2, "--key is a text of 1 to 255 characters"),
+        (["--key", ""], 2, "a key is a text of 1 to 255 characters"),
         (["--cron", "0 25 * * *"], 2, "25"),
         (["--cron", "0 5 * * *", "--tz", "Mars/Olympus"], 2, "Mars/Olympus"),
         (["--cron", "0 5 * * *", "--in", "5m"], 2, "--cron goes with neither"),

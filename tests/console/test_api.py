@@ -159,12 +159,15 @@ def test_tasks_are_paged_and_filtered(full: Filled, gate: Gate) -> None:
 @pytest.mark.both_databases
 def test_a_task_is_submitted_changed_cancelled_and_back(full: Filled, gate: Gate) -> None:
     given = {"kind": "Resize", "payload": {"path": "x"}, "key": "k", "after": "1h", "subject": "ada", "retry": 2}
+    given |= {"retry_strategy": "fixed", "retry_wait": "5s", "max_duration": "2h"}
     made = done(gate, "/tasks", {**given, "depends_on": [{"id": full.running, "when": "finished"}], "reason": "asked"})
     assert made["created"]
     assert done(gate, "/tasks", given) == {**made, "created": False}
     assert call(gate, "/tasks", {**given, "conflict": "reject"}).status == 409
     task = done(gate, f"/tasks/{made['id']}")
     assert (task["state"], task["subject"], task["max_attempts"]) == ("waiting", "ada", 3)
+    assert (task["retry"]["strategy"], task["retry"]["min_wait"]) == ("fixed", 5.0)
+    assert "retry_wait belongs to retry" in call(gate, "/tasks", {**given, "retry": None, "key": None}).text
     entry = task["audit"][0]
     assert (entry["action"], entry["actor"], entry["via"], entry["reason"]) == ("submit", "ci", "api", "asked")
     values = {"queue": "slow", "priority": "high", "fields": {"path": "y"}, "retry": 0}

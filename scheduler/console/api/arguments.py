@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from scheduler.console.answers import Refusal
 from scheduler.console.inputs import check_text
-from scheduler.model.actor import MAX_REASON
 from scheduler.model.bulk import ItemResult
-from scheduler.model.lanes import MAX_FAIRNESS_KEY, WEIGHTS
-from scheduler.model.state import OtherwiseName, WhenName
+from scheduler.model.task import PriorityName
+from scheduler.operations.new_task import Act as Act
+from scheduler.operations.new_task import Args as Args
+from scheduler.operations.new_task import Id as Id
+from scheduler.operations.new_task import Name as Name
+from scheduler.operations.new_task import NewTask, Retries, Span, Time, Weight
 
 MAX_IDS = 1000
 MAX_CHANGED = 10_000
 
-Id = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Limit = Annotated[int, Meta(ge=1, le=500)]
 Text = Annotated[str, Meta(max_length=2000)]
-Name = Annotated[str, Meta(min_length=1, max_length=255)]
-Span = Annotated[float, Meta(ge=0, description="seconds")] | Annotated[str, Meta(max_length=40, description='"5m"')]
 Ids = Annotated[list[Id], Meta(min_length=1, max_length=MAX_IDS)]
-Level = Literal["high", "medium", "low"]
-Weight = Annotated[float, Meta(ge=WEIGHTS[0], le=WEIGHTS[1])]
-
-
-class Args(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """No arguments."""
 
 
 class Page(Args):
@@ -106,12 +99,6 @@ class Audit(Page):
     until: Text = ""
 
 
-class Act(Args):
-    """A change; ``reason``: for the audit."""
-
-    reason: Annotated[str, Meta(max_length=MAX_REASON)] | None = None
-
-
 class Which(Act):
     """Which tasks: ``ids``, all or none, or those of a ``filter``, at most ``limit``. ``dry_run``: only say which, of a
     filter. ``up_to``: no task with a higher id, such as those stored after a dry run."""
@@ -145,14 +132,14 @@ class Retry(Rerun):
 class Change(Which):
     """New values; what is left out stays. ``fields``: some fields of the payload; ``retry``: so many retries."""
 
-    at: Annotated[datetime, Meta(tz=True)] | UnsetType = UNSET
+    at: Time | UnsetType = UNSET
     after: Span | UnsetType = UNSET
-    priority: Level | UnsetType = UNSET
+    priority: PriorityName | UnsetType = UNSET
     queue: Name | UnsetType = UNSET
     payload: dict[str, Any] | UnsetType = UNSET
     fields: dict[str, Any] | UnsetType = UNSET
     headers: dict[str, Any] | UnsetType = UNSET
-    retry: Annotated[int, Meta(ge=0, le=10_000)] | UnsetType = UNSET
+    retry: Retries | UnsetType = UNSET
     timeout: Span | UnsetType | None = UNSET
 
 
@@ -172,33 +159,11 @@ class Purge(Act, kw_only=True):
     dry_run: bool = False
 
 
-class Edge(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """A task to wait for."""
-
-    id: Id
-    when: WhenName = "success"
-    otherwise: OtherwiseName | None = None
-
-
-class Submit(Act, kw_only=True):
+class Submit(NewTask, kw_only=True):
     """A new task of a kind that workers have published."""
 
     kind: Name
-    payload: dict[str, Any] = {}
-    key: Name | None = None
-    conflict: Literal["keep", "replace", "reject"] = "keep"
-    queue: Name | None = None
-    priority: Level | None = None
-    at: Annotated[datetime, Meta(tz=True)] | None = None
-    after: Span | None = None
-    timeout: Span | None = None
-    retry: Annotated[int, Meta(ge=0, le=10_000)] | None = None
-    headers: dict[str, Any] | None = None
-    correlation: Name | None = None
-    subject: Name | None = None
-    fairness_key: Annotated[str, Meta(min_length=1, max_length=MAX_FAIRNESS_KEY)] | None = None
-    fairness_weight: Weight | None = None
-    depends_on: Annotated[list[Edge], Meta(max_length=MAX_IDS)] = []
+    payload: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class OfName(Act, kw_only=True):
@@ -216,9 +181,9 @@ class OfWorker(Act, kw_only=True):
 class Scopes(Act):
     """Queues, kinds, sources of messages, or everything."""
 
-    queues: list[Name] = []
-    kinds: list[Name] = []
-    sources: list[Name] = []
+    queues: list[Name] = msgspec.field(default_factory=list)
+    kinds: list[Name] = msgspec.field(default_factory=list)
+    sources: list[Name] = msgspec.field(default_factory=list)
     everything: bool = False
 
 
@@ -226,7 +191,7 @@ class Place(Act):
     """Where a limit holds: a ``pool`` (of one ``worker``), a ``kind`` (one ``key`` of it), a fairness ``key`` of
     all kinds, or a ``queue``."""
 
-    pool: Level | None = None
+    pool: PriorityName | None = None
     worker: Id | None = None
     kind: Name | None = None
     key: Name | None = None

@@ -18,14 +18,8 @@ from scheduler.console.pages.bulks import bulk_view, of_verb
 from scheduler.console.pages.task_verbs import COMMAND_KINDS, check_command, without_commands
 from scheduler.console.visit import BadInputError, Visit
 from scheduler.model.bulk import Verb as BulkVerb
-from scheduler.model.lanes import check_fairness_key, fair_lane
-from scheduler.model.names import check_name
 from scheduler.model.retry import RetryPolicy
-from scheduler.model.spec import EdgeSpec
-from scheduler.model.state import DEFAULT_OTHERWISE, Otherwise, When
-from scheduler.model.task import Priority
 from scheduler.model.task_filter import TaskFilter, only
-from scheduler.model.times import instant_us, span_us
 from scheduler.operations import (
     bulk,
     dead_letters,
@@ -38,7 +32,7 @@ from scheduler.operations import (
 )
 from scheduler.operations.changes import Changes
 from scheduler.operations.masks import masked, masked_text
-from scheduler.operations.published import encode_headers, read_kind
+from scheduler.operations.published import get_published, new_task
 
 Again = tasks.Again | dead_letters.Replayed
 
@@ -51,35 +45,9 @@ def submit(visit: Visit, given: args.Submit) -> dict[str, Any]:
     if given.kind in COMMAND_KINDS and not visit.site.settings.commands:
         raise BadInputError(f"{given.kind} runs commands: allow that by [console] commands", 403)
     _no_mask(given.payload, given.headers)
-    if given.conflict != "keep" and given.key is None:
-        raise BadInputError("conflict belongs to a key: give key, too")
-    kind = read_kind(visit.desk.database, given.kind)
-    spec = kind.spec(given.payload)
-    if given.at is not None and given.after is not None:
-        raise BadInputError("at and after exclude each other: leave one out")
-    if given.key is not None:
-        spec.key, spec.conflict, spec.key_retention = given.key, given.conflict, kind.options.key_retention
-    spec.correlation, spec.subject = given.correlation, given.subject
-    spec.run_at = 0 if given.at is None else instant_us(given.at, "at")
-    spec.delay = 0 if given.after is None else span_us(given.after, "after")
-    if given.queue is not None:
-        spec.queue = check_name("queue", given.queue)
-    if given.priority is not None:
-        spec.priority = int(Priority.parse(given.priority))
-    if given.timeout is not None:
-        spec.timeout = span_us(given.timeout, "timeout", positive=True)
-    if given.retry is not None:
-        policy = _retry(given.retry)
-        spec.retry, spec.max_attempts = (None, 1) if policy is None else (policy.to_json(), policy.max_attempts)
-    spec.headers = None if given.headers is None else encode_headers(given.headers)
-    if given.fairness_key is not None:
-        spec.lane = fair_lane(spec.lane, check_fairness_key(given.fairness_key))
-    if given.fairness_weight is not None:
-        spec.lane = fair_lane(spec.lane, weight=given.fairness_weight)
-    by_id = {one.id: one for one in given.depends_on}
-    if len(by_id) < len(set(given.depends_on)):
-        raise BadInputError("depends_on names a task twice with different conditions")
-    spec.edges = [_edge(one) for one in by_id.values()]
+    with visit.read() as tx:
+        record = get_published(tx, given.kind)
+    spec = new_task(given.kind, given.payload, record, given)
     done, no_worker, unserved = tasks.submit(visit.desk, spec)
     return {"id": int(done), "created": done.created, "unserved": no_worker or unserved}
 
@@ -340,11 +308,6 @@ def _again(done: Again) -> Changed:
 
 def _retry(number: int) -> RetryPolicy | None:
     return RetryPolicy(max_attempts=number + 1) if number else None
-
-
-def _edge(given: args.Edge) -> EdgeSpec:
-    end = When(given.when)
-    return EdgeSpec(given.id, end, DEFAULT_OTHERWISE[end] if given.otherwise is None else Otherwise(given.otherwise))
 
 
 def _no_mask(*values: Any) -> None:

@@ -1,0 +1,99 @@
+"""Options of commands, made of the fields of a struct of the desk, and their values for its fields."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from datetime import datetime, timedelta
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
+
+import click
+import msgspec
+
+from scheduler.cli.options import EDGE, INSTANT, SPAN, Number
+from scheduler.cli.payload import read_json
+from scheduler.model.times import to_datetime
+
+F = TypeVar("F", bound=Callable[..., Any])
+S = TypeVar("S", bound=msgspec.Struct)
+_SPELLED = {"after": "--in", "depends_on": "--depend-on", "payload": "-P"}
+_EDGES = {
+    "multiple": True,
+    "metavar": "[NAME=]ID[:when]",
+    "help": "Wait for this task's success, or failure or finished; ID:when:otherwise says what happens else. With "
+    "NAME= its result is the field NAME of the payload.",
+}
+
+
+class _Kind(NamedTuple):
+    """``read``: the field's value of what click read; ``more``: for click."""
+
+    type: Any = None
+    read: Callable[[str, Any], Any] = lambda _, value: value
+    more: Mapping[str, Any] = {}
+
+
+def spelled(name: str) -> str:
+    """The option of a field."""
+    return _SPELLED.get(name) or f"--{name.replace('_', '-')}"
+
+
+def options_of(
+    struct: type[msgspec.Struct], only: Collection[str] = (), renamed: Mapping[str, str] = MappingProxyType({})
+) -> Callable[[F], F]:
+    """Adds an option for each field that says what it means; :func:`read_options` makes the struct of what arrives.
+
+    ``renamed``: other names of options; what they are given arrives as ``new_FIELD``.
+    """
+
+    def decorate(command: F) -> F:
+        for field in reversed(msgspec.structs.fields(struct)):
+            name = field.name
+            said = next((one for one in getattr(field.type, "__metadata__", ()) if one.description), None)
+            if said is None or (only and name not in only):
+                continue
+            kind = _kind_of(field.type)
+            usual = {"metavar": (said.extra or {}).get("metavar"), "help": said.description}
+            names = (renamed[name], f"new_{name}") if name in renamed else (spelled(name), name)
+            command = click.option(*names, type=kind.type, **{**usual, **kind.more})(command)
+        return command
+
+    return decorate
+
+
+def read_options(struct: type[S], given: Mapping[str, Any]) -> S:
+    """The struct of what click has read. Raises UsageError."""
+    read = {
+        field.name: _kind_of(field.type).read(spelled(field.name), given[field.name])
+        for field in msgspec.structs.fields(struct)
+        if given.get(field.name) not in (None, ())
+    }
+    return struct(**read)
+
+
+def _kind_of(annotation: Any) -> _Kind:
+    parts, bounds = [annotation], dict[str, Any]()
+    found = set[Any]()
+    while parts:
+        one = parts.pop()
+        if get_origin(one) is Annotated:
+            meta = get_args(one)[1]
+            bounds |= {"min": meta.ge, "max": meta.le}
+            parts.append(one.__origin__)
+        elif get_origin(one) is Literal:
+            return _Kind(click.Choice(get_args(one), case_sensitive=False))
+        elif get_origin(one) is None:
+            found.add(one)
+        elif get_origin(one) is dict:
+            return _Kind(read=read_json)
+        elif get_origin(one) is list:
+            return _Kind(EDGE, lambda _, edges: list(edges), _EDGES)
+        else:
+            parts += get_args(one)
+    if {float, str} <= found:
+        return _Kind(SPAN, lambda _, us: timedelta(microseconds=us))
+    if datetime in found:
+        return _Kind(INSTANT, lambda _, us: to_datetime(us))
+    if int in found:
+        return _Kind(Number(bounds.get("min"), bounds.get("max")))
+    return _Kind(float if float in found else None)
