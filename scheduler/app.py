@@ -236,11 +236,10 @@ class Scheduler(
         ``kind``: another name than its own; ``build(id, payload)``: makes the instance of a stored payload. Raises
         ConfigError, also if another type has the name.
         """
-        self.registry.add(source, kind, build)
+        self.registry.add(source, kind, build, runs=self._engine is not None)
         if isinstance(source, TaskFunction):
             source.registered(self)
         if self._engine is not None:
-            self.registry.check_isolation()
             self._engine.wake()
 
     @overload

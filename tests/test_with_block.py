@@ -5,13 +5,19 @@ from __future__ import annotations
 import os
 import time
 
-from scheduler import Context, Scheduler, TaskState, task
+import pytest
+
+from scheduler import ConfigError, Context, Scheduler, Task, TaskState, task
 from support.databases import Database
 
 
 @task
 def double(ctx: Context, number: int) -> int:
     return 2 * number
+
+
+class Isolated(Task, isolation="process"):
+    def run(self, ctx: Context) -> None: ...
 
 
 def descriptors() -> set[tuple[str, str]]:
@@ -71,3 +77,12 @@ def test_the_block_closes_after_an_error_too(database: Database) -> None:
     except LookupError:
         pass
     nothing_left_since(before)
+
+
+def test_a_type_that_cannot_run_here_is_not_kept(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduler.model.registry.LINUX", False)
+    with Scheduler(database.url) as jobs:
+        with pytest.raises(ConfigError, match="kind 'Isolated'"):
+            jobs.register(Isolated)
+        jobs.register(double)  # nor is the one after it refused
+        assert [kind.name for kind in jobs.registry] == ["double"]

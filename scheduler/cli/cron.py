@@ -87,7 +87,8 @@ def next_(session: Session, /, name: str, count: int) -> None:
                 "note": f"clock changed, {before.offset} to {mark.offset}" if mark.changed else None,
             }
         )
-    print_rows(session, rows, ("slot", "local", "note"))
+    if rows or session.output != "table":
+        print_rows(session, rows, ("slot", "local", "note"))
 
 
 @cron_command.command(name="forecast")

@@ -67,6 +67,7 @@ def filter_options(ages: str | None = "Stored", *, without: tuple[str, ...] = ()
         "key": click.option("--key", metavar="K", help="Tasks with this key."),
         "correlation": click.option("--correlation", metavar="C", help="Tasks that belong together under this id."),
         "subject": click.option("--subject", metavar="S", help="Tasks about this subject."),
+        "fairness": click.option("--fairness-key", metavar="K", help="Tasks that take the turns of this key."),
         "type": click.option(
             "--message-type", metavar="M", help="Messages of this type, which is the kind where none was given."
         ),
@@ -117,7 +118,7 @@ def task_filter(
     from scheduler.cli.payload import read_params
     from scheduler.operations.filter import FilterError, read
 
-    same = ("key", "correlation", "subject", "message_type", "error_class", "fingerprint")
+    same = ("key", "correlation", "subject", "message_type", "error_class", "fingerprint", "fairness_key")
     keywords: dict[str, Any] = {name: given.get(name) for name in same}
     for name in ("kind", "queue"):
         if given.get(name) is not None:

@@ -10,7 +10,7 @@ from scheduler.model.demand import Collision
 from scheduler.store.read.compare import Comparison, RolePair, Side
 from scheduler.store.read.forecast import Forecast, ScheduleForecast, group_text
 from scheduler.store.read.graph import Graph
-from scheduler.store.read.lives import PastGraph, PastTask, TaskTimeline
+from scheduler.store.read.lives import PastTask
 
 
 def estimate_view(found: Estimate) -> dict[str, Any]:
@@ -108,34 +108,6 @@ def past_task_view(found: PastTask, kind: str) -> dict[str, Any]:
         "phase": None if found.span is None else found.span.phase.value,
         "since": None if found.span is None else time(found.span.start),
         "attempt": found.attempt,
-    }
-
-
-def past_graph_view(found: PastGraph) -> dict[str, Any]:
-    """How the tasks of a graph stood, by id."""
-    states = {str(i): "unknown" if state is None else state.value for i, state in found.states.items()}
-    return {"at": time(found.at), "states": states | {str(i): "not made yet" for i in found.absent}}
-
-
-def timeline_view(found: TaskTimeline) -> dict[str, Any]:
-    """What a task has been through."""
-    return {
-        "spans": [
-            {
-                "phase": span.phase.value,
-                "state": "unknown" if span.state is None else span.state.value,
-                "start": time(span.start),
-                "end": time(span.end),
-                "attempt": span.number,
-                "outcome": None if span.outcome is None else span.outcome.value,
-            }
-            for span in found.spans
-        ],
-        "steps": [
-            {"name": step.name, "start": time(step.start), "end": time(step.end), "claim": step.claim}
-            for step in found.steps
-        ],
-        "marks": [{"at": time(mark.at), "text": mark.text} for mark in found.marks],
     }
 
 

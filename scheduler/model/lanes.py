@@ -23,7 +23,7 @@ MAX_FAIRNESS_KEY = 64
 WEIGHTS = (0.001, 1000.0)  # least, most
 _MARKS = (QUARANTINE_LANE, PLACED_LANE, RANKED_LANE, FAIR_LANE)
 _RANK_LENGTH = len("#NN") + len(LANE_SEPARATOR)
-_WEIGHT_SEPARATOR = "\x1e"
+WEIGHT_SEPARATOR = "\x1e"
 
 
 class Fairness(NamedTuple):
@@ -57,7 +57,7 @@ def parts_of(lane: str) -> Parts:
     marks = lane[: len(lane) - len(rest)]
     if rest[:1] == FAIR_LANE:
         mark, _, rest = rest[1:].partition(LANE_SEPARATOR)
-        key, _, weight = mark.partition(_WEIGHT_SEPARATOR)
+        key, _, weight = mark.partition(WEIGHT_SEPARATOR)
         fairness = Fairness(key, _number(weight, 1.0) or 1.0)
     kind = rest.partition(LANE_SEPARATOR)[0]
     return Parts(marks, executor, rank, fairness, rest, kind, marks + kind)
@@ -135,7 +135,7 @@ def fair_lane(lane: str, key: str | None = None, weight: float | None = None) ->
     parts = parts_of(lane)
     if (key, weight) == _NO_FAIRNESS:
         return parts.marks + parts.base
-    said = "" if weight == 1 else f"{_WEIGHT_SEPARATOR}{weight:.6g}"
+    said = "" if weight == 1 else f"{WEIGHT_SEPARATOR}{weight:.6g}"
     return f"{parts.marks}{FAIR_LANE}{key}{said}{LANE_SEPARATOR}{parts.base}"
 
 

@@ -361,9 +361,8 @@ class Registry:
 
     def check_isolation(self) -> None:
         """Raises ConfigError for a kind that wants child processes on a system that has none for it."""
-        isolated = [kind.name for kind in self if kind.slot_type == PROCESS and not LINUX]
-        if isolated:
-            raise ConfigError(f'kind {isolated[0]!r}: isolation="process" {NEEDS_LINUX}; leave it out, or run it there')
+        for kind in self:
+            _check_isolation(kind)
 
     def __iter__(self) -> Iterator[Kind]:
         return iter(self._by_name.values())
@@ -400,9 +399,16 @@ class Registry:
         source: type[Task] | TaskFunction[Any, Any],
         kind: str | None = None,
         build: Callable[[int, str], Any] | None = None,
+        *,
+        runs: bool = False,
     ) -> Kind:
-        """Register a type. The same type twice is harmless; another type under the same name is a ConfigError."""
+        """Register a type. The same type twice is harmless; another type under the same name is a ConfigError.
+
+        ``runs``: an engine runs already, so that what cannot run on this system is refused.
+        """
         made = make_kind(source, kind, build)
+        if runs:
+            _check_isolation(made)
         present = self._by_name.get(made.name)
         if present is not None:
             if present.source is source:
@@ -413,6 +419,11 @@ class Registry:
         if made.options.on_success is not None:
             self.telling[made.name] = made.options.on_success
         return made
+
+
+def _check_isolation(kind: Kind) -> None:
+    if kind.slot_type == PROCESS and not LINUX:
+        raise ConfigError(f'kind {kind.name!r}: isolation="process" {NEEDS_LINUX}; leave it out, or run it there')
 
 
 def make_kind(source: Any, kind: str | None, build: Callable[[int, str], Any] | None) -> Kind:

@@ -13,11 +13,17 @@ import msgspec
 from scheduler.model.state import TaskState
 from scheduler.model.texts import ranges, rfc3339
 
-TEXTS = ("kind", "queue", "key", "subject", "schedule", "class", "fingerprint", "type", "correlation")
+TEXTS = ("kind", "queue", "key", "subject", "schedule", "class", "fingerprint", "type", "correlation", "fairness")
 AGES = {"stored": ("before", "since"), "due": ("due_before", "due_since"), "ended": ("ended_before", "ended_since")}
 FIELDS = (*TEXTS, "error", "state", "priority", "worker", "id", *AGES, "since", "until", "payload")
 EXACTLY, READS, SINCE, BEFORE = "exactly", "reads", "since", "before"
-_NAMES = {"id": "ids", "state": "status", "type": "message_type", "class": "error_class"}
+_NAMES = {
+    "id": "ids",
+    "state": "status",
+    "type": "message_type",
+    "class": "error_class",
+    "fairness": "fairness_key",
+}
 _ORDER = (
     *("ids", "up_to", "queue", "key", "correlation", "subject", "message_type", "error_class", "fingerprint"),
     *("payload", "before", "since", "ended_before", "ended_since", "kind", "status"),

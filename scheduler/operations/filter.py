@@ -28,8 +28,18 @@ MAX_VALUES = 50
 MAX_LENGTH = 1000
 _FIELD = re.compile(r"(-?)([a-z_]+)((?:\.[^:\s=]+)?):(.*)", re.DOTALL)
 _PAYLOAD = re.compile(r"(-?)([^:=\s]+)(:?)=(.*)", re.DOTALL)
-_ALIASES = {"status": "state", "error_class": "class", "message_type": "type", "corr": "correlation", "is": "state"}
-_TEXTS = ("kind", "queue", "key", "correlation", "subject", "message_type", "error_class", "fingerprint")
+_ALIASES = {
+    "status": "state",
+    "error_class": "class",
+    "message_type": "type",
+    "corr": "correlation",
+    "is": "state",
+    "fairness_key": "fairness",
+}
+_TEXTS = (
+    *("kind", "queue", "key", "correlation", "subject", "message_type", "error_class", "fingerprint"),
+    "fairness_key",
+)
 
 
 class FilterError(ConfigError):
@@ -48,13 +58,14 @@ class Filters(TypedDict, total=False):
     of object a. ``older_than`` and ``newer_than``: longer ago than this, or since (seconds, timedelta or "2h"). Verbs
     on ended tasks (retry, rerun, replay, purge) count from the end, others from when a task was stored. ``ids``: one of
     these. ``error_class`` and ``fingerprint``: of the last failure. ``up_to``: no task with a higher id, such as those
-    that were stored after a plan was made: its ``up_to``.
+    that were stored after a plan was made: its ``up_to``. ``fairness_key``: whose turns they take.
     """
 
     ids: Iterable[int]
     up_to: int
     error_class: str
     fingerprint: str
+    fairness_key: str
     kind: str | Iterable[str]
     queue: str
     status: str | Iterable[str]

@@ -37,6 +37,7 @@ from scheduler.store.schedules import ScheduleSpec as ScheduleSpec
 from scheduler.store.tasks.control import CancelResult as CancelResult
 
 _HOUR = 3_600 * 1_000_000
+_UNDER_WAY = "its run is under way; the delay counts from its end"
 
 
 class SchedulesNow(NamedTuple):
@@ -67,13 +68,16 @@ class Ahead(NamedTuple):
         found = list(self.unserved)
         if self.one.paused:
             found.append(f"schedule {self.one.name!r} is paused")
+        return found if self.nothing is None else [*found, self.nothing]
+
+    @property
+    def nothing(self) -> str | None:
+        """Why no fire time can be named; None: there is one."""
         if self.one.recurrence.kind == "start":
-            found.append("it runs when a worker starts and no other is live")
-        elif not self.slots and self.one.next_at > FOREVER:
-            found.append("its last slot has passed")
-        elif not self.slots:
-            found.append("its run is under way; the delay counts from its end")
-        return found
+            return "it runs when a worker starts and no other is live"
+        if self.slots:
+            return None
+        return _UNDER_WAY if self.one.next_at == FOREVER else "its last fire time has passed"
 
 
 class Triggered(NamedTuple):

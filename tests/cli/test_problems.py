@@ -420,7 +420,7 @@ def test_the_button_ends_what_holds_the_cap(ctl: Ctl, live: Bench, database: Dat
     assert [one["problem"] for one in ctl.json("status")["stuck"]] == []
 
 
-def test_the_report_names_each_cause_and_the_next_command(live: Bench, ctl: Ctl) -> None:
+def test_the_report_names_each_cause_and_the_next_command(live: Bench, ctl: Ctl, database: Database) -> None:
     """The same state gives the same report; commands can be given as they stand."""
     live.drain()
     assert ctl("report", "health").stdout == "well\n"
@@ -447,6 +447,11 @@ def test_the_report_names_each_cause_and_the_next_command(live: Bench, ctl: Ctl)
     assert [one["problem"] for one in as_json["causes"]] == ["unserved"]
     assert as_json["causes"][0]["next"] == remedy
     assert ctl("-o", "json", "report", "health").exit_code == 1
+    with console_on(database) as gate:
+        page, data = ask(gate, "GET", "/").text, ask(gate, "GET", "/index.json").json
+    assert '<h1>Now <span class="muted">broken: 1 cause</span></h1>' in page
+    assert remedy in page
+    assert (data["verdict"], data["wrong"][0]["problem"], data["wrong"][0]["next"]) == ("broken", "unserved", remedy)
 
 
 def test_the_report_tells_of_a_store_that_is_not_there(ctl: Ctl, tmp_path: Path) -> None:

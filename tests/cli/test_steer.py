@@ -226,6 +226,9 @@ def test_a_fairness_key_and_its_weight(ctl: Ctl, live: Bench) -> None:
     live.drain()  # publishes the kinds
     made = ctl.json("submit", "Step", "-P", "name=a", "--fairness-key", "ada", "--fairness-weight", "2.5")
     assert ctl.json("show", made["id"])["fairness_key"] == "ada"
+    ctl("submit", "Step", "-P", "name=b", "--fairness-key", "bob")
+    shown = ctl("list", "--fairness-key", "ada", "--columns", "id,fairness_key").stdout.split()
+    assert shown == ["ID", "FAIRNESS", "KEY", str(made["id"]), "ada"]
     assert "a fairness key has no control characters" in ctl.fails(
         2, "submit", "Step", "-P", "name=a", "--fairness-key", "a\n"
     )

@@ -120,6 +120,21 @@ def test_a_keyword_is_what_it_says(jobs: Scheduler, ids: dict[str, int]) -> None
     assert jobs.retry_tasks("queue:default", payload={"customer": "42"}, dry_run=True).ids == []
 
 
+def test_a_fairness_key_is_a_word(jobs: Scheduler) -> None:
+    """Whatever its weight, in its own case, and with no sign that stands for others."""
+    given = [("ada", None), ("ada", 2), ("Ada", None), ("a%a", None), ("a*", 0.5), (None, 3), (None, None)]
+    made = []
+    for key, weight in given:
+        one = jobs.task(Mail, "x", customer="~ada")
+        one = one if key is None else one.fairness_key(key)
+        made.append(int((one if weight is None else one.fairness_weight(weight)).schedule()))
+    found = {text: [made.index(t.id) for t in jobs.list_tasks(text)] for text in ("fairness:ada", "fairness_key:a*")}
+    assert found == {"fairness:ada": [1, 0], "fairness_key:a*": [4]}
+    assert [made.index(t.id) for t in jobs.list_tasks("-fairness:ada,Ada")] == [6, 5, 4, 3]
+    assert jobs.cancel_tasks(fairness_key="a%a").ids == [made[3]]
+    assert jobs.retry_tasks(fairness_key="a%a", status="cancelled", dry_run=True).ids == [made[3]]
+
+
 def test_ids_are_words_too(jobs: Scheduler, ids: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """And an index leads to them, however many tasks are newer."""
     monkeypatch.setattr("scheduler.store.read.search.WINDOW", 1)

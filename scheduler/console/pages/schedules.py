@@ -66,6 +66,7 @@ def one_schedule(visit: Visit) -> Page:
         "payload": payload,
         "tasks": [] if one.graph is None else operations.decode_graph(one.graph),
         "next": found.marks,
+        "nothing": "it cannot be read" if found.one.trouble is not None else found.nothing or "",
         "notes": found.unserved,
         "forever": FOREVER,
         "masked_text": masked_text,

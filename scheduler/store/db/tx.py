@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -31,10 +30,6 @@ class Tx:
     def run(self, sql: str, /, **params: object) -> sa.CursorResult[*tuple[Any, ...]]:
         """Execute one statement with ``:name`` parameters. Raises sqlalchemy.exc.DBAPIError."""
         return self.connection.execute(prepared(sql), params)
-
-    def run_many(self, sql: str, rows: Sequence[Mapping[str, object]]) -> None:
-        """Execute one statement for each of these parameters. Raises sqlalchemy.exc.DBAPIError."""
-        self.connection.execute(prepared(sql), rows)
 
     def rows(self, sql: str, /, **params: object) -> list[tuple[Any, ...]]:
         """:meth:`run` through the driver itself, for hot paths; on the store's connections only. All rows, as tuples.

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from scheduler.model import state as st
+from scheduler.model.lanes import FAIR_LANE, LANE_SEPARATOR, WEIGHT_SEPARATOR
 from scheduler.model.state import TERMINAL
 from scheduler.model.task import Priority
 from scheduler.model.task_filter import EXACTLY, SINCE, TEXTS, TaskFilter, Term, number_of
@@ -89,6 +90,8 @@ def asked(tx: Tx, wanted: TaskFilter) -> Asked:
 
 def _condition(term: Term, bind: Callable[[object], str], exponent: str) -> str:
     """The condition of a term, without its sign; empty where it is no condition on a row."""
+    if term.field == "fairness":
+        return _fair(term, bind)
     if term.field in TEXTS:
         return _text(term, bind)
     if term.field == "error":
@@ -111,6 +114,14 @@ def _condition(term: Term, bind: Callable[[object], str], exponent: str) -> str:
     if term.field == "payload" and not term.exclude:
         return _hint(term, bind, exponent)
     return ""
+
+
+def _fair(term: Term, bind: Callable[[object], str]) -> str:
+    """Whether the lane has the mark of one of these keys; ``*`` is a sign of a key. LIKE of SQLite knows no case."""
+    ends = (LANE_SEPARATOR, WEIGHT_SEPARATOR)
+    marks = [bind(f"{FAIR_LANE}{key}{end}") for key in term.values for end in ends]
+    parts = [f"replace(t.lane, {mark}, '') <> t.lane" for mark in marks]
+    return f"({' OR '.join(parts)})"
 
 
 def _text(term: Term, bind: Callable[[object], str]) -> str:
