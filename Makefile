@@ -161,13 +161,14 @@ django: setup
 test-lowest:
 	$(MAKE) test programs VENV=.venv-lowest CONSTRAINTS=constraints/lowest.txt
 
-# Here, with what macOS and Windows lack taken away: see tests/support/elsewhere/.
-ELSEWHERE_FILES := tests/test_elsewhere.py tests/engine/durable/test_examples.py tests/engine/durable/test_order_example.py \
-  tests/model tests/client tests/store
+# Here, with what macOS and Windows lack taken away: see tests/support/elsewhere/. test_elsewhere.py starts programs so itself.
+ELSEWHERE_FILES := tests/engine/durable/test_examples.py tests/engine/durable/test_order_example.py tests/model tests/client tests/store
 elsewhere: setup
+	$(PYTEST) -n $(JOBS) tests/test_elsewhere.py
 	@for system in darwin win32; do echo "As on $$system"; \
 	  ELSEWHERE=$$system PYTHONPATH=$(CURDIR)/tests/support/elsewhere $(PYTEST) --assert=plain -n $(JOBS) --dist worksteal --sqlite-only \
-	    -m "not soak and not faults and not alone and not linux" $(ELSEWHERE_FILES) $(PYTEST_ARGS) || exit 1; done
+	    -m "not soak and not faults and not alone and not linux$$([ $$system = darwin ] || echo ' and not posix')" \
+	    $(ELSEWHERE_FILES) $(PYTEST_ARGS) || exit 1; done
 	PYTHONPATH=tests $(PY) -m support.platforms
 
 pictures: setup

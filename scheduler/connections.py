@@ -14,12 +14,11 @@ import os
 import socket
 import ssl
 import stat
-import sys
 import time
 from collections.abc import Callable, Iterator
 
 from scheduler.config.addresses import ListenAddress
-from scheduler.system import LINUX, files, locks
+from scheduler.system import LINUX, files, locks, sockets
 from scheduler.system.processes import file_limits
 
 MOST = 1000  # connections of one listener
@@ -65,7 +64,7 @@ def bind(address: ListenAddress, scheme: str = "http") -> Listening:
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     made = socket.socket(family, socket.SOCK_STREAM)
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sockets.bind_after_others(made)
         made.bind((address.host, address.port))
         made.listen(BACKLOG)
     except BaseException:
@@ -76,7 +75,7 @@ def bind(address: ListenAddress, scheme: str = "http") -> Listening:
 
 def bind_unix(path: str, mode: int = SOCKET_MODE) -> socket.socket:
     """Listen at a path. Takes the place of a socket whose program has ended, and of nothing else. Raises OSError."""
-    made = _unix_socket()
+    made = sockets.unix()
     try:
         with contextlib.suppress(*() if LINUX else (OSError,)):  # macOS gives a socket no rights before it has a path
             files.set_mode(made.fileno(), path, mode)  # so it never has more than these, whatever the umask is
@@ -89,12 +88,6 @@ def bind_unix(path: str, mode: int = SOCKET_MODE) -> socket.socket:
         made.close()
         raise
     return made
-
-
-def _unix_socket() -> socket.socket:
-    if sys.platform == "win32":
-        raise OSError(errno.EAFNOSUPPORT, "Unix sockets need Linux or macOS; listen at 127.0.0.1:PORT")
-    return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 
 
 @contextlib.contextmanager
@@ -126,7 +119,7 @@ def _remove_stale(path: str) -> None:
         return
     if not stat.S_ISSOCK(found.st_mode):
         raise FileExistsError(errno.EEXIST, "a file that is no socket is there; remove it, or name another path")
-    with _unix_socket() as probe:
+    with sockets.unix() as probe:
         probe.setblocking(False)  # one that lives and has no room for more does not answer at once
         try:
             probe.connect(path)

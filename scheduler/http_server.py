@@ -9,8 +9,6 @@ import asyncio
 import hmac
 import logging
 import socket
-import struct
-import sys
 import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -25,6 +23,7 @@ from scheduler.connections import BODY_SECONDS, HEAD_SECONDS, READ_SECONDS, UNIX
 from scheduler.errors import ConfigError
 from scheduler.interrupts import StopSignals
 from scheduler.system import loops
+from scheduler.system.sockets import peer_of
 
 MAX_HEADERS = 32 * 1024
 STOP_SECONDS = 2
@@ -59,9 +58,9 @@ class Protocol(H11Protocol):
         super().connection_made(transport)
         self._connection.opened(transport)
         end = transport.get_extra_info("socket")
-        if sys.platform == "linux" and end is not None and end.family == socket.AF_UNIX:
-            credentials = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-            pid, uid, _ = struct.unpack("3i", credentials)
+        peer = None if end is None else peer_of(end)
+        if peer is not None:
+            pid, uid = peer
             self.client = (f"{UNIX}:{uid}", pid)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -19,15 +19,13 @@ from contextlib import contextmanager, suppress
 from typing import TextIO, cast
 
 from scheduler.forking import after_fork
-from scheduler.system import LINUX, files
+from scheduler.system import files, sockets
 from scheduler.system.waiting import waits_for
 
 MAX_WAITING = 1024 * 1024  # bytes of lines that wait for a reader
 MAX_LINE = 64 * 1024  # characters without a newline that wait for it
 EXIT_SECONDS = 0.5  # that the end of a process waits for a reader that stands still
 PIECE = 4096  # a pipe takes so many bytes at once, or none
-_NO_TERMINAL: int = getattr(os, "O_NOCTTY", 0)
-_AT_ONCE: int = getattr(socket, "MSG_DONTWAIT", 0) | getattr(socket, "MSG_NOSIGNAL", 0)
 
 _writers: dict[int, Writer] = {}
 _making = threading.Lock()
@@ -75,10 +73,7 @@ class Writer:
             self._socket = socket.socket(fileno=os.dup(fd))
         elif not stat.S_ISREG(found.st_mode):
             try:  # a description of our own, so that others who have this one see no O_NONBLOCK
-                if not LINUX:
-                    raise OSError("elsewhere descriptors of one file share O_NONBLOCK")
-                flags = os.O_WRONLY | files.NONBLOCK | _NO_TERMINAL | files.CLOEXEC
-                self._own = os.open(f"/proc/self/fd/{fd}", flags)
+                self._own = files.open_again(fd, os.O_WRONLY | files.NONBLOCK)
             except OSError:  # or it was opened by another user; so a thread of its own waits in each write
                 self._may_block = True
         after_fork(self, Writer._renew)
@@ -130,7 +125,7 @@ class Writer:
         try:
             while data:
                 if self._socket is not None:
-                    sent = self._socket.send(data, _AT_ONCE)
+                    sent = self._socket.send(data, sockets.AT_ONCE)
                 else:
                     sent = os.write(self._fd if self._own is None else self._own, data)
                 data = data[sent:]

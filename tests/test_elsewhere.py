@@ -5,111 +5,98 @@
 
 from __future__ import annotations
 
+import json
+import ntpath
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import yaml
 
+from scheduler.config.model import Config, Store
+from scheduler.config.paths import settled
+from scheduler.system import files
 from support.elsewhere import NO_MODULES, NOT_MACOS, REFUSED, VARIABLE
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
+SUPPORT = ROOT / "tests" / "support" / "elsewhere"
 SYSTEMS = sorted(NO_MODULES)
-PROGRAM = """
-import asyncio, os, sys, threading, time
+# Each is possible here, and not there.
+DENIED = {
+    "/proc": "open('/proc/self/stat')",
+    "/proc by os.open": "import os; os.open('/proc/self/stat', os.O_RDONLY)",
+    "/sys": "import os; os.listdir('/sys')",
+    "an abstract socket": "import socket; socket.socket(socket.AF_UNIX).bind('\\0schedd-denied')",
+    "prctl": "import ctypes; ctypes.CDLL(None).prctl(3, 0, 0, 0, 0)",
+    "unshare": "import ctypes; ctypes.CDLL(None).unshare(0)",
+    "SOCK_SEQPACKET": "import socket; socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)",
+    "a pair of SOCK_SEQPACKET": "import socket; socket.socketpair(1, 5)",
+    "SO_PEERCRED": "import socket; socket.SO_PEERCRED",
+    "memfd_create": "import os; os.memfd_create('a')",
+    "locks of open file descriptions": "import fcntl; fcntl.F_OFD_SETLK",
+    "descriptors for the fork server": "from socket import send_fds",
+    "the fork server": "import scheduler.engine.child.fork_server",
+    "child processes": "from scheduler.engine.child import main",
+    "pidfd_open": "import os; os.pidfd_open(os.getpid())",
+    "eventfd": "import os; os.eventfd(0)",
+    "pipe2": "import os; os.pipe2(0)",
+    "epoll": "import select; select.epoll()",
+    "sched_getaffinity": "from os import sched_getaffinity",
+    "posix_fallocate": "import os; os.posix_fallocate",
+    "waitid": "import os; os.waitid",
+    "getxattr": "import os; os.listxattr('.')",
+    "sigtimedwait": "import signal; signal.sigtimedwait([], 0)",
+    "prlimit": "import resource; resource.prlimit(0, resource.RLIMIT_NOFILE)",
+    "CLOCK_BOOTTIME": "import time; time.CLOCK_BOOTTIME",
+}
+DENIED_ON_WINDOWS = {
+    "flock": "import fcntl",
+    "fork": "import os; os.fork",
+    "sessions": "import os; os.setsid",
+    "groups of processes": "import os; os.killpg",
+    "a mode of an open file": "import os; os.fchmod",
+    "users": "import pwd",
+    "resource limits": "import resource",
+    "poll": "import select; select.poll()",
+    "SIGKILL": "import signal; signal.SIGKILL",
+    "SIGHUP": "import signal; signal.SIGHUP",
+    "Unix sockets": "import socket; socket.socket(socket.AF_UNIX)",
+    "a pair of Unix sockets": "import socket; socket.socketpair(1)",
+    "a shared port": "import socket; socket.SO_REUSEADDR",
+    "an open directory": "import os; os.open('.', os.O_RDONLY)",
+    "a file of an open directory": "import os; os.open('a', os.O_RDONLY | os.O_CREAT, dir_fd=os.open('/', 0))",
+    "descriptors for a program": "import subprocess; subprocess.Popen(['true'], pass_fds=[0])",
+    "a name with a colon": "open('a:b', 'w')",
+    "removal of an open file": "import os; file = open('c', 'w'); os.remove('c')",
+    "removal of a file that is mapped": "import mmap, os; file = open('d', 'wb+'); file.write(b'!'); file.flush(); "
+    "here = mmap.mmap(file.fileno(), 1); file.close(); os.remove('d')",
+    "another name for an open file": "import os; file = open('e', 'w'); os.replace('e', 'f')",
+    "a name that is taken": "import os; open('g', 'w').close(), open('h', 'w').close(); os.rename('g', 'h')",
+    "the C library": "import ctypes; ctypes.CDLL(None)",
+    "sockets in an event loop": "import asyncio, socket\n"
+    "async def main(): asyncio.get_running_loop().add_reader(socket.socket(), print)\n"
+    "asyncio.run(main())",
+}
+ASKS = """
+import json, sys
 from pathlib import Path
-from scheduler import Scheduler, task
-from scheduler.errors import ConfigError
-from scheduler.engine.attempt import own_directory
-from scheduler.interpreter import file_limit, raise_file_limit
-from scheduler.store.db.begun import Begun, begun, is_gone
-from scheduler.system import LINUX, files, locks, loops, processes, signals
-from scheduler.system.mailboxes import Mailboxes
-from scheduler.system.waiting import waits_for
-from scheduler.tasks import CommandTask
-
-place = Path.cwd()
-assert not LINUX
-one, other = (os.open(place / "a", os.O_RDWR | os.O_CREAT | files.CLOEXEC) for _ in range(2))
-locks.lock(one)
-try:
-    locks.lock(other)
-except BlockingIOError:
-    print("locked")
-locks.unlock(one)
-locks.lock(other)
-files.sync(one)
-files.sync_directory(place)
-files.set_mode(one, place / "a", 0o600)
-print(files.FULL_SYNC)
-
-ours, theirs = Mailboxes(place), Mailboxes(place)
-ours.hold("b.lock")
-box = ours.bind("b.sock")
-theirs.send("b.sock", b"!")
-assert waits_for(box)(5) and box.recv(17) == b"!"
-assert not waits_for(box)(0)
-print(sorted(name for name in theirs.names() if name.startswith("b.")))
-try:
-    theirs.remove_dead("b.lock", "b.sock")
-except BlockingIOError:
-    print("lives")
-ours.release("b.sock", "b.lock")
-assert "b.lock" not in theirs.names()
-
-noted = Begun([place], "x")
-noted.note(7, 1)
-assert begun(str(noted.path)) == {(7, 1)} and not is_gone(str(noted.path))
-noted.close()
-
-raise_file_limit()
-own_directory.guard()
-signals.ignore_hangup()
-signals.show_stacks()
-print(file_limit() != 0, processes.cpus() > 0, processes.memory_of(os.getpid()))
-assert processes.user_name(processes.user_id())
-
-async def watches():
-    loop, (reader, writer) = asyncio.get_running_loop(), __import__("socket").socketpair()
-    loop.add_reader(reader, lambda: None)
-    loop.remove_reader(reader)
-    reader.close(), writer.close()
-    return "watches sockets"
-print(loops.run(watches()))
-
-def doubled(number):
-    return number * 2, threading.current_thread().name
-
-@task
-async def waits(ctx):
-    return (await ctx.cpu(doubled, 21))[0]
-
-@task(isolation="process")
-def apart(ctx): ...
-
-jobs = Scheduler("sqlite:///e.db", settings={"command": {"enabled": True}})
-jobs.register(waits)
-jobs.register(CommandTask)
-with jobs:
-    print(jobs.result(jobs.task(waits).schedule(), timeout=60))
-    began = time.monotonic()
-    print(jobs.result(jobs.task(waits).schedule(), timeout=60), "soon" if time.monotonic() - began < 20 else "late")
-    command = jobs.task(CommandTask(["echo", "ran"])).schedule()
-    jobs.wait(command, timeout=60)
-    print(jobs.get_task(command).error or jobs.result(command)["output_tail"].strip())
+from scheduler import system
+names = {"__builtins__": vars(system)["__builtins__"]}
+possible = []
+for name, statement in json.loads(Path("denied").read_text()).items():
     try:
-        jobs.register(apart)
-    except ConfigError as error:
-        print(error)
-try:
-    jobs.start()
-except ConfigError as error:
-    print(error)
-jobs.close()
+        exec(compile(statement, system.__file__, "exec"), dict(names))
+    except (AttributeError, ImportError, NotImplementedError, OSError, TypeError, ValueError):
+        continue
+    possible.append(name)
+json.dump(possible, sys.stdout)
 """
 
 
@@ -124,44 +111,65 @@ def run(system: str, place: Path, *command: str | Path, status: int = 0) -> str:
 
 def environ_of(system: str) -> dict[str, str]:
     ours = {name: value for name, value in os.environ.items() if not name.startswith("SCHEDD_")}
-    return ours | {VARIABLE: system, "PYTHONPATH": str(ROOT / "tests" / "support" / "elsewhere")}
+    if system == "linux":
+        return {name: value for name, value in ours.items() if name not in (VARIABLE, "PYTHONPATH", "PYTEST_ADDOPTS")}
+    # pytest's own importer would go before the one of support/elsewhere/
+    return ours | {VARIABLE: system, "PYTHONPATH": str(SUPPORT), "PYTEST_ADDOPTS": "--assert=plain"}
+
+
+@pytest.mark.parametrize("system", ["linux", *SYSTEMS])
+def test_what_the_forge_runs_there_runs_here(system: str, tmp_path: Path) -> None:
+    """Each command but the installation, where the job runs it: among them the first program, and all ports."""
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8"))["jobs"]
+    checkout, temporary = tmp_path / "checkout", tmp_path / "temporary"
+    temporary.mkdir()
+    shutil.copytree(EXAMPLES, checkout / "examples", ignore=shutil.ignore_patterns("__pycache__", "*.db*"))
+    shutil.copytree(SUPPORT, checkout / SUPPORT.relative_to(ROOT))
+    steps = [step for step in jobs["elsewhere"]["steps"] if "run" in step]
+    assert steps[0]["run"].startswith("python -m pip install")
+    said = ""
+    for step in steps[1:]:
+        program, *arguments = shlex.split(step["run"])
+        own = sys.executable if program == "python" else Path(sys.executable).with_name(program)
+        place = step.get("working-directory", str(checkout)).replace("${{ runner.temp }}", str(temporary))
+        said += run(system, Path(place), own, *arguments)
+    assert "Traceback" not in said
+    assert "HELLO WORLD!!" in said.splitlines()
+    assert f"each port does on {system} what it has to" in said.splitlines()
+
+
+@pytest.mark.parametrize("system", ["linux", *SYSTEMS])
+def test_what_is_denied_there_is_refused(system: str, tmp_path: Path) -> None:
+    """And is possible here, so that each line asks for what it names."""
+    asked = DENIED | (DENIED_ON_WINDOWS if system != "darwin" else {})
+    (tmp_path / "denied").write_text(json.dumps(asked))
+    possible = json.loads(run(system, tmp_path, sys.executable, "-W", "ignore", "-c", ASKS))
+    assert possible == (list(asked) if system == "linux" else [])
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_the_first_program_runs(system: str, tmp_path: Path) -> None:
-    assert run(system, tmp_path, sys.executable, EXAMPLES / "quickstart.py") == "HELLO WORLD!!\n"
-
-
-@pytest.mark.parametrize("system", SYSTEMS)
-def test_each_port_does_there_what_it_does_here(system: str, tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(PROGRAM)
-    refused = (
-        "kind 'apart': isolation=\"process\" needs Linux: child processes are forked, watched and ended by what only "
-        "its kernel has; leave it out, or run it there"
+def test_a_signal_to_oneself_there_is_heard_only_by_its_port(system: str, tmp_path: Path) -> None:
+    """os.kill() of Windows ends a process, whichever signal it is given."""
+    (tmp_path / "program.py").write_text(
+        "import signal\nfrom scheduler.system import signals\n"
+        "signal.signal(15, lambda *_: print('heard', flush=True))\n"
+        "signals.stop_self()\nvars(signals)['os'].kill(vars(signals)['os'].getpid(), 15)\n"
     )
-    lines = run(system, tmp_path, sys.executable, "program.py").splitlines()
-    assert lines[:4] == [
-        "locked",
-        str(("fullfsync=ON", "checkpoint_fullfsync=ON") if system == "darwin" else ()),
-        "['b.lock', 'b.sock']",
-        "lives",
-    ]
-    assert lines[4:8] == ["True True 0", "watches sockets", "42", "42 soon"]
-    assert ("ran" if system == "darwin" else "commands need Linux or macOS") in lines[8]
-    assert lines[9:11] == [refused, refused]
+    heard = run(system, tmp_path, sys.executable, "program.py", status=-9 if system == "win32" else 0)
+    assert heard == ("heard\n" if system == "win32" else "heard\nheard\n")
 
 
-def test_the_shop_runs_on_a_daemon(tmp_path: Path) -> None:
-    """For macOS, ``make elsewhere`` runs README's own test, which runs a command, too."""
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_the_shop_runs_on_a_daemon(system: str, tmp_path: Path) -> None:
     shop = tmp_path / "shop"
     shutil.copytree(EXAMPLES / "shop", shop, ignore=shutil.ignore_patterns("__pycache__"))
     schedd = Path(sys.executable).with_name("schedd")
     with (
         (tmp_path / "log").open("w") as log,
-        subprocess.Popen([schedd], cwd=shop, env=environ_of("win32"), stderr=log) as daemon,
+        subprocess.Popen([schedd], cwd=shop, env=environ_of(system), stderr=log) as daemon,
     ):
         try:
-            printed = run("win32", shop, sys.executable, "order.py", "1001", "me@example.com")
+            printed = run(system, shop, sys.executable, "order.py", "1001", "me@example.com")
         finally:
             daemon.terminate()
     assert daemon.returncode == 0, (tmp_path / "log").read_text()
@@ -185,9 +193,9 @@ def test_what_a_system_lacks_is_said_by_the_check(system: str, settings: str, wo
 
 def test_only_ports_ask_for_what_other_systems_lack() -> None:
     """Elsewhere each of these names would be an error, once it is reached."""
-    modules = "|".join(set(NO_MODULES["win32"]) - {"termios", "tty"})  # which the view of `top` has behind its question
+    modules = "|".join(NO_MODULES["win32"])
     names = "|".join(f"{module}\\.{name}" for module in ("os", "socket") for name in NOT_MACOS[module])
-    asks = re.compile(rf"^ *(?:import|from) (?:{modules})\b.*|\b(?:{names})\b(?<!SO_PEERCRED)", re.MULTILINE)
+    asks = re.compile(rf"^ *(?:import|from) (?:{modules})\b.*|\b(?:{names})\b", re.MULTILINE)
     wrong = []
     for file in sorted([*(ROOT / "scheduler").rglob("*.py"), *(ROOT / "tasks").rglob("*.py")]):
         path = file.relative_to(ROOT).as_posix()
@@ -195,6 +203,26 @@ def test_only_ports_ask_for_what_other_systems_lack() -> None:
             wrong += [f"{path}: {found}" for found in asks.findall(file.read_text(encoding="utf-8"))]
     assert not wrong, "\n".join(wrong)
     assert asks.search((ROOT / "scheduler/system/locks.py").read_text(encoding="utf-8"))
+
+
+def test_only_ports_ask_which_system_it_is() -> None:
+    """All others ask them. Two do nothing on Windows, and say so to checkers of types."""
+    not_of_windows = ["scheduler/engine/attempt/own_directory.py", "scheduler/forking.py"]
+    asks = re.compile(r"\bsys\.platform\b|\bos\.name\b|\b(?:get|has)attr\((?:os|socket|signal|select), ")
+    found = [
+        path
+        for file in sorted([*(ROOT / "scheduler").rglob("*.py"), *(ROOT / "tasks").rglob("*.py")])
+        if asks.search(file.read_text(encoding="utf-8"))
+        and not (path := file.relative_to(ROOT).as_posix()).startswith(("scheduler/system/", "tasks/command/"))
+    ]
+    assert found == not_of_windows
+
+
+def test_a_path_with_a_drive_is_absolute_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Config(store=Store(url="sqlite:///C:/jobs/a.db"), directory="D:\\here")
+    assert settled(config).store.url == "sqlite:///D:\\here/C:/jobs/a.db"
+    monkeypatch.setattr(files, "os", SimpleNamespace(path=ntpath))
+    assert settled(config).store.url == "sqlite:///C:/jobs/a.db"
 
 
 def test_the_pages_say_what_was_tried_where() -> None:

@@ -20,6 +20,7 @@ from scheduler.cli.session import Session, prints
 from scheduler.cli.stats import percent
 from scheduler.cli.streams import say
 from scheduler.errors import StoreUnavailableError
+from scheduler.system.terminals import by_keys
 
 if TYPE_CHECKING:
     from scheduler.operations.status import RunningTask, Top
@@ -203,26 +204,17 @@ def _screen() -> Iterator[Callable[[float], bool]]:
 
     However it ends, the terminal is as it was. Ctrl-C ends it quietly.
     """
-    stdin = sys.stdin.fileno() if sys.stdin.isatty() and sys.platform != "win32" else None  # there Ctrl-C ends it
-    before: Any = None
-    if stdin is not None and sys.platform != "win32":
-        import termios
-        import tty
-
-        before = termios.tcgetattr(stdin)
-        tty.setcbreak(stdin)
-    terminate = signal.signal(signal.SIGTERM, _terminated)
-    sys.stdout.write(_ENTER)
-    try:
-        yield lambda wait: _pressed(stdin, wait)
-    except KeyboardInterrupt:
-        pass
-    finally:
-        signal.signal(signal.SIGTERM, terminate)
-        if stdin is not None and sys.platform != "win32":
-            termios.tcsetattr(stdin, termios.TCSADRAIN, before)
-        sys.stdout.write(_LEAVE)
-        sys.stdout.flush()
+    with by_keys() as stdin:
+        terminate = signal.signal(signal.SIGTERM, _terminated)
+        sys.stdout.write(_ENTER)
+        try:
+            yield lambda wait: _pressed(stdin, wait)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            signal.signal(signal.SIGTERM, terminate)
+            sys.stdout.write(_LEAVE)
+            sys.stdout.flush()
 
 
 def _terminated(*_: object) -> NoReturn:

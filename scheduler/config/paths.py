@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from scheduler.config.model import Config
+from scheduler.system import files
 
 PATHS = (
     ("tasks", "path"),
@@ -62,6 +63,6 @@ def _path(given: Any, where: str) -> Any:
 def _url(url: str, where: str) -> str:
     """A SQLite URL with an absolute path; any other one as it is."""
     scheme, sign, path = url.partition(":///")
-    if not sign or scheme.partition("+")[0] != "sqlite" or path.startswith(("/", "file:")):
+    if not sign or scheme.partition("+")[0] != "sqlite" or path.startswith("file:") or files.is_absolute(path):
         return url
     return f"{scheme}:///{where.replace('%', '%25').replace('?', '%3f')}/{path}"

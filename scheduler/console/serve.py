@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from scheduler.console.visit import Site
 from scheduler.errors import ConfigError
 from scheduler.http_server import BoundedServer
 from scheduler.nonblocking import unblocked
+from scheduler.system.signals import stop_self
 
 DEFAULT_LISTEN = "127.0.0.1:8321"
 CONNECTIONS = 3  # to a server: two for requests and bulks, one on which the console looks whether anything has changed
@@ -127,4 +127,4 @@ def serve(
 def _wait_for_parent(server: Server) -> None:
     while os.read(0, 4096):
         pass
-    os.kill(os.getpid(), signal.SIGTERM)
+    stop_self()

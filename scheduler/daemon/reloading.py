@@ -30,7 +30,8 @@ from scheduler.errors import ConfigError, SchedulerError, StoreUnavailableError
 from scheduler.model.texts import listed
 from scheduler.nonblocking import say
 from scheduler.system import WINDOWS
-from scheduler.system.signals import HANDLED, HUP
+from scheduler.system.signals import HANDLED, HUP, stop_self
+from scheduler.system.sockets import bind_after_others
 
 LOOK_EVERY = 0.3  # seconds between two looks at the files
 SETTLED_AFTER = 0.05  # seconds without another change: an editor may write a file in several pieces
@@ -64,7 +65,7 @@ class HeldStart:
     def _end_with_parent(self) -> None:
         with suppress(OSError):
             self._socket.recv(1)
-        os.kill(os.getpid(), signal.SIGTERM)
+        stop_self()
 
 
 class Below:
@@ -278,7 +279,7 @@ def _console() -> str | None:
         return None
     host, port = CONSOLE
     with socket.socket() as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bind_after_others(trial)
         try:
             trial.bind((host, port))
         except OSError:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import time
 from collections.abc import Mapping, MutableMapping
+
+from scheduler.system import sockets
 
 SEND_TIMEOUT = 0.25  # seconds that systemd may take to make room for a message
 _VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
@@ -29,12 +30,12 @@ class SystemdNotifier:
 
     def send(self, *lines: str) -> bool:
         """Send ``NAME=value`` lines as one message; returns whether it arrived. Never raises, never waits long."""
-        if sys.platform != "linux" or self.address is None:
+        if self.address is None:
             return False
         address = "\0" + self.address[1:] if self.address[0] == "@" else self.address
         text = "\n".join(line.replace("\n", " ") for line in lines)
         try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            with sockets.unix(socket.SOCK_DGRAM) as sender:
                 sender.settimeout(SEND_TIMEOUT)
                 sender.connect(address)
                 sender.sendall(text.encode(errors="replace"))

@@ -253,10 +253,10 @@ class EngineState:
 
     def note_begins(self, begun: Begun | None) -> None:
         """Note in this file from now on which handlers have begun."""
-        if self.begun is not None:
-            self.begun.close()
-        self.begun = begun
+        before, self.begun = self.begun, begun
         self.began = _not_noted if begun is None else begun.note
+        if before is not None:
+            before.close()
 
     def wake(self) -> None:
         """There may be new work, or a request from outside. From any thread."""

@@ -18,7 +18,7 @@ def write_private(path: Path, text: str) -> None:
     new = path.with_name(f"{path.name}.{os.getpid()}")
     with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
         file.write(text)
-    new.rename(path)
+    new.replace(path)
 
 
 def tail_of(path: Path, tail: int) -> str | None:

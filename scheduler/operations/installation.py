@@ -22,6 +22,7 @@ from scheduler.config.paths import settled
 from scheduler.model.texts import listed
 from scheduler.store.admin.doctor import NOTE, OK, PROBLEM, Finding
 from scheduler.store.db.dialect import sqlite_too_old, sqlite_version
+from scheduler.system import files, libc
 from scheduler.system.processes import file_limits, user_id
 
 LOW_SPACE = 200 * 1024 * 1024
@@ -148,7 +149,7 @@ def _rights(config: Config) -> Iterator[Finding]:
     wrong = []
     if config.file is not None and os.path.exists(config.file):
         secret = [name for name, origin in config.origins.items() if origin == config.file and _is_secret(config, name)]
-        if secret and os.stat(config.file).st_mode & 0o004:
+        if secret and files.for_others(config.file) & 0o004:
             text = f"every user may read {config.file}, which has {listed(secret)}: chmod o-r, or use credentials"
             yield Finding("rights", NOTE, text)
     for place in config.tasks.path:
@@ -186,11 +187,8 @@ def _clock() -> Finding:
 
 def _synchronised() -> bool | None:
     """Whether the kernel takes its clock for synchronised; None where that cannot be known."""
-    try:
-        state: int = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(1024))  # zeros: it only reads
-    except (OSError, AttributeError):
-        return None
-    return None if state < 0 else state != _TIME_ERROR
+    state = libc.call("adjtimex", ctypes.create_string_buffer(1024))  # zeros: it only reads
+    return None if state is None or state < 0 else state != _TIME_ERROR
 
 
 def _sqlite() -> Finding:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
+from scheduler.system import MACOS
 from scheduler.system.processes import user_id
 
 MARK = "Made by schedctl service install, and removed by schedctl service uninstall."
@@ -43,7 +43,7 @@ class Machine:
     root: Path = Path("/")
     home: Path = field(default_factory=Path.home)
     uid: int = field(default_factory=lambda: user_id() or 0)
-    darwin: bool = sys.platform == "darwin"
+    darwin: bool = MACOS
     run: Callable[[Sequence[str]], tuple[int, str]] = _run
     program: Path = Path(sysconfig.get_path("scripts")) / "schedd"
 

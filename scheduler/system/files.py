@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import sys
@@ -12,6 +13,8 @@ CLOEXEC: int = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 DIRECTORY: int = getattr(os, "O_DIRECTORY", 0)
 NOFOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
 NONBLOCK: int = getattr(os, "O_NONBLOCK", 0)
+NO_TERMINAL: int = getattr(os, "O_NOCTTY", 0)
+AS_PLACE: int = getattr(os, "O_PATH", os.O_RDONLY)  # only to come back to it
 OPENS_DIRECTORIES = os.open in os.supports_dir_fd  # whether files can be reached by a descriptor of their directory
 NO_DIRECTORIES = "needs Linux or macOS: Windows opens no directories, which is what keeps others from exchanging one"
 
@@ -61,6 +64,30 @@ def place_of(fd: int) -> str:
 
         return os.fsdecode(fcntl.fcntl(fd, 50, bytes(1024)).rstrip(b"\0"))  # F_GETPATH
     return f"/proc/self/fd/{fd}"
+
+
+def open_again(fd: int, flags: int) -> int:
+    """Open what a descriptor has open as another description, with flags of its own. Raises OSError.
+
+    Elsewhere than on Linux all descriptors of a file share O_NONBLOCK.
+    """
+    if sys.platform != "linux":
+        raise OSError(errno.EINVAL, "a descriptor cannot be opened again")
+    return os.open(f"/proc/self/fd/{fd}", flags | NO_TERMINAL | CLOEXEC)
+
+
+def is_absolute(path: str) -> bool:
+    """Whether a path counts from nowhere else: on Windows with a drive, or on the drive that is there."""
+    return path.startswith("/") or os.path.isabs(path)
+
+
+def of_this_run() -> Path:
+    """A directory for files that need not outlast this run of the machine."""
+    if sys.platform != "linux":
+        import tempfile
+
+        return Path(tempfile.gettempdir())
+    return Path("/dev/shm")
 
 
 def set_mode(fd: int, path: str | Path, mode: int) -> None:

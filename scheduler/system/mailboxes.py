@@ -14,7 +14,7 @@ import weakref
 from contextlib import suppress
 from pathlib import Path
 
-from scheduler.system import LINUX, files, locks
+from scheduler.system import LINUX, files, locks, sockets
 
 _HERE = "127.0.0.1"
 
@@ -37,8 +37,7 @@ class Mailboxes:
         self._closer.atexit = False  # an engine's thread may send until the process ends
 
     def _socket(self) -> socket.socket:
-        family = getattr(socket, "AF_UNIX", socket.AF_INET) if self.unix else socket.AF_INET
-        return socket.socket(family, socket.SOCK_DGRAM)
+        return sockets.unix(socket.SOCK_DGRAM) if self.unix else socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 
     def _at(self, name: str) -> str:
         """What ``os`` is given for a name, beside the directory's descriptor."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import os
 import signal
 import sys
 
@@ -18,6 +19,14 @@ def ignore_hangup() -> None:
     """Let the end of a terminal not end this process."""
     if HUP is not None:
         signal.signal(HUP, signal.SIG_IGN)
+
+
+def stop_self() -> None:
+    """Have this process hear SIGTERM. From any thread. To os.kill() of Windows that would be its end at once."""
+    if sys.platform == "win32":
+        signal.raise_signal(signal.SIGTERM)
+    else:
+        os.kill(os.getpid(), signal.SIGTERM)  # also wakes the main thread from a system call
 
 
 def show_stacks() -> None:

@@ -6,19 +6,16 @@ change in a thread gives that thread its own (unshare(2)).
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from functools import wraps
 from typing import Any, NamedTuple
 
-from scheduler.system import files
+from scheduler.system import files, libc
 
 CLONE_FS = 0x200
-_HERE: int = getattr(os, "O_PATH", os.O_RDONLY)
 
 
 class Home(NamedTuple):
@@ -62,12 +59,11 @@ def _apart_first(change: Callable[..., Any]) -> Callable[..., Any]:
 
 def _be_apart() -> None:
     if not getattr(_apart, "yes", False):
-        with suppress(AttributeError):  # as on macOS
-            ctypes.CDLL(None).unshare(CLONE_FS)  # where that is refused the change is everybody's, until it is put back
+        libc.call("unshare", CLONE_FS)  # where that is refused the change is everybody's, until it is put back
         _apart.yes = True
     umask = _original(os.umask)
     try:
-        directory = os.open(".", _HERE | files.DIRECTORY | files.CLOEXEC)
+        directory = os.open(".", files.AS_PLACE | files.DIRECTORY | files.CLOEXEC)
     except OSError:  # it was removed
         return
     present = umask(0o077)

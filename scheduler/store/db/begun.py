@@ -14,14 +14,13 @@ import itertools
 import mmap
 import os
 import struct
-import tempfile
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from scheduler.system import LINUX, WINDOWS, files, locks
+from scheduler.system import WINDOWS, files, locks
 from scheduler.system.processes import boot_id
 
 _ENTRY = struct.Struct("=qq")  # task id, claim
@@ -37,7 +36,7 @@ def directories(sockets: Path | None) -> list[Path]:
     found = [sockets] if sockets is not None and sockets.is_dir() else []
     for name in ("RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR"):
         found += [Path(part) for part in os.environ.get(name, "").split(":") if part]
-    return [*found, Path("/dev/shm") if LINUX else Path(tempfile.gettempdir())]
+    return [*found, files.of_this_run()]
 
 
 class Begun:
@@ -57,7 +56,7 @@ class Begun:
             entries[at + 1] = claim
 
         self.note: Callable[[int, int], None] = note  # the handler of this claim begins; each handler calls it
-        self._closer = weakref.finalize(self, _forget, self._fd, self.path)
+        self._closer = weakref.finalize(self, _forget, self._fd, self.path, self._map, entries)
         _sweep(self.path.parent)
 
     def close(self) -> None:
@@ -127,10 +126,15 @@ def _is_free(fd: int) -> bool:
     return True
 
 
-def _forget(fd: int, path: Path) -> None:
+def _forget(fd: int, path: Path, mapped: mmap.mmap, entries: memoryview[int]) -> None:
+    if WINDOWS:  # removes no file that is open or mapped; elsewhere a handler may still note
+        entries.release()
+        mapped.close()
+        os.close(fd)
     with suppress(OSError):
         os.unlink(path)
-    os.close(fd)
+    if not WINDOWS:
+        os.close(fd)
 
 
 def _sweep(directory: Path) -> None:

@@ -291,6 +291,7 @@ def test_dispose_closes_them_and_those_that_come_back_later(store: Store) -> Non
     assert used(store) not in (lying, in_use)
 
 
+@pytest.mark.posix
 @pytest.mark.parametrize("end", ["it uses the database", "it only closes"])
 def test_a_forked_child_leaves_them_to_its_parent(jobs: Scheduler, end: str) -> None:
     keep(jobs.database, 2)

@@ -16,7 +16,7 @@ class Quick(Task, kind="quick"):
     def run(self, ctx: Context) -> None: ...
 
 
-@pytest.mark.linux
+@pytest.mark.posix
 def test_a_forked_child_uses_connections_of_its_own(database: Database) -> None:
     jobs = Scheduler(database.url)
     jobs.register(Quick)

@@ -74,7 +74,7 @@ def test_a_file_that_is_shared_stays_shared(database: Database) -> None:
         assert mode(beside(path, ".notify")) == 0o770
 
 
-@pytest.mark.linux
+@pytest.mark.posix
 @one_database
 @pytest.mark.case(86, pure=True)
 def test_doctor_notes_what_any_user_may_read(database: Database, tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ class Interrupting:
                 raise KeyboardInterrupt
 
 
-@pytest.mark.linux
+@pytest.mark.posix
 @pytest.mark.parametrize("first", [True, False], ids=["its first time", "later"])
 @pytest.mark.parametrize(
     ("how", "after"), [(fcntl.LOCK_EX, 1), (fcntl.LOCK_EX, 2), (fcntl.LOCK_UN, 1), (fcntl.LOCK_UN, 2)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio.selector_events
 import builtins
+import ctypes
 import fcntl
 import importlib
 import importlib.abc
@@ -21,7 +22,9 @@ import socket
 import subprocess
 import sys
 import sysconfig
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -59,6 +62,7 @@ NOT_MACOS: dict[str, tuple[str, ...]] = {
     "socket": (
         *("SO_PEERCRED", "SO_PASSCRED", "SCM_CREDENTIALS", "SOCK_CLOEXEC", "SOCK_NONBLOCK", "SOCK_SEQPACKET"),
         *("AF_NETLINK", "AF_VSOCK", "AF_PACKET", "TCP_KEEPIDLE", "TCP_USER_TIMEOUT", "MSG_NOSIGNAL"),
+        *("send_fds", "recv_fds", "SCM_RIGHTS"),  # macOS has them; only child processes may need them
     ),
     "select": ("epoll", "EPOLLIN", "EPOLLOUT"),
     "signal": ("sigtimedwait", "sigwaitinfo", "SIGRTMIN", "SIGRTMAX", "SIGPWR", "SIGSTKFLT"),
@@ -79,8 +83,8 @@ NOT_WINDOWS: dict[str, tuple[str, ...]] = {
     ),
     "socket": (
         *NOT_MACOS["socket"],
-        *("AF_UNIX", "MSG_DONTWAIT", "SCM_RIGHTS", "CMSG_LEN", "CMSG_SPACE", "sethostname", "SO_REUSEPORT"),
-        *("send_fds", "recv_fds", "if_nameindex_"),
+        *("AF_UNIX", "MSG_DONTWAIT", "CMSG_LEN", "CMSG_SPACE", "sethostname", "SO_REUSEPORT"),
+        "SO_REUSEADDR",  # there it shares a port with whoever asks
     ),
     "select": (*NOT_MACOS["select"], "poll", "POLLIN", "POLLOUT", "POLLERR", "POLLHUP"),
     "signal": (
@@ -99,6 +103,12 @@ NOT_WINDOWS: dict[str, tuple[str, ...]] = {
     ),
     "faulthandler": ("register", "unregister"),
 }
+# Calls of the C library, by way of ctypes.
+NOT_IN_LIBC = (
+    *("prctl", "unshare", "setns", "memfd_create", "eventfd", "signalfd", "timerfd_create", "inotify_init"),
+    *("epoll_create", "pidfd_open", "adjtimex", "sched_setaffinity", "posix_fallocate", "syscall"),
+)
+NOT_IN_NAMES = frozenset('<>:"|?*')  # of files, on Windows
 NO_MODULES = {
     "darwin": ("spwd", "ossaudiodev", "nis"),
     "win32": (
@@ -136,11 +146,14 @@ def shown_modules(system: str) -> dict[str, ModuleType]:
     lacks = NOT_MACOS if system == "darwin" else NOT_WINDOWS
     given: dict[str, dict[str, Any]] = {name: {} for name in lacks} | {"sys": {"platform": system}, "subprocess": {}}
     given["socket"]["socketpair"] = _socketpair if system == "win32" else _socketpair_of_macos
+    given["ctypes"] = {"CDLL": _no_library if system == "win32" else _Library}
     if system == "darwin":
         given["fcntl"] |= {"F_FULLFSYNC": 51, "F_GETPATH": 50, "fcntl": _fcntl}
         given["os"]["fchmod"] = _fchmod
     else:
         given["os"] |= {"name": "nt", "supports_dir_fd": set(), "open": _open, "O_BINARY": 0, "kill": _kill}
+        given["os"]["rename"] = _rename
+        given["socket"]["SO_EXCLUSIVEADDRUSE"] = socket.SO_REUSEADDR
         given["subprocess"]["Popen"] = _Popen
     made: dict[str, ModuleType] = {
         name: Shown(importlib.import_module(name), lacks.get(name, ()), one) for name, one in given.items()
@@ -188,8 +201,25 @@ def _open(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None
     return os.open(path, flags, mode)
 
 
-def _kill(pid: int, number: int) -> None:
-    os.kill(pid, signal.SIGKILL if number not in (0, signal.SIGINT) and pid != os.getpid() else number)
+def _kill(pid: int, _number: int) -> None:
+    os.kill(pid, signal.SIGKILL)  # of the numbers, 0 and 1 are events of a console, and any other is an exit status
+
+
+def _rename(old: Any, new: Any, **directories: Any) -> None:
+    if os.path.lexists(new):
+        raise FileExistsError(17, "Cannot create a file when that file already exists", str(old))
+    os.rename(old, new, **directories)
+
+
+def _no_library(name: str | None, *_: Any, **__: Any) -> Any:
+    raise TypeError(f"LoadLibrary() argument 1 must be str, not {type(name).__name__}")
+
+
+class _Library(ctypes.CDLL):
+    def __getattr__(self, name: str) -> Any:
+        if name in NOT_IN_LIBC:
+            raise AttributeError(f"dlsym(RTLD_DEFAULT, {name}): symbol not found")
+        return super().__getattr__(name)
 
 
 def _locking(fd: int, mode: int, _count: int) -> None:
@@ -204,7 +234,7 @@ def _locking(fd: int, mode: int, _count: int) -> None:
 
 class _Popen(subprocess.Popen[Any]):
     def __init__(self, *args: Any, **options: Any) -> None:
-        for name in ("pass_fds", "preexec_fn", "start_new_session_"):
+        for name in ("pass_fds", "preexec_fn"):
             if options.get(name):
                 raise ValueError(f"{name} is not supported on Windows platforms")
         super().__init__(*args, **options)
@@ -269,13 +299,46 @@ def _asked_by_us() -> bool:
     frame = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith(_LIBRARY) or "site-packages" in file:
+        if file != __file__ and (not file.startswith(_LIBRARY) or "site-packages" in file):
             return file.startswith(_OURS)
         frame = frame.f_back
     return False
 
 
+_looking = threading.local()
+
+
+def _is_open(path: str) -> bool:
+    """Whether this process has a file open, or mapped."""
+    try:
+        found = os.stat(path)
+        _looking.now = True
+        for fd in os.listdir("/proc/self/fd"):
+            with suppress(OSError):
+                if os.path.samestat(os.fstat(int(fd)), found):
+                    return True
+        with open("/proc/self/maps", encoding="utf-8") as file:
+            return any(line.split(maxsplit=5)[4] == str(found.st_ino) and path in line for line in file)
+    except OSError:
+        return False
+    finally:
+        _looking.now = False
+
+
+def _hear_windows(event: str, args: tuple[Any, ...]) -> None:
+    if event in ("os.remove", "os.rename"):
+        for path in args[: 1 + (event == "os.rename")]:
+            if _asked_by_us() and _is_open(os.fsdecode(path)):
+                raise PermissionError(13, "another process uses the file", os.fsdecode(path))
+    elif event in ("open", "os.mkdir") and isinstance(args[0], str | os.PathLike):
+        name = os.path.basename(os.fsdecode(args[0]))
+        if NOT_IN_NAMES.intersection(name) and _asked_by_us():
+            raise OSError(22, "Invalid argument", name)
+
+
 def _hear(event: str, args: tuple[Any, ...]) -> None:
+    if getattr(_looking, "now", False):
+        return
     if event in ("open", "os.listdir", "os.scandir"):
         path = args[0]
         named = os.fsdecode(path) if isinstance(path, str | bytes | os.PathLike) else ""
@@ -294,6 +357,7 @@ def install(system: str) -> None:
     sys.meta_path.insert(0, _Finder(system))
     sys.addaudithook(_hear)
     if system == "win32":
+        sys.addaudithook(_hear_windows)
         # The event loop that Windows makes, unless one asks for another, watches no sockets.
         type(asyncio.get_event_loop_policy())._loop_factory = _ProactorLike  # type: ignore[attr-defined]
         for name in _REFUSED_OF_LOOPS:
