@@ -13,6 +13,7 @@ from support.dask_rig import DaskCluster
 from support.kube_api import KubeApi
 from support.kube_pods import IMAGE
 from support.kube_rig import HostileKubeRig, RealKubeRig
+from support.placing import PAUSE
 from support.ray_rig import RayCluster
 from support.session import shared_directory
 from support.slurm_rig import SlurmCluster
@@ -23,12 +24,13 @@ SECRET = "a secret of all daemons"
 class Rig(Protocol):
     """``mark``: of pytest, if it is not tried everywhere. ``durable``: it has a job once it was submitted, whatever
     becomes of the daemon then. ``many``: jobs that are many for it. ``slow``: a job takes it seconds, so that it is
-    tried with less."""
+    tried with less. ``pause``: seconds between two questions, which cost such an engine more than they cost us."""
 
     mark: str | None
     durable: bool
     many: int
     slow: bool
+    pause: float
 
     def settings(self, directory: Path) -> str:
         """Lines of ``[executors.it]``; the engine is there."""
@@ -66,6 +68,7 @@ class ProcessRig:
     durable = True
     many = 50
     slow = False
+    pause = PAUSE
     restarts = False
 
     def settings(self, directory: Path) -> str:
@@ -121,6 +124,7 @@ class SlurmRig:
     durable = True
     many = 50
     slow = False
+    pause = PAUSE
     restarts = True
 
     def settings(self, directory: Path) -> str:
@@ -165,6 +169,7 @@ class RayRig:
     durable = True
     many = 6  # each starts a process of Ray's beside its own
     slow = True
+    pause = 0.3
 
     def settings(self, directory: Path) -> str:
         return RayCluster.shared().settings()
@@ -215,6 +220,7 @@ class KubernetesRig:
     durable = True
     many = 50
     slow = False
+    pause = PAUSE
 
     def settings(self, directory: Path) -> str:
         api = KubeApi.shared()

@@ -11,6 +11,7 @@ from scheduler.executors.ports import ExecutorError, Job
 from support.kube_client import KubeClient
 from support.kube_cluster import StatusError
 from support.kube_real import ETCD, MANAGER, SERVER, Namespace, RealKube, kill_job, name_of_namespace, pids_of_job
+from support.placing import PAUSE
 
 
 class RealKubeRig:
@@ -20,6 +21,7 @@ class RealKubeRig:
     durable = True
     many = 50
     slow = False
+    pause = PAUSE
 
     def cluster(self) -> RealKube:
         return RealKube.shared()

@@ -33,6 +33,7 @@ TESTS = Path(__file__).parents[1]
 GATE = 'read go < "$0"; exec "$@"'
 MAX_GATED = 1000
 PATIENCE = 90.0  # seconds: the machine may be busy
+PAUSE = 0.02  # seconds between two looks
 
 
 def free_port() -> int:
@@ -171,6 +172,7 @@ class Place:
         self.gate: Gate | None = None
         self.rung = 0
         self.patience = PATIENCE
+        self.pause = PAUSE
         self.placer = Placer(
             NAME,
             self.config.executors[NAME],
@@ -233,7 +235,7 @@ class Place:
             if step:
                 self.placer.step()
                 self.jobs.database.change(lambda tx: reaper.reap(tx))
-            time.sleep(0.02)
+            time.sleep(self.pause if step else PAUSE)
 
     def told(self) -> str:
         """What is known, for an assertion that fails."""

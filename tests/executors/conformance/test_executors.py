@@ -47,6 +47,7 @@ def settings(rig: Rig, tmp_path: Path) -> str:
 @pytest.fixture
 def place(database: Database, tmp_path: Path, settings: str, rig: Rig) -> Iterator[Place]:
     made = Place(database.url, tmp_path, settings)
+    made.pause = rig.pause
     if rig.slow:
         made.patience = SLOW_PATIENCE
     yield made
