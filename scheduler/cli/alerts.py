@@ -13,7 +13,6 @@ from scheduler.cli.output import print_rows, time
 from scheduler.cli.session import Session, note, prints
 
 if TYPE_CHECKING:
-    from scheduler.model.alerts import Alert
     from scheduler.operations.alerts import SilenceRecord
 
 _FIELDS = (
@@ -43,6 +42,7 @@ def list_(session: Session, /) -> None:
     evaluated.
     """
     from scheduler.alerts.rules import rules_of
+    from scheduler.client.json_views import alert_view
     from scheduler.operations.alerts import current
 
     rules = rules_of(session.config.alerts.rules)
@@ -51,7 +51,7 @@ def list_(session: Session, /) -> None:
     rows = []
     for alert in found.alerts:
         rule = rules.get(alert.key.rule)
-        row = _view(alert) | {"severity": None if rule is None else rule.severity}
+        row = alert_view(alert) | {"severity": None if rule is None else rule.severity}
         rows.append(row | {"silenced_until": time(found.silenced_until(alert))})
     print_rows(session, rows, _COLUMNS)
     if not found.evaluated:
@@ -153,21 +153,6 @@ def unsilence(session: Session, /, number: int) -> int:
         return exits.UNKNOWN
     print_rows(session, [_silence_view(ended)], _SILENCE_COLUMNS)
     return exits.DONE
-
-
-def _view(alert: Alert) -> dict[str, Any]:
-    return {
-        "rule": alert.key.rule,
-        "about": alert.key.kind or None,
-        "fingerprint": alert.key.fingerprint or None,
-        "state": alert.phase.name.lower(),
-        "since": time(alert.since),
-        "began": time(alert.began),
-        "number": alert.number,
-        "text": alert.text,
-        "notified_at": time(alert.notified_at),
-        "detail": dict(alert.detail),
-    }
 
 
 def _silence_view(one: SilenceRecord) -> dict[str, Any]:

@@ -95,5 +95,5 @@ def _kind_of(annotation: Any) -> _Kind:
     if datetime in found:
         return _Kind(INSTANT, lambda _, us: to_datetime(us))
     if int in found:
-        return _Kind(Number(bounds.get("min"), bounds.get("max")))
+        return _Kind(Number(**bounds) if any(bound is not None for bound in bounds.values()) else int)
     return _Kind(float if float in found else None)

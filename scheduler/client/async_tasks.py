@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from datetime import timedelta
 from itertools import islice
-from typing import Any, TypedDict, Unpack, overload
+from typing import Any, Unpack, overload
 
 from scheduler.client.info import TaskInfo
 from scheduler.client.steering import SteeringOperations
@@ -18,20 +18,15 @@ from scheduler.errors import UnknownTaskError
 from scheduler.model.spec import TaskId
 from scheduler.model.state import StateName, TaskState
 from scheduler.model.typed import R
+from scheduler.operations.filter import Conditions
 from scheduler.store.read.tasks import TaskRecord
 
 PAGE = 100  # tasks that one call in a thread takes
 
 
-class IterArgs(TypedDict, total=False):
+class IterArgs(Conditions, total=False):
     """What ``iter_tasks`` takes beside the states."""
 
-    kind: str | None
-    queue: str | None
-    key: str | None
-    correlation: str | None
-    subject: str | None
-    message_type: str | None
     page: int
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 from msgspec import UNSET
@@ -21,6 +21,7 @@ from scheduler.model.task_filter import TaskFilter
 from scheduler.model.times import to_datetime
 from scheduler.operations import bulk
 from scheduler.operations import dead_letters as operations
+from scheduler.operations.filter import Filters, Marks
 from scheduler.operations.filter import read as read_filter
 from scheduler.operations.tasks import Other, Stale, told
 from scheduler.store.read import audit as store_audit
@@ -74,67 +75,17 @@ class DeadLetters:
         """The threads in which the awaited forms wait."""
         return self._owner.threads
 
-    def list(
-        self,
-        filter: str = "",
-        *,
-        kind: str | None = None,
-        error_class: str | None = None,
-        fingerprint: str | None = None,
-        older_than: Seconds | None = None,
-        newer_than: Seconds | None = None,
-        key: str | None = None,
-        correlation: str | None = None,
-        subject: str | None = None,
-        message_type: str | None = None,
-        limit: int = 100,
-    ) -> Sequence[TaskInfo]:
-        """Dead letters, those that died last first. Raises ConfigError."""
-        wanted = self._filter(
-            filter,
-            kind=kind,
-            error_class=error_class,
-            fingerprint=fingerprint,
-            older_than=older_than,
-            newer_than=newer_than,
-            key=key,
-            correlation=correlation,
-            subject=subject,
-            message_type=message_type,
-        )
+    def list(self, filter: str = "", *, limit: int = 100, **filters: Unpack[Filters]) -> Sequence[TaskInfo]:
+        """Dead letters, those that died last first, as a text or :class:`Filters` choose them. Raises ConfigError."""
+        wanted = self._filter(filter, filters)
         with self._owner.database.read() as tx:
             return [task_info(record) for record in store.find(tx, wanted, check_limit(limit))]
 
-    def groups(
-        self,
-        filter: str = "",
-        *,
-        kind: str | None = None,
-        error_class: str | None = None,
-        fingerprint: str | None = None,
-        older_than: Seconds | None = None,
-        newer_than: Seconds | None = None,
-        key: str | None = None,
-        correlation: str | None = None,
-        subject: str | None = None,
-        message_type: str | None = None,
-        limit: int = 100,
-    ) -> Sequence[DeadLetterGroup]:
+    def groups(self, filter: str = "", *, limit: int = 100, **filters: Unpack[Filters]) -> Sequence[DeadLetterGroup]:
         """Dead letters by kind and cause, the largest group first. Raises ConfigError.
 
         ``group.text`` reads like ``412 × ConnectionRefused in EmailTask.run``."""
-        wanted = self._filter(
-            filter,
-            kind=kind,
-            error_class=error_class,
-            fingerprint=fingerprint,
-            older_than=older_than,
-            newer_than=newer_than,
-            key=key,
-            correlation=correlation,
-            subject=subject,
-            message_type=message_type,
-        )
+        wanted = self._filter(filter, filters)
         with self._owner.database.read() as tx:
             found = store.groups(tx, wanted, check_limit(limit))
         return [DeadLetterGroup(*g[:-2], to_datetime(g.oldest), to_datetime(g.newest)) for g in found]
@@ -178,15 +129,10 @@ class DeadLetters:
         self,
         limit: int = 100,
         by: str | None = None,
-        kind: str | None = None,
-        fingerprint: str | None = None,
-        error_class: str | None = None,
-        key: str | None = None,
-        correlation: str | None = None,
-        subject: str | None = None,
-        message_type: str | None = None,
+        *,
         filter: str = "",
         rate: float | None = None,
+        **filters: Unpack[Filters],
     ) -> Sequence[TaskId]:
         """Replay up to ``limit`` of them, those that died first before others; returns their ids.
 
@@ -194,16 +140,7 @@ class DeadLetters:
         ran on their failures. Tasks that die again meanwhile are left for another call. ``rate``: tasks a second at
         most. Raises ConfigError.
         """
-        asked = self._filter(
-            filter,
-            kind=kind,
-            error_class=error_class,
-            fingerprint=fingerprint,
-            key=key,
-            correlation=correlation,
-            subject=subject,
-            message_type=message_type,
-        )
+        asked = self._filter(filter, filters)
         with acting_as(by):
             done = bulk.replay(self._owner.desk, asked, bulk.Run(limit, rate=rate))
         for task_id, other in done.conflicts.items():
@@ -216,16 +153,11 @@ class DeadLetters:
     def purge(
         self,
         older_than: Seconds,
-        kind: str | None = None,
-        fingerprint: str | None = None,
-        error_class: str | None = None,
+        *,
         by: str | None = None,
-        key: str | None = None,
-        correlation: str | None = None,
-        subject: str | None = None,
-        message_type: str | None = None,
         filter: str = "",
         rate: float | None = None,
+        **marks: Unpack[Marks],
     ) -> int:
         """Remove those that died longer ago than ``older_than``, in batches; returns how many.
 
@@ -234,17 +166,7 @@ class DeadLetters:
         """
         if older_than is None:
             raise ConfigError("purge wants an age: older_than, in seconds or as a timedelta")
-        wanted = self._filter(
-            filter,
-            kind=kind,
-            error_class=error_class,
-            fingerprint=fingerprint,
-            older_than=older_than,
-            key=key,
-            correlation=correlation,
-            subject=subject,
-            message_type=message_type,
-        )
+        wanted = self._filter(filter, {"older_than": older_than, **marks})
         with acting_as(by):
             return bulk.purge(self._owner.desk, wanted, bulk.Run(rate=rate)).size
 
@@ -266,7 +188,7 @@ class DeadLetters:
                 found = store_audit.of_dead_letters(tx, check_limit(limit))
         return [audit_entry(record) for record in found]
 
-    def _filter(self, text: str, **given: Any) -> TaskFilter:
+    def _filter(self, text: str, given: Mapping[str, Any]) -> TaskFilter:
         return read_filter(self._owner.desk, text, given, ended=True)
 
     groups_async = in_thread(groups)

@@ -15,6 +15,7 @@ from scheduler.model.trace import parse_traceparent
 from scheduler.ports import FOREVER
 
 if TYPE_CHECKING:
+    from scheduler.model.alerts import Alert
     from scheduler.model.problem import Problem
     from scheduler.operations.dead_letters import Group
     from scheduler.operations.masks import ViewMasks
@@ -366,6 +367,22 @@ def checkpoint_view(checkpoint: CheckpointRecord) -> dict[str, Any]:
         "value": time(value) if checkpoint.type is CheckpointType.SLEEP else value,
         "error": None if failure is None else f"{failure['type']}: {', '.join(map(str, failure['args']))}",
         "note": checkpoint.note,
+    }
+
+
+def alert_view(alert: Alert) -> dict[str, Any]:
+    """One alert."""
+    return {
+        "rule": alert.key.rule,
+        "about": alert.key.kind or None,
+        "fingerprint": alert.key.fingerprint or None,
+        "state": alert.phase.name.lower(),
+        "since": time(alert.since),
+        "began": time(alert.began),
+        "number": alert.number,
+        "text": alert.text,
+        "notified_at": time(alert.notified_at),
+        "detail": dict(alert.detail),
     }
 
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from scheduler.client.dead_letters import DeadLetters, warn_left, warn_stale
 from scheduler.client.info import AttemptInfo, TaskInfo, TaskPage, attempt_info, task_info
@@ -42,7 +42,7 @@ from scheduler.model.times import LONGEST, span_us
 from scheduler.model.typed import R
 from scheduler.operations import bulk, events, tasks, upkeep
 from scheduler.operations.desk import Desk
-from scheduler.operations.filter import check_filters, is_filter
+from scheduler.operations.filter import Conditions, check_filters, is_filter
 from scheduler.operations.filter import read as read_filter
 from scheduler.operations.tasks import CancelResult
 from scheduler.ports import SECOND
@@ -106,33 +106,19 @@ class TaskOperations:
         self,
         status: StateName | str | Iterable[StateName | TaskState] | TaskState | None = None,
         *,
-        kind: str | None = None,
-        queue: str | None = None,
-        key: str | None = None,
-        correlation: str | None = None,
-        subject: str | None = None,
-        message_type: str | None = None,
         limit: int = 100,
         cursor: int | None = None,
+        **filters: Unpack[Conditions],
     ) -> TaskPage:
         """Tasks, newest first, at most ``limit``: a list that says whether there are ``more``, and has the ``cursor``
         of the next ones. :meth:`iter_tasks` goes through all of them.
 
         ``status``: states or short names, or a filter: ``jobs.list_tasks("state:dead kind:Mail stored:<2h")``;
-        ``message_type``: as it was given, else the kind; ``cursor``: only ids below
-        it. Raises ConfigError.
+        ``kind``, ``queue``, ``key``, ``correlation``, ``subject``, ``payload``, ``older_than`` and the others of
+        :class:`Conditions` are keywords. ``cursor``: only ids below it. Raises ConfigError.
         """
         text, states = ("", status) if not isinstance(status, str) or not is_filter(status) else (status, None)
-        given = {
-            "status": states,
-            "kind": kind,
-            "queue": queue,
-            "key": key,
-            "correlation": correlation,
-            "subject": subject,
-            "message_type": message_type,
-        }
-        wanted = read_filter(self.desk, text, given, bare=True)
+        wanted = read_filter(self.desk, text, {"status": states, **filters}, bare=True)
         for name, number in (("limit", limit), ("cursor", 0 if cursor is None else cursor)):
             if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 2**63 - 1:
                 raise ConfigError(f"{name} must be a whole number from 0, not {number!r:.80}")
@@ -144,13 +130,8 @@ class TaskOperations:
         self,
         status: StateName | str | Iterable[StateName | TaskState] | TaskState | None = None,
         *,
-        kind: str | None = None,
-        queue: str | None = None,
-        key: str | None = None,
-        correlation: str | None = None,
-        subject: str | None = None,
-        message_type: str | None = None,
         page: int = 1000,
+        **filters: Unpack[Conditions],
     ) -> Iterator[TaskInfo]:
         """All tasks that :meth:`list_tasks` finds, the newest first, read ``page`` at a time.
 
@@ -159,17 +140,7 @@ class TaskOperations:
         """
         cursor: int | None = None
         while True:
-            found = self.list_tasks(
-                status,
-                kind=kind,
-                queue=queue,
-                key=key,
-                correlation=correlation,
-                subject=subject,
-                message_type=message_type,
-                limit=max(1, page),
-                cursor=cursor,
-            )
+            found = self.list_tasks(status, limit=max(1, page), cursor=cursor, **filters)
             yield from found
             if found.cursor is None:
                 return

@@ -33,7 +33,7 @@ _NEVER_BEGAN = "it was to end before it began"
 class FuturesExecutor(DirectoryExecutor):
     """Jobs in a pool that gives futures. See the module."""
 
-    capabilities = Capabilities(names_unique=True, has_logs=True, tells_reason=True, survives_restart=True)
+    capabilities = Capabilities(names_unique=True, has_logs=True)
 
     class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """``directory``: of the jobs' files, the same on the daemon's machine and wherever the pool runs functions, on

@@ -35,7 +35,7 @@ _CREATE = {"fieldValidation": "Strict"}  # a mistyped field is an error, not not
 class KubernetesExecutor:
     """Jobs of a Kubernetes cluster. See the module."""
 
-    capabilities = Capabilities(names_unique=True, has_logs=True, tells_reason=True, survives_restart=True)
+    capabilities = Capabilities(names_unique=True, has_logs=True)
 
     class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """``image``: of the jobs; ``images``: others that tasks may name. ``python``: the interpreter's path in them.

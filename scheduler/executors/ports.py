@@ -48,16 +48,12 @@ class Capabilities:
     """What an engine can do.
 
     ``names_unique``: it never has two jobs of one name. ``can_find``: :meth:`Executor.find` knows jobs that another
-    daemon submitted. ``can_cancel``: it ends jobs. ``has_logs``: it keeps what a job wrote. ``tells_reason``: ``Seen``
-    has reasons. ``survives_restart``: it still knows its jobs after it was restarted.
+    daemon submitted. ``has_logs``: it keeps what a job wrote.
     """
 
     names_unique: bool = False
     can_find: bool = True
-    can_cancel: bool = True
     has_logs: bool = False
-    tells_reason: bool = False
-    survives_restart: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

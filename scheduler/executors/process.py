@@ -52,7 +52,7 @@ class _Kept(msgspec.Struct):
 class ProcessExecutor(DirectoryExecutor):
     """Jobs as processes of this machine. See the module."""
 
-    capabilities = Capabilities(names_unique=True, has_logs=True, tells_reason=True, survives_restart=True)
+    capabilities = Capabilities(names_unique=True, has_logs=True)
 
     class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """``directory``: of the jobs' files, for this executor alone. ``cpus``, ``memory``, ``gpus``: what all jobs

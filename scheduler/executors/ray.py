@@ -44,7 +44,7 @@ class _Answer(NamedTuple):
 class RayExecutor:
     """Jobs of a Ray cluster. See the module."""
 
-    capabilities = Capabilities(names_unique=True, has_logs=True, tells_reason=True)
+    capabilities = Capabilities(names_unique=True, has_logs=True)
 
     class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """``url``: of the dashboard, such as http://head:8265. ``token``: goes with each request as a bearer.

@@ -46,7 +46,7 @@ _OF_COMMANDS = ("SBATCH_", "SCANCEL_", "SINFO_", "SLURM_", "SQUEUE_")  # variabl
 class SlurmExecutor:
     """Jobs of a Slurm cluster. See the module."""
 
-    capabilities = Capabilities(names_unique=True, has_logs=True, tells_reason=True, survives_restart=True)
+    capabilities = Capabilities(names_unique=True, has_logs=True)
 
     class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """``directory``: of the jobs' files, shared with the nodes, for this executor of this store alone.

@@ -50,32 +50,42 @@ class FilterError(ConfigError):
         self.masked = masked
 
 
-class Filters(TypedDict, total=False):
-    """Which tasks; each condition that is given must hold, and one at least is needed.
+class Marks(TypedDict, total=False):
+    """Which tasks, by what they have: all that is given must hold, and None is not given.
 
-    ``kind``: one or several. ``status``: states or short names. ``correlation`` also means the task with this id and
-    none of its own; ``message_type`` is the kind where none was given. ``payload``: field -> value, ``a.b`` is field b
-    of object a. ``older_than`` and ``newer_than``: longer ago than this, or since (seconds, timedelta or "2h"). Verbs
-    on ended tasks (retry, rerun, replay, purge) count from the end, others from when a task was stored. ``ids``: one of
-    these. ``error_class`` and ``fingerprint``: of the last failure. ``up_to``: no task with a higher id, such as those
-    that were stored after a plan was made: its ``up_to``. ``fairness_key``: whose turns they take.
+    ``kind``: one or several. ``correlation`` also means the task with this id and none of its own; ``message_type`` is
+    the kind where none was given. ``payload``: field -> value, ``a.b`` is field b of object a. ``ids``: one of these.
+    ``error_class`` and ``fingerprint``: of the last failure. ``fairness_key``: whose turns they take. ``up_to``: no
+    task with a higher id, such as those that were stored after a plan was made: its ``up_to``.
     """
 
-    ids: Iterable[int]
-    up_to: int
-    error_class: str
-    fingerprint: str
-    fairness_key: str
-    kind: str | Iterable[str]
-    queue: str
-    status: str | Iterable[str]
-    key: str
-    correlation: str
-    subject: str
-    message_type: str
-    payload: Mapping[str, Any]
-    older_than: float | timedelta | str
-    newer_than: float | timedelta | str
+    ids: Iterable[int] | None
+    up_to: int | None
+    error_class: str | None
+    fingerprint: str | None
+    fairness_key: str | None
+    kind: str | Iterable[str] | None
+    queue: str | None
+    key: str | None
+    correlation: str | None
+    subject: str | None
+    message_type: str | None
+    payload: Mapping[str, Any] | None
+
+
+class Conditions(Marks, total=False):
+    """:class:`Marks`, and ages: ``older_than`` and ``newer_than``, longer ago than this, or since (seconds, timedelta
+    or "2h"). Verbs on ended tasks (retry, rerun, replay, purge) count from the end, others from when a task was stored.
+    """
+
+    older_than: float | timedelta | str | None
+    newer_than: float | timedelta | str | None
+
+
+class Filters(Conditions, total=False):
+    """:class:`Conditions`, and ``status``: states or short names. Verbs want one condition at least."""
+
+    status: str | Iterable[str] | None
 
 
 Chosen = str | Filters | TaskFilter

@@ -17,7 +17,7 @@ from scheduler.model.names import check_name, check_text
 from scheduler.model.parent_names import HEADER, MAX_NAME
 from scheduler.model.registry import MAX_KEY, encode_json
 from scheduler.model.resources import parse_executor, parse_options, parse_resources, read_resources
-from scheduler.model.retry import DEFAULT_RETRY, MAX_COUNT, RetryPolicy
+from scheduler.model.retry import DEFAULT_RETRY, RetryPolicy
 from scheduler.model.spec import EdgeSpec, TaskSpec
 from scheduler.model.state import DEFAULT_OTHERWISE, Otherwise, OtherwiseName, When, WhenName
 from scheduler.model.task import Priority, PriorityName, TaskOptions
@@ -34,7 +34,7 @@ Span = Annotated[float, Meta(ge=0, description="seconds")] | Annotated[str, Meta
 Weight = Annotated[float, Meta(ge=lanes.WEIGHTS[0], le=lanes.WEIGHTS[1])]
 FairnessKey = Annotated[str, Meta(min_length=1, max_length=lanes.MAX_FAIRNESS_KEY)]
 Time = Annotated[datetime, Meta(tz=True)]
-Retries = Annotated[int, Meta(ge=0, le=MAX_COUNT - 1)]
+Retries = Annotated[int, Meta(ge=0)]
 
 
 def _says(text: str, metavar: str | None = None) -> Meta:
@@ -81,7 +81,7 @@ class NewTask(Act, kw_only=True):
     retry_jitter: Annotated[float | None, _says("Wait longer by up to this share, at random; else 0.1.", "X")] = None
     priority: Annotated[PriorityName | None, _says("The pool that runs it first.")] = None
     key: Annotated[Name | None, _says("Your name for it: the same kind and key is the same task.", "K")] = None
-    conflict: Annotated[Conflict | None, _says("If the key is held: keep its task (usual), replace it, refuse.")] = None
+    conflict: Annotated[Conflict | None, _says("With a held key: keep its task (default), replace it, refuse.")] = None
     key_retention: Annotated[Span | None, _says("How long after its success the key stays taken.", "24h")] = None
     rank: Annotated[int | None, _says("From 33, the first, to -33, for kinds with ranks.", "N")] = None
     fairness_key: Annotated[FairnessKey | None, _says("Keys of a kind take turns, such as customers.", "K")] = None

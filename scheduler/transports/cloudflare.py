@@ -105,8 +105,7 @@ class CloudflareSource:
         self._closing = threading.Event()
         self.limits = Limits(
             max_size=MAX_SIZE, max_batch=MAX_BATCH, max_delay=MAX_DELAY, visibility=self._visibility,
-            max_visibility=self._visibility, retention=RETENTION, has_dlq=settings.dead_letter_queue is not None,
-            counts=True,
+            retention=RETENTION, has_dlq=settings.dead_letter_queue is not None, counts=True,
         )  # fmt: skip
 
     def receive(self, most: int, wait: float) -> Sequence[Delivery]:

@@ -41,7 +41,7 @@ class Limits:
     ``max_batch_size``: bytes of all bodies of one publish. ``overhead``: bytes that the transport counts for each
     message beside its body. ``max_delay``: the longest ``Retry.after`` and ``Outgoing.delay``, in seconds; 0.0: it
     delays nothing. ``visibility``: for how many seconds a delivery is this consumer's before it comes again; None: for
-    as long as the connection lasts. ``max_visibility``: how long :meth:`Source.extend` may keep it in all.
+    as long as the connection lasts.
     ``retention``: for how long the transport may deliver a message again, in seconds. ``has_dlq``: ``Dead`` moves a
     message to a dead-letter queue of the transport. ``counts``: ``Delivery.attempts`` is real. ``dedupes``: a sink
     drops a second message of one key, at least within some minutes. ``orders``: a sink keeps the order within a group.
@@ -53,7 +53,6 @@ class Limits:
     overhead: int = 0
     max_delay: float | None = None
     visibility: float | None = None
-    max_visibility: float | None = None
     retention: float | None = None
     has_dlq: bool = False
     counts: bool = False

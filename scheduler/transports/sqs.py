@@ -73,8 +73,7 @@ class SqsSource:
         self._api = _Api(settings, f"the source {name}")
         self.limits = Limits(
             max_size=MAX_SIZE, max_batch=MAX_BATCH, max_delay=MAX_RETRY, visibility=settings.visibility,
-            max_visibility=MAX_VISIBILITY, retention=RETENTION, has_dlq=settings.dead_letter_url is not None,
-            counts=True,
+            retention=RETENTION, has_dlq=settings.dead_letter_url is not None, counts=True,
         )  # fmt: skip
 
     def receive(self, most: int, wait: float) -> Sequence[Delivery]:

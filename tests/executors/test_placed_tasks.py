@@ -435,6 +435,4 @@ def test_retention_removes_placements(jobs: Scheduler, clock: FakeClock) -> None
 
 
 def test_what_an_engine_can_do_is_said() -> None:
-    assert Capabilities() == Capabilities(
-        names_unique=False, can_find=True, can_cancel=True, has_logs=False, tells_reason=False, survives_restart=False
-    )
+    assert Capabilities() == Capabilities(names_unique=False, can_find=True, has_logs=False)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from scheduler import Scheduler, task
+from scheduler import ConfigError, Scheduler, task
 from scheduler.model.task_filter import TaskFilter
 from scheduler.operations.filter import FilterError, parse
 from scheduler.store.read.search import search
@@ -118,6 +118,12 @@ def test_a_keyword_is_what_it_says(jobs: Scheduler, ids: dict[str, int]) -> None
     assert jobs.cancel_tasks(key="a*b", dry_run=True).ids == [ids["none"]]
     assert jobs.retry_tasks(payload={"customer": 42}, dry_run=True).ids == [ids["old"]]
     assert jobs.retry_tasks("queue:default", payload={"customer": "42"}, dry_run=True).ids == []
+    assert [int(t.id) for t in jobs.list_tasks(payload={"customer": 42}, older_than="2h")] == [ids["old"]]
+    assert [int(t.id) for t in jobs.iter_tasks(newer_than="30m", key="a*b", queue=None)] == [ids["none"]]
+    assert [int(t.id) for t in jobs.dead_letters.list(queue="etl", newer_than="2h")] == [ids["new"]]
+    assert [group.id for group in jobs.dead_letters.groups(ids=[ids["old"]])] == [ids["old"]]
+    with pytest.raises(ConfigError, match="there is no filter older: by"):
+        jobs.list_tasks(older="2h")  # type: ignore[call-arg]
 
 
 def test_a_fairness_key_is_a_word(jobs: Scheduler) -> None:

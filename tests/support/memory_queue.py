@@ -44,7 +44,7 @@ class MemoryQueue:
     now: Callable[[], float]
     limits: Limits = field(
         default_factory=lambda: Limits(
-            max_size=128_000, max_batch=10, max_delay=3600.0, visibility=30.0, max_visibility=43_200.0, has_dlq=True,
+            max_size=128_000, max_batch=10, max_delay=3600.0, visibility=30.0, has_dlq=True,
             counts=True, retention=4 * 86_400.0,
         )
     )  # fmt: skip

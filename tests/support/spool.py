@@ -44,7 +44,7 @@ class SpoolSettings(msgspec.Struct, frozen=True, kw_only=True):
 class SpoolSource:
     Settings: ClassVar[type[msgspec.Struct]] = SpoolSettings
     limits = Limits(
-        max_size=100_000, max_batch=10, max_delay=MAX_DELAY, visibility=VISIBILITY, max_visibility=3600.0,
+        max_size=100_000, max_batch=10, max_delay=MAX_DELAY, visibility=VISIBILITY,
         retention=86_400.0, has_dlq=True, counts=True,
     )  # fmt: skip
 

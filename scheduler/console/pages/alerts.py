@@ -7,7 +7,7 @@ from typing import Any
 from scheduler.alerts.messages import Origin, trial
 from scheduler.alerts.service import make_sinks
 from scheduler.alerts.sinks.sink import SinkError
-from scheduler.client.json_views import time
+from scheduler.client.json_views import alert_view, time
 from scheduler.config.alerts import RULES
 from scheduler.config.sources import parse_duration
 from scheduler.console.masks import masked, masked_text
@@ -59,19 +59,7 @@ def alerts(visit: Visit) -> Page:
 
 
 def _view(alert: Alert, text: str | None, silenced: bool) -> dict[str, Any]:
-    return {
-        "rule": alert.key.rule,
-        "about": alert.key.kind or None,
-        "fingerprint": alert.key.fingerprint or None,
-        "state": alert.phase.name.lower(),
-        "since": time(alert.since),
-        "began": time(alert.began),
-        "number": alert.number,
-        "text": text,
-        "notified_at": time(alert.notified_at),
-        "silenced": silenced,
-        "detail": masked(dict(alert.detail)),
-    }
+    return alert_view(alert) | {"text": text, "silenced": silenced, "detail": masked(dict(alert.detail))}
 
 
 @action("/alerts/silence", Verb.SILENCE)
