@@ -47,7 +47,7 @@ from scheduler.model.limits import parse_size
 from scheduler.model.names import is_name
 from scheduler.model.registry import Registry
 from scheduler.model.running import current_attempt
-from scheduler.model.spec import TaskId
+from scheduler.model.spec import TaskId, TaskSpec
 from scheduler.model.task import Task, TaskFunction
 from scheduler.model.times import LONGEST, SECOND, span_us
 from scheduler.model.typed import R, Runs, RunsAsync
@@ -184,6 +184,7 @@ class Scheduler(
             self.threads,
             self._notify,
             self._notify_after_commit,
+            self._start_here,
             timezone,
             before_schedule,
             None if self._otel is None else self._make_tracing,
@@ -322,6 +323,12 @@ class Scheduler(
             engine.notifier.notify()
         else:
             self._own_notifier().notify()
+
+    def _start_here(self, spec: TaskSpec) -> tuple[TaskId, bool] | None:
+        """Store a task as one that our own engine starts at once, if that has a slot for it; else store nothing."""
+        self._leave_to_parent()
+        engine = self._engine
+        return None if engine is None else engine.start_here(spec)
 
     def _wake(self) -> None:
         """Let our own engine see at once what is paused or set, and wake those of other processes."""

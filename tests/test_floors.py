@@ -63,6 +63,7 @@ ENGINE: tuple[frozenset[str], ...] = (
     frozenset({"slots"}),
     frozenset({"dispatch"}),
     frozenset({"maintenance"}),
+    frozenset({"direct_starts"}),
     frozenset({"engine"}),
     frozenset({"elastic", "interrupted", "placed"}),
     frozenset({"gateway"}),

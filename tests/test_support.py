@@ -73,14 +73,14 @@ def test_cells_of_a_test() -> None:
     assert cells_of(item(pytest.mark.case(4, pure=True).mark), known) == [(4, "sqlite"), (4, "postgresql")]
     assert cells_of(item(pytest.mark.case(4).mark, other=object()), known) == [(4, "")]
     with pytest.raises(pytest.UsageError):
-        cells_of(item(pytest.mark.case(106).mark), known)
+        cells_of(item(pytest.mark.case(108).mark), known)
     with pytest.raises(pytest.UsageError):
         cells_of(item(pytest.mark.case(4, pur=True).mark), known)
 
 
 def test_the_book_has_all_cases() -> None:
     cases = read_cases()
-    assert list(cases) == list(range(1, 106))
+    assert list(cases) == list(range(1, 108))
     assert all(case.due for case in cases.values())
 
 

@@ -16,6 +16,7 @@ from scheduler.engine.attempt.capture import Capture
 from scheduler.engine.attempt.outcomes import outcome_at_stop
 from scheduler.engine.attempt.runtime import StoredDrafts
 from scheduler.engine.dead_letter_hook import DeadLetterHook, Hook
+from scheduler.engine.direct_starts import DirectStarts
 from scheduler.engine.dispatch.completion_thread import CompletionThread
 from scheduler.engine.dispatch.cycle import DispatchCycle
 from scheduler.engine.maintenance.gauges import Gauges
@@ -43,6 +44,7 @@ from scheduler.telemetry.health import Vitals, is_in_store
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
+    from scheduler.model.spec import TaskId, TaskSpec
     from scheduler.telemetry.otel import Tracing
     from scheduler.telemetry.registry import MetricsRegistry
 
@@ -57,6 +59,7 @@ RELEASE_DELAY_US = 2 * SECOND
 MAX_COUNTED = 10_000  # tasks of each state that the first log line counts
 FIND_HOLDER_S = 1.0  # for finding the holder of a lock
 JOIN_TIMEOUT_S = 15.0  # for the end of a cycle
+HAND_OVER_S = 1.0  # for callers who store what has a slot reserved; what comes later, others reclaim
 
 
 class Engine:
@@ -113,6 +116,7 @@ class Engine:
             new_incarnation=incarnation,
             version=version,
         )
+        self.direct_starts = DirectStarts(self.dispatch, self.periodic, lambda: self.claims)
         self.draining = False  # it is about to stop
         self.replaced: StoreReplacedError | None = None  # why it has ended by itself
         self.outage: str | None = None  # why the database is away
@@ -215,6 +219,11 @@ class Engine:
     def wake(self) -> None:
         """There may be new work."""
         self.engine_state.wake()
+
+    def start_here(self, spec: TaskSpec) -> tuple[TaskId, bool] | None:
+        """Store a task that starts here at once, if it may; see ``DirectStarts.store``."""
+        ready = self._thread is not None and self._ready.is_set() and not (self._stop.is_set() or self._backoff.current)
+        return self.direct_starts.store(spec) if ready else None
 
     def reconfigure(self, pools: Mapping[str, tuple[int, int]], max_concurrent: int) -> None:
         """Have these slots (threads, async slots) from the next look on, and hold at most so many tasks; 0: no bound.
@@ -521,12 +530,13 @@ class Engine:
         settled = self.engine_state.monotonic() + JOIN_TIMEOUT_S
         while not self._drained.is_set() and self.is_running() and self.engine_state.monotonic() < settled:
             self._drained.wait(0.01)
-        while self.engine_state.held and self.is_running():
+        state = self.engine_state
+        while (state.reserved or state.held) and self.is_running():
             left = deadline - self.engine_state.monotonic()
             if left <= 0:
                 return False
             idle.wait(min(0.01, left))
-        return not self.engine_state.held
+        return not state.held
 
     def running_ids(self) -> list[int]:
         """Ids of the held tasks, in order, without those whose outcome is about to be recorded."""
@@ -572,6 +582,9 @@ class Engine:
         self.engine_state.wake()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout=JOIN_TIMEOUT_S)
+        until = self.engine_state.monotonic() + HAND_OVER_S
+        while self.engine_state.reserved and self.engine_state.monotonic() < until:
+            time.sleep(YIELD_S)
         if hand_back_running:
             for slots in self.slots.values():
                 slots.abandon()

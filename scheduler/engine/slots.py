@@ -109,6 +109,7 @@ class ThreadSlots:
         self._spawn = spawn
         self._tokens: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._threads = 0
+        self._starting = threading.Lock()  # the loop and callers submit
         self._idle = 0
         self._may_begin = threading.Event()  # cleared: threads that were idle do not begin yet
         self._may_begin.set()
@@ -120,10 +121,11 @@ class ThreadSlots:
     def resize(self, size: int) -> None:
         """Have so many threads from now on; those that are too many end after their present attempt."""
         self.size = size
-        while self._threads > size:
-            self._threads -= 1
-            self._leaving.append(None)
-            self._tokens.put(True)
+        with self._starting:
+            while self._threads > size:
+                self._threads -= 1
+                self._leaving.append(None)
+                self._tokens.put(True)
         self.nudge()
 
     def submit(self, attempts: list[Attempt], wake: int) -> None:
@@ -153,16 +155,24 @@ class ThreadSlots:
             no_idle = self._idle == 0  # looked up before the token, which makes an idle one busy
             if self._tokens.qsize() < self.size:
                 self._tokens.put(True)
-            if no_idle and self._threads < self.size:
-                try:
-                    self._spawn(self._work, f"schedd-{self._name}-{self._threads + 1}")
-                except RuntimeError as error:  # the system's limit: go on with the threads that there are
-                    if not self._threads:
-                        raise
-                    if self._logged.is_new():
-                        log.warning("the %s pool has %d threads: %s", self._name, self._threads, error)
-                    return
-                self._threads += 1
+            if no_idle and self._threads < self.size and not self._one_more():
+                return
+
+    def _one_more(self) -> bool:
+        """Start a thread, if that is not too many. False: none can be had."""
+        with self._starting:
+            if self._threads >= self.size:
+                return True
+            try:
+                self._spawn(self._work, f"schedd-{self._name}-{self._threads + 1}")
+            except RuntimeError as error:  # the system's limit: go on with the threads that there are
+                if not self._threads:
+                    raise
+                if self._logged.is_new():
+                    log.warning("the %s pool has %d threads: %s", self._name, self._threads, error)
+                return False
+            self._threads += 1
+            return True
 
     def _work(self) -> None:
         waiting, report, runtime = self.waiting, self._report, self.runtime
@@ -243,6 +253,7 @@ class AsyncSlots:
         self._report = report
         self._spawn = spawn
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._starting = threading.Lock()  # the loop and callers submit
         self._pulses: list[Pulse] = []  # of the loops that there are
         self._running: set[_AttemptTask] = set()
         self._closed = False
@@ -263,19 +274,24 @@ class AsyncSlots:
         self._forked = True
 
     def _started(self) -> asyncio.AbstractEventLoop:
-        if self._loop is None:
-            self._loop = loop = asyncio.new_event_loop()
-            track_tasks(loop)
-            install_threads(loop, self.size, shared=True)
-            pulse = Pulse(loop)
-            try:
-                self._spawn(partial(self._serve, pulse), f"schedd-{self._name}-async")
-            except RuntimeError:
-                self._loop = None
-                loop.close()
-                raise
-            self._pulses.append(pulse)
-        return self._loop
+        loop = self._loop
+        if loop is None:
+            with self._starting:
+                loop = self._loop = self._loop or self._new_loop()
+        return loop
+
+    def _new_loop(self) -> asyncio.AbstractEventLoop:
+        loop = asyncio.new_event_loop()
+        track_tasks(loop)
+        install_threads(loop, self.size, shared=True)
+        pulse = Pulse(loop)
+        try:
+            self._spawn(partial(self._serve, pulse), f"schedd-{self._name}-async")
+        except RuntimeError:
+            loop.close()
+            raise
+        self._pulses.append(pulse)
+        return loop
 
     def resize(self, size: int) -> None:
         """Run up to so many attempts at a time from now on."""

@@ -46,6 +46,7 @@ from scheduler.telemetry.traffic import Traffic
 
 if TYPE_CHECKING:
     from scheduler.model.registry import Kind
+    from scheduler.store.tasks.claim import Claimed
     from scheduler.telemetry.otel import Tracing
 
 _POLL_S = 0.0003  # seconds between polls of the outcomes
@@ -136,6 +137,9 @@ class EngineState:
         self.made_for = migrate.HEAD  # the schema that this program knows
         self.unknown_schema: str | None = None  # of the database, if this program does not know it: it claims nothing
         self.held: dict[tuple[int, int], Attempt] = {}
+        self.reserved: list[Attempt] = []  # by callers who store what is to take the slot
+        self.started_here: deque[Claimed] = deque()  # claimed as they were stored; no cycle has counted them yet
+        self.dispatching = False  # a cycle is under way, from its plan to its hand-out
         self.busy_at = self.monotonic()  # when tasks were last claimed, or an attempt ended
         self.losing: set[tuple[int, int]] = set()  # claims taken from attempts that still run
         self.hung: tuple[HungHandler, ...] = ()  # handlers that hang
@@ -246,8 +250,7 @@ class EngineState:
         """An attempt has ended."""
         attempt.marked = True  # it has ended: its row need not say any more that it runs
         self.outcomes.append((attempt, outcome))
-        if self._sleeping:
-            self._wake()
+        self.nudge()
 
     # what the engine calls
 
@@ -268,6 +271,16 @@ class EngineState:
     def _wake(self) -> None:
         self._sleeping = False
         self._wakeups.put(None)
+
+    def nudge(self) -> None:
+        """A sleeping loop is to see how long it may sleep now."""
+        if self._sleeping:
+            self._wake()
+
+    @property
+    def rung(self) -> bool:
+        """Whether a notification came that the loop has not seen yet."""
+        return self._rung
 
     def was_woken(self) -> bool:
         """Whether a notification came since the last call."""

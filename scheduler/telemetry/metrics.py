@@ -91,6 +91,9 @@ ORPHANED_ATTEMPTS = Metric("schedd_orphaned_attempts", "gauge", "Attempts that r
 LEASES_LOST = Metric("schedd_leases_lost_total", "counter", "How often other workers reclaimed what this one held.")
 RECLAIMED = Metric("schedd_reclaimed_total", "counter", "Tasks that this worker reclaimed from dead workers.")
 TIMEOUTS = Metric("schedd_timeouts_total", "counter", "Attempts that failed because they ran past their timeout.")
+DIRECT_STARTS = Metric(
+    "schedd_direct_starts_total", "counter", "Tasks that the program stored as claimed by its own worker."
+)
 CYCLE_DURATION = Metric("schedd_cycle_duration_seconds", "histogram", "How long dispatch cycles took.")
 LOOP_AGE = Metric("schedd_loop_age_seconds", "gauge", "How long ago the engine's loop last went round.")
 STORE_ERRORS = Metric(
@@ -132,7 +135,8 @@ BUILD_INFO = Metric("schedd_build_info", "gauge", "Always 1.", ("version", "pyth
 
 WORKER_METRICS = (
     *(ATTEMPTS, ATTEMPT_DURATION, QUEUE_WAIT, DEAD_LETTERS_MADE, SLOTS, SLOTS_BUSY, ORPHANED_ATTEMPTS, LEASES_LOST),
-    *(RECLAIMED, TIMEOUTS, CYCLE_DURATION, LOOP_AGE, STORE_ERRORS, STORE_UNREACHABLE, CAP_WAITS, RATE_WAITS),
+    *(RECLAIMED, TIMEOUTS, DIRECT_STARTS, CYCLE_DURATION, LOOP_AGE, STORE_ERRORS, STORE_UNREACHABLE),
+    *(CAP_WAITS, RATE_WAITS),
     *(MESSAGES_RECEIVED, MESSAGES_SETTLED, MESSAGES_DEAD, MESSAGES_PUBLISHED, MESSAGES_REFUSED, TRANSPORT_UNREACHABLE),
     BUILD_INFO,
 )

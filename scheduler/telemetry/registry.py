@@ -85,7 +85,7 @@ class MetricsRegistry:
         self.cap_waits: dict[str, int] = {}  # by kind
         self.rate_waits: dict[str, int] = {}  # by kind
         self.store_errors: dict[str, int] = dict.fromkeys(names.ERROR_CLASSES, 0)
-        self.leases_lost = self.reclaimed = self.timeouts = 0
+        self.leases_lost = self.reclaimed = self.timeouts = self.direct_starts = 0
         self.cycles = Buckets()
         self.gauges: Callable[[], Iterable[Family]] = tuple  # what is read when asked for: slots, the loop's age
         self.kinds: Callable[[], Iterable[str]] = tuple  # that this worker serves
@@ -174,5 +174,6 @@ class MetricsRegistry:
             one(names.LEASES_LOST, self.leases_lost),
             one(names.RECLAIMED, self.reclaimed),
             one(names.TIMEOUTS, self.timeouts),
+            one(names.DIRECT_STARTS, self.direct_starts),
             Family(names.CYCLE_DURATION, (), [self.cycles.read()]),
         ]

@@ -64,7 +64,7 @@ def test_stop_while_a_cycle_claims_leaves_nothing_behind(database: Database, mon
     jobs.start()
     assert jobs.engine.wait_ready(10)
     monkeypatch.setattr(FAILPOINTS, "hit", hit)
-    task = jobs.task(Slow()).schedule()
+    task = jobs.task(Slow()).key("for a cycle").schedule()
     assert go.wait(10)
     left = jobs.stop()
     record = jobs.get_task(task)

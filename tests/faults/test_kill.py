@@ -248,3 +248,21 @@ def test_a_handler_that_began_has_used_its_attempt_however_soon_its_worker_died(
     assert len(fleet.runs(killer)) == 3
     assert {state(jobs, i) for i in batch.ids[1:]} == {"success"}
     tell(f"{lost} claims of workers that died at once")
+
+
+@pytest.mark.case(107)
+def test_killed_before_its_own_task_begins(database: Database, fleet: Fleet, jobs: Scheduler) -> None:
+    """The program has stored it as claimed by its own worker: the end of that lease brings it back."""
+    victim = fleet.worker(options=LEASE, arm="after direct start")
+    victim.send("schedule")
+    victim.expect("after direct start")
+    victim.kill()
+    (task,) = rows(jobs, f"SELECT id FROM schedd_tasks WHERE state = {st.CLAIMED} AND claimed_at = created_at")
+    assert task.id not in fleet.started()
+
+    fleet.worker(options=LEASE)
+    all_ended(jobs)
+    assert history(jobs, task.id) == [(1, "lost"), (2, "succeeded")]
+    error = attempts(jobs, task.id)[0].error or ""
+    assert error.endswith("it is not known to have begun, and used no attempt")
+    assert len(fleet.runs(task.id)) == 1

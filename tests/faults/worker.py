@@ -94,6 +94,10 @@ def work(config: dict[str, Any], reports: int, commands: int) -> None:
                 link.say("stopped", left=left, running=jobs.is_running())
             case "stop now":
                 link.say("stopped", left=jobs.stop_now(), running=jobs.is_running())
+            case "schedule":
+                while link.armed:  # until one was its own at once
+                    jobs.task(kinds.Work()).schedule()
+                    time.sleep(0.05)
             case "pages":
                 pages.set(command["limit"])
                 link.say("limited")

@@ -181,6 +181,37 @@ def test_an_end_reads_its_children_not_all_that_wait(fleet: Fleet, tell: Callabl
 
 
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+def test_a_direct_start_reads_the_heads_of_lanes(fleet: Fleet) -> None:
+    """Also once the table has grown since its plan was made."""
+    jobs = on_an_empty_table(fleet)
+    engine = engine_of(jobs)
+    jobs.submitter.start_here = engine.direct_starts.store
+
+    def starts() -> int:
+        """How many rows they read."""
+        read = []
+        for turn in range(TURNS + 1):
+            engine.engine_state.was_woken()
+            jobs.task(plain).schedule()
+            run_claimed(jobs)
+            engine.dispatch.run(engine._conn(), claiming=False)
+            if turn in (0, TURNS):
+                with jobs.database.alone() as connection:
+                    statement.run(connection, "SELECT pg_stat_force_next_flush()", {})
+                read.append(figures(jobs, FETCHED).n)
+        return int(read[1] - read[0])
+
+    starts()
+    fill(jobs, 20_000)
+    fleet.clock.advance(11)
+    step(jobs)
+    assert starts() <= 20 * TURNS, "beside due tasks"
+    write(jobs, "DELETE FROM schedd_tasks WHERE state <= 5 AND run_at < :now", now=jobs.database.now())
+    write(jobs, "UPDATE schedd_tasks SET lane = 'other' WHERE state = 1")
+    assert starts() <= 20 * TURNS
+
+
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("edges", [3_000, 9_000, 90_000])
 def test_an_end_finds_its_edges_by_the_index(fleet: Fleet, edges: int) -> None:
     """However many there are: each cycle read all of 9,000 that the server had not analysed yet."""
@@ -201,7 +232,7 @@ def test_an_end_finds_its_edges_by_the_index(fleet: Fleet, edges: int) -> None:
             _MEET_PG.format(parents=from_parents(dialect), most=MAX_CHILDREN),
             _FOLLOWS,
         ):
-            text, _ = statement._compiled(sql, connection.dialect)
+            text, _ = statement.compiled(sql, connection.dialect)
             steps = plan(jobs, text, bound)
             found = [one for one in steps if one.startswith("Seq Scan schedd_edges") or "ix_schedd_edges_child" in one]
             assert not found, "\n".join((text, *steps))
@@ -239,7 +270,7 @@ def test_later_parts_of_a_release_are_found_as_the_first_one_is(fleet: Fleet) ->
     dialect = jobs.database.dialect
     sql = _MEET_PG.format(parents=from_parents(dialect), most=most)
     with jobs.database.open().connect() as connection:
-        text, _ = statement._compiled(sql, connection.dialect)
+        text, _ = statement.compiled(sql, connection.dialect)
     for after in (0, first + most - 1, first + 2 * most - 1):
         steps = plan(jobs, text, {**bind_parents(dialect, [parent]), "bit": 1, "after": after})
         found = [one for one in steps if one.startswith(("Nested Loop", "Seq Scan")) or "ix_schedd_edges_child" in one]

@@ -138,6 +138,14 @@ class DispatchCycle:
         An idle engine calls this on a notification, which is mostly about that lane; a full cycle follows. A task that
         the cycle would have preferred starts one attempt later.
         """
+        engine_state = self.engine_state
+        engine_state.dispatching = True
+        try:
+            return self._claim_eagerly(connection)
+        finally:
+            engine_state.dispatching = False
+
+    def _claim_eagerly(self, connection: sa.Connection) -> bool:
         lane, engine_state = self._last_lane, self.engine_state
         if lane is None or engine_state.losing or self.limits.known or not self.at_rest():
             return False
@@ -188,7 +196,7 @@ class DispatchCycle:
                 continue
             if self.engine_state.means.get(kind.name, 1.0) < SHORT_TASK_S:
                 coming += len(slots.waiting)
-        if coming and not any(attempt.pool == HIGH_PRIORITY for attempt in self.engine_state.held.values()):
+        if coming and not any(attempt.pool == HIGH_PRIORITY for attempt in list(self.engine_state.held.values())):
             self.feeder.release()
             self.engine_state.wait_for_outcomes(
                 min(self.planner.batch, len(self.engine_state.outcomes) + coming), SHORT_TASK_WAIT_S
@@ -201,9 +209,9 @@ class DispatchCycle:
     def at_rest(self) -> bool:
         """Whether a cycle would do nothing if no task is ready. False while lane offsets are kept: only a cycle reads
         behind them."""
-        return not (
-            self.engine_state.held or self.completer.deferred or self.lost_commits.pending or self.lanes.offsets.start
-        )
+        state = self.engine_state
+        busy = state.held or state.reserved or self.completer.deferred
+        return not (busy or self.lost_commits.pending or self.lanes.offsets.start)
 
     def run(
         self,
@@ -220,11 +228,15 @@ class DispatchCycle:
         were empty may have work now. After an error outcomes and requests wait for the next cycle.
         """
         metrics, began = self.engine_state.metrics, self.engine_state.monotonic()
+        self.engine_state.dispatching = True
         try:
+            self._count_direct_starts()
             result = self._run(connection, claiming, extra, urgent, fresh)
         except RowLocked:
             self.completer.lock_first()
             result = self._run(connection, claiming, None, urgent, fresh)
+        finally:
+            self.engine_state.dispatching = False
         if metrics is not None:
             metrics.cycles.observe(round((self.engine_state.monotonic() - began) * SECOND))
         return result
@@ -246,6 +258,17 @@ class DispatchCycle:
             self._failed(cycle, error)
             raise
         return self._conclude(connection, cycle)
+
+    def _count_direct_starts(self) -> None:
+        """Count what callers have stored as claimed since the last cycle: as turns of keys, and in the metrics."""
+        state = self.engine_state
+        while state.started_here:
+            one = state.started_here.popleft()
+            lane = claims.LANE_OF(one)
+            self.planner.turns.charge([one], [LaneClaim(*lane, 1)])
+            self._last_lane = LaneHead(*lane, 0)
+            if state.metrics is not None:
+                state.metrics.direct_starts += 1
 
     def _begin(self, claiming: bool, extra: Pairs | None, urgent: bool, fresh: bool) -> _Cycle:
         """Take the outcomes to record and the requests to answer."""
@@ -283,7 +306,8 @@ class DispatchCycle:
             self.feeder.release()
         if cycle.requests:
             cycle.requests.answer(tx, self.worker, one_by_one=self.completer.one_by_one)
-        held = [attempt for key, attempt in engine_state.held.items() if key not in cycle.gone]
+        reserved = list(engine_state.reserved)  # first: one that a caller hands over now is in both
+        held = [attempt for key, attempt in list(engine_state.held.items()) if key not in cycle.gone]
         started = self._started(held)
         if started:
             cycle.marked = claims.mark_running(tx, self.worker, started)
@@ -291,7 +315,7 @@ class DispatchCycle:
             engine_state.moves.write(tx, self.worker, cycle.gone)
         self.quarantine.clear(tx, self.worker, cycle.gone)
         if cycle.claiming and not self.completer.one_by_one:
-            self._claim(tx, cycle, held)
+            self._claim(tx, cycle, held + [one for one in reserved if one not in held] if reserved else held)
         ready_children = cycle.ready_children
         if ready_children is not None and cycle.finished is not None:
             ready_children.schedule()
@@ -501,7 +525,7 @@ class DispatchCycle:
 
     def unmarked(self) -> bool:
         """Whether an attempt has run long enough that its row should say so."""
-        return bool(self._started(self.engine_state.held.values()))
+        return bool(self._started(list(self.engine_state.held.values())))
 
     def _started(self, attempts: Iterable[Attempt]) -> list[tuple[int, int, int]]:
         """Rows (id, claim, started_at) of running attempts that are not marked running yet."""

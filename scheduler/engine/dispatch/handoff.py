@@ -119,11 +119,25 @@ class SlotFeeder:
             if wake == 1 and self._may_hold(attempts) and isinstance(slots, ThreadSlots):
                 self._held.append(slots)
                 slots.hold()
-            try:
-                slots.submit(attempts, wake)
-            except (RuntimeError, OSError) as error:  # no thread can be started for it
-                log.warning("%d tasks go back for %d s: %s", len(attempts), STILL_RUNNING_DELAY_US // SECOND, error)
-                self._take_back(attempts, slots)
+            self._give(attempts, slots, wake)
+
+    def start_at_once(self, attempt: Attempt) -> None:
+        """Give one to an idle slot that was reserved for it. From any thread."""
+        claimed, timeout = attempt.claimed, self.engine_state.options.default_timeout
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("task claimed", extra=log_fields(claimed) | {"claim": claimed.claim})
+        if timeout and claimed.timeout is None:
+            attempt.claimed = attempt.claimed._replace(timeout=timeout)
+        if self.engine_state.tracing is not None:
+            self.engine_state.tracing.sample([attempt])
+        self._give([attempt], self.slots[attempt.slot_key], 1)
+
+    def _give(self, attempts: list[Attempt], slots: Slots, wake: int) -> None:
+        try:
+            slots.submit(attempts, wake)
+        except (RuntimeError, OSError) as error:  # no thread can be started for it
+            log.warning("%d tasks go back for %d s: %s", len(attempts), STILL_RUNNING_DELAY_US // SECOND, error)
+            self._take_back(attempts, slots)
 
     def _may_hold(self, attempts: list[Attempt]) -> bool:
         """Whether to hold them back: they are many, and the loop has outcomes to record at once."""

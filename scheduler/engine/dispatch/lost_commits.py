@@ -57,6 +57,8 @@ class LostCommits:
         Returns whether some are left for the next cycle, as another transaction holds them.
         """
         engine_state = self._state
+        if engine_state.reserved:
+            return True  # what a caller has just stored as claimed is not held yet
         unknown = [
             Outcome(
                 r.id, r.claim, r.attempt, AttemptEnd.HANDED_BACK, st.SCHEDULED, r.claimed_at, None, tx.now, refund=1

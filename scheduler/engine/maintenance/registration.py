@@ -270,6 +270,8 @@ class WorkerRegistration:
             log.error("this worker's lease was lost; its %d tasks were reclaimed", len(engine_state.held))
         if engine_state.metrics is not None:
             engine_state.metrics.leases_lost += 1
+        # First, so that no caller's task begins in its name; and if joining fails, no cycle claims in it.
+        self._reclaimed_worker, dispatch.worker = dispatch.worker, 0
         now = engine_state.now()
         waiting = all_waiting(dispatch.slots.values())
         engine_state.remove_held(waiting, OutcomeColumns.of([released(attempt, now) for attempt in waiting]))
@@ -278,8 +280,4 @@ class WorkerRegistration:
         self.guard.reclaimed()
         self.lease.anew = True
         dispatch.planner.alone = None
-        self._reclaimed_worker, dispatch.worker = (
-            dispatch.worker,
-            0,
-        )  # if joining fails, no cycle may claim for the dead worker
         self.join(connection)

@@ -96,20 +96,21 @@ class AutocommitPool:
         else:
             one[0].close()
 
-    def insert(self, text: str, values: Sequence[object]) -> int:
+    def insert(self, text: str, values: Sequence[object], *, returning: bool = False) -> Any:
         """SQLite: take one, insert a row, and put it back; straight on, for right after a flush of the log each call is
-        dear. Returns the row's id. Raises what SQLAlchemy raises."""
+        dear. Returns the row's id, or what the statement returns of it. Raises what SQLAlchemy raises."""
         try:
             kept = self._kept.pop()
         except IndexError:
             kept = *self._new_one(), 0.0
         try:
-            new_id: int = kept[1].execute(text, values).lastrowid
+            cursor = kept[1].execute(text, values)
+            made = cursor.fetchall()[0] if returning else cursor.lastrowid
         except BaseException as error:
             self.drop(kept[0], kept[1])
             raise_as_sqlalchemy(kept[0], text, error)
         self._keep(kept)
-        return new_id
+        return made
 
     def drop(self, connection: sa.Connection, raw: Any) -> None:
         """Close it for good. If it has lost its server, so have those that lay there longer, here and in the pool, and

@@ -31,7 +31,7 @@ def run(connection: sa.Connection, sql: str, params: Mapping[str, object]) -> li
 
     Begins no transaction by itself, as SQLAlchemy would: there has to be one.
     """
-    text, order = _compiled(sql, connection.dialect)
+    text, order = compiled(sql, connection.dialect)
     return _raw(connection, text, params if order is None else [params[name] for name in order])
 
 
@@ -72,7 +72,7 @@ def run_across(
             f"{_ROWS}{i}": _array(column, kind)
             for i, (column, (_, kind)) in enumerate(zip(values, columns, strict=True))
         }
-        text, _ = _compiled(_over_arrays(sql, columns), connection.dialect)
+        text, _ = compiled(_over_arrays(sql, columns), connection.dialect)
         return _raw(connection, text, {**params, **arrays})
     names = tuple(name for name, _ in columns)
     given: list[tuple[Any, ...]] = []
@@ -225,7 +225,7 @@ def _raw(connection: sa.Connection, text: str, bound: Any) -> list[tuple[Any, ..
 
 
 @lru_cache(maxsize=256)
-def _compiled(sql: str, dialect: sa.Dialect) -> tuple[str, tuple[str, ...] | None]:
+def compiled(sql: str, dialect: sa.Dialect) -> tuple[str, tuple[str, ...] | None]:
     """The driver's own text, and the order of its parameters if it has no names for them."""
     compiled: Any = sa.text(sql).compile(dialect=dialect)
     return str(compiled), None if compiled.positiontup is None else tuple(compiled.positiontup)
@@ -241,7 +241,7 @@ def _over_arrays(sql: str, columns: Columns) -> str:
 
 @lru_cache(maxsize=512)
 def _over_values(sql: str, names: tuple[str, ...], count: int, dialect: sa.Dialect) -> tuple[str, tuple[str, ...]]:
-    text, order = _compiled(_AMONG.sub("", sql), dialect)
+    text, order = compiled(_AMONG.sub("", sql), dialect)
     assert text.lstrip().startswith("WITH {rows}"), "the rows' parameters come first"
     row = f"({', '.join('?' * len(names))})"
     values = ", ".join([row] * count)

@@ -37,5 +37,5 @@ class Tx:
         Raises sqlalchemy.exc.DBAPIError.
         """
         connection = self.connection  # as statements.run() does, without its call: a poll of an idle engine makes many
-        text, order = statements._compiled(sql, connection.dialect)
+        text, order = statements.compiled(sql, connection.dialect)
         return statements._raw(connection, text, params if order is None else [params[name] for name in order])

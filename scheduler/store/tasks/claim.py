@@ -114,7 +114,7 @@ _SET_PG = _SET.format(t="t.", claim=PostgreSQL.next_claim.format(t="t."))
 
 # From one head to the next: the next lane of the priority, else the next priority of the queue, else the next queue.
 # Three plain ranges, since SQLite does not use all columns of a row-value comparison for its index.
-_NEXT = """coalesce(
+NEXT_HEAD = """coalesce(
     (SELECT n.id FROM schedd_tasks n WHERE n.state >= 1 AND n.state <= 3 AND n.queue = {queue}
      AND n.priority = {priority} AND n.lane > {lane} ORDER BY n.lane, n.run_at, n.id LIMIT 1),
     (SELECT n.id FROM schedd_tasks n WHERE n.state >= 1 AND n.state <= 3 AND n.queue = {queue}
@@ -125,7 +125,7 @@ _HEADS = f"""
 WITH RECURSIVE head(id, n) AS (
   SELECT {{first}}, 1
   UNION ALL
-  SELECT {_NEXT.format(queue="h.queue", priority="h.priority", lane="h.lane")}, head.n + 1
+  SELECT {NEXT_HEAD.format(queue="h.queue", priority="h.priority", lane="h.lane")}, head.n + 1
   FROM head JOIN schedd_tasks h ON h.id = head.id WHERE head.n < :most
 )
 SELECT t.queue, t.lane, t.priority, t.run_at, t.id FROM head JOIN schedd_tasks t ON t.id = head.id ORDER BY head.n
@@ -134,7 +134,9 @@ SELECT t.queue, t.lane, t.priority, t.run_at, t.id FROM head JOIN schedd_tasks t
 FIRST = f"SELECT id FROM schedd_tasks WHERE {CLAIMABLE} ORDER BY queue, priority, lane, run_at, id LIMIT 1"
 _HEADS_FROM_START = _HEADS.format(first=f"({FIRST})")
 _HEADS_AFTER = _HEADS.format(
-    first=_NEXT.format(queue="CAST(:queue AS text)", priority="CAST(:priority AS smallint)", lane="CAST(:lane AS text)")
+    first=NEXT_HEAD.format(
+        queue="CAST(:queue AS text)", priority="CAST(:priority AS smallint)", lane="CAST(:lane AS text)"
+    )
 )
 
 _SQLITE_FIRST = f"""
@@ -155,7 +157,7 @@ _SQLITE_CLAIM = f"UPDATE schedd_tasks SET {_SET_SQLITE} WHERE id IN (SELECT id {
 
 # A worker that was declared dead while its process was frozen must not claim: its claims would be reclaimed at once.
 # Nor one beside a schema that its program does not know, whatever it means by its rows.
-_LIVE = f"SELECT 1 FROM schedd_workers WHERE id = :worker AND state < 2 AND {migrate.KNOWN}"
+LIVE = f"SELECT 1 FROM schedd_workers WHERE id = :worker AND state < 2 AND {migrate.KNOWN}"
 _RIPE = f"id IN {{ids}} AND state = {st.WAITING}"
 _SQLITE_CLAIM_RIPE = f"UPDATE schedd_tasks SET unmet = 0, {_SET_SQLITE} WHERE {_RIPE}"
 # An array is expected to hold ten ids. ``picked`` itself is expected to be a tenth of the backlog, as its LIMIT is not
@@ -167,7 +169,7 @@ WITH {{{{rows}}}}, picked AS MATERIALIZED (
     WHERE {claimable("t")} AND t.queue = p.queue AND t.lane = p.lane AND t.priority = p.priority
       AND t.run_at <= :now {{start}}
     ORDER BY t.run_at, t.id LIMIT p.n FOR UPDATE OF t SKIP LOCKED) c
-  WHERE EXISTS ({_LIVE})
+  WHERE EXISTS ({LIVE})
 )
 UPDATE schedd_tasks t SET {_SET_PG} WHERE t.id = ANY(ARRAY(SELECT id FROM picked))
 RETURNING {_NAMES}
@@ -178,13 +180,13 @@ _CLAIM_ONE = f"""
 UPDATE schedd_tasks SET {_SET.format(t="", claim="{claim}")} WHERE id = (
   SELECT t.id FROM schedd_tasks t
   WHERE {claimable("t")} AND t.queue = :queue AND t.lane = :lane AND t.priority = :priority AND t.run_at <= :now
-    AND EXISTS ({_LIVE})
+    AND EXISTS ({LIVE})
   ORDER BY t.run_at, t.id LIMIT 1 {{skip_locked}})
 RETURNING {", ".join(_USUAL)}
 """
 _CLAIM_BY_ID = f"""
 UPDATE schedd_tasks SET {_SET.format(t="", claim="{claim}")}
-WHERE id = :id AND {CLAIMABLE} AND run_at <= :now AND EXISTS ({_LIVE})
+WHERE id = :id AND {CLAIMABLE} AND run_at <= :now AND EXISTS ({LIVE})
 RETURNING {", ".join(_USUAL)}
 """
 _BY_TIME = itemgetter(_RUN_AT, 0)
@@ -234,7 +236,7 @@ def claim(
         return []
     claimed: list[Claimed] = []
     if tx.dialect.name == "sqlite":
-        if not tx.rows(_LIVE, worker=worker):
+        if not tx.rows(LIVE, worker=worker):
             return []
         few = [pick for pick in picks if pick.limit <= FEW] if not ready_children else []
         if len(few) >= MANY_LANES:

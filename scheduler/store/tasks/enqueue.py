@@ -99,7 +99,7 @@ def insert_alone(database: Database, spec: TaskSpec) -> TaskId:
     """SQLite: store a task that is one row."""
 
     def row() -> tuple[str, list[Any]]:
-        given, values = _given_of(spec, database.now())
+        given, values = given_of(spec, database.now())
         return _listed_insert_of(given), values
 
     made = _created(database.insert_alone(row))
@@ -111,7 +111,7 @@ def enqueue_alone(database: Database, spec: TaskSpec) -> TaskId:
     """PostgreSQL: store a task that is one row, in one round trip."""
     with database.alone() as connection:
         tx = Tx(connection, database.now())
-        given, values = _given_of(spec, tx.now)
+        given, values = given_of(spec, tx.now)
         names, one = _insert_of(given)
         ((task_id,),) = tx.rows(one, **dict(zip(names, values, strict=True)))
     debug_log.scheduled(task_id, spec.kind)
@@ -151,7 +151,7 @@ def callers_connection(given: Any, *, reads: bool = False) -> Iterator[sa.Connec
 
 
 def _insert_one(tx: Tx, spec: TaskSpec, ours: bool) -> TaskId:
-    given, values = _given_of(spec, tx.now)
+    given, values = given_of(spec, tx.now)
     names, one = _insert_of(given)
     named = dict(zip(names, values, strict=True))
     ((task_id,),) = tx.rows(one, **named) if ours else tx.run(one, **named)
@@ -161,7 +161,7 @@ def _insert_one(tx: Tx, spec: TaskSpec, ours: bool) -> TaskId:
     return made.at(tx.now) if tx.dialect.name == "postgresql" else made
 
 
-def _given_of(spec: TaskSpec, now: int) -> tuple[tuple[bool, ...], list[Any]]:
+def given_of(spec: TaskSpec, now: int) -> tuple[tuple[bool, ...], list[Any]]:
     """Which columns of :data:`NEW` have a value, and these values.
 
     Binding a NULL is slow in SQLite's driver: it searches for an adapter.

@@ -127,6 +127,7 @@ def callers() -> Iterator[Callers]:
         yield made
 
 
+@pytest.mark.case(106, pure=True)
 @pytest.mark.parametrize("how", ["alone", "batch", "own", "own_graph", "in_two_phases"])
 def test_callers_flush_side_by_side_and_are_heard_of_afterwards(callers: Callers, how: str) -> None:
     call: Callable[[], None] = getattr(callers, how)
@@ -181,6 +182,7 @@ def insert(connection: sa.Connection, number: int = 1) -> None:
     connection.execute(sa.text(f"INSERT INTO orders VALUES ({number})"))
 
 
+@pytest.mark.case(106)
 @pytest.mark.parametrize("how", ["begin", "connect", "session", "savepoint"])
 def test_one_notification_follows_a_commit_however_many_tasks_are_in_it(engine: sa.Engine, how: str) -> None:
     notified = Notified(engine)

@@ -422,7 +422,7 @@ def test_a_single_task_is_notified(jobs: Scheduler, database: Database, runs: bo
         jobs.wait([jobs.task(work).schedule()], 20)
         until(lambda: not jobs.engine.engine_state.held)
     notified.clear()
-    new = jobs.task(work).schedule()
+    new = jobs.task(work).after(0.01).schedule()  # so that it is none that starts as it is stored
     assert notified.wait(20)
     if runs:
         assert jobs.wait([new], 20)[new].state == "success"

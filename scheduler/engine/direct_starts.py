@@ -1,0 +1,147 @@
+"""Starts tasks that the program itself stores, where a slot is free and nothing goes before them: by one commit.
+
+A caller's thread reserves a slot, stores the task as claimed by this worker, and hands it to the slot. For the loop's
+plans a reservation is an attempt that is held. A caller reserves first, and looks then at what the loop does. The loop
+says first that it dispatches, drains or has lost its lease, and looks at the reservations then. So one of the two
+always sees the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from operator import attrgetter
+
+import msgspec
+
+from scheduler.engine.attempt.attempt import Attempt
+from scheduler.engine.attempt.outcomes import released
+from scheduler.engine.dispatch.cycle import DispatchCycle
+from scheduler.engine.dispatch.planner import PRIORITIES
+from scheduler.engine.maintenance.periodic import PeriodicWork
+from scheduler.model.registry import PROCESS, SlotKey
+from scheduler.model.spec import TaskId, TaskSpec
+from scheduler.ports import FAILPOINTS
+from scheduler.store.tasks import direct
+from scheduler.store.tasks.claim import LANE_OF, Claimed, LaneHead
+from scheduler.store.tasks.direct import Served
+
+_SLOT_KEY_OF = attrgetter("slot_key")
+_BLANK = Claimed(0, 0, 1, 0, 1, None, None, 0, None, 1, None, None, 0, 0, 0, "", "", 0, "", 0)
+
+
+class DirectStarts:
+    """See the module. ``claims``: whether the engine takes new work at all. Called from any thread."""
+
+    def __init__(self, dispatch: DispatchCycle, periodic: PeriodicWork, claims: Callable[[], bool]) -> None:
+        self._dispatch = dispatch
+        self._state = dispatch.engine_state
+        self._periodic = periodic
+        self._claims = claims
+        self._kinds = 0, "[]"  # how many this worker serves, and their names as JSON
+
+    def store(self, spec: TaskSpec) -> tuple[TaskId, bool] | None:
+        """Store a task that is one row. Returns its id, and whether it starts here.
+
+        None: nothing is stored, for it may not start here now. Raises StoreUnavailableError.
+        """
+        attempt = self._reserve(spec)
+        if attempt is None:
+            return None
+        state, worker, served = self._state, self._dispatch.worker, self._served(spec)
+        try:
+            made, claimed = direct.store_claimed(state.database, spec, worker, state.claims_above, served)
+            if claimed is not None:
+                FAILPOINTS.hit("after direct start")
+                self._hand_over(attempt, claimed, worker)
+        except BaseException:
+            self._dispatch.lost_commits.on_uncertain_commit()  # it may be stored as claimed
+            if attempt.slot is None and self._key_of(attempt) in state.held:
+                state.report(attempt, released(attempt, state.now()))
+            self._give_back(attempt)
+            state.wake()
+            raise
+        self._give_back(attempt)
+        return made, claimed is not None
+
+    def _reserve(self, spec: TaskSpec) -> Attempt | None:
+        state = self._state
+        kind = state.registry.get(spec.kind)
+        if kind is None or spec.delay or spec.executor is not None or spec.run_at > state.now():
+            return None
+        slot_key = spec.priority, kind.slot_type
+        if not self._has_room(slot_key, 1):
+            return None
+        attempt = Attempt(_reservation(spec), kind, slot_key, state.monotonic())
+        state.reserved.append(attempt)
+        if self._may_start(spec) and self._has_room(slot_key, 0):
+            return attempt
+        self._give_back(attempt)
+        return None
+
+    def _may_start(self, spec: TaskSpec) -> bool:
+        """Whether the next cycle would start it if it has a slot, and nothing in the database goes before it."""
+        dispatch, state, timers = self._dispatch, self._state, self._periodic.timers
+        if dispatch.lost_commits.pending or dispatch.planner.alone is not None:
+            return False
+        if not (dispatch.worker and self._claims()) or self._periodic.known_kinds != len(state.registry):
+            return False
+        # As for a claim: not under a lease that may have run out, nor before live settings and pauses are read.
+        if min(timers.remaining("renew"), timers.remaining("looks")) <= 0 or self._lapsed():
+            return False
+        return not dispatch.limits.known.concern(spec.queue, spec.kind) and dispatch.planner.serves(_head_of(spec))
+
+    def _lapsed(self) -> bool:
+        return self._state.monotonic() >= self._state.lease_expires_at
+
+    def _has_room(self, slot_key: SlotKey, more: int) -> bool:
+        """``more``: slots that are needed beside those that are reserved."""
+        state, slots = self._state, self._dispatch.slots.get(slot_key)
+        if slots is None or slot_key[1] == PROCESS or slots.waiting or state.dispatching or state.rung:
+            return False
+        taken = [*map(_SLOT_KEY_OF, list(state.held.values())), *map(_SLOT_KEY_OF, list(state.reserved))]
+        most = state.options.max_concurrent
+        return taken.count(slot_key) + more <= slots.size and not (most and len(taken) + more > most)
+
+    def _served(self, spec: TaskSpec) -> Served:
+        """What would take the slot before it: lower priorities never do, but all share ``max_concurrent_tasks``."""
+        options, registry = self._state.options, self._state.registry
+        if self._kinds[0] != len(registry):
+            names = [kind.name for kind in list(registry)]
+            self._kinds = len(names), msgspec.json.encode(names).decode()
+        queues = None if "*" in options.queues else msgspec.json.encode(options.queues).decode()
+        return Served(self._kinds[1], queues, PRIORITIES[-1] if options.max_concurrent else spec.priority)
+
+    def _hand_over(self, attempt: Attempt, claimed: Claimed, worker: int) -> None:
+        """Hand it to its slot; as any other attempt, if the slot may not begin it any more."""
+        dispatch, state = self._dispatch, self._state
+        attempt.claimed, attempt.submitted_at = claimed, state.monotonic()
+        state.add_held([attempt])
+        self._give_back(attempt)
+        if dispatch.worker != worker or state.closed:
+            state.held.pop(self._key_of(attempt), None)  # whoever reclaims from that worker has it
+            return
+        head = LaneHead(*LANE_OF(claimed), 0)
+        if self._claims() and not self._lapsed() and dispatch.planner.serves(head):
+            state.started_here.append(claimed)
+            dispatch.feeder.start_at_once(attempt)
+            state.nudge()
+        else:
+            state.report(attempt, released(attempt, state.now()))
+
+    def _give_back(self, attempt: Attempt) -> None:
+        with suppress(ValueError):  # it is given back
+            self._state.reserved.remove(attempt)
+
+    @staticmethod
+    def _key_of(attempt: Attempt) -> tuple[int, int]:
+        return attempt.claimed.id, attempt.claimed.claim
+
+
+def _head_of(spec: TaskSpec) -> LaneHead:
+    return LaneHead(spec.queue, spec.lane, spec.priority, 0)
+
+
+def _reservation(spec: TaskSpec) -> Claimed:
+    """A claim as far as plans and caps read it; it has no id yet."""
+    return _BLANK._replace(queue=spec.queue, lane=spec.lane, priority=spec.priority, kind=spec.kind)
