@@ -131,7 +131,8 @@ test: setup emulator machine
 
 # Daemons, and what ends them; browsers; examples as they stand. Many of them wait for each other.
 programs: setup emulator machine
-	$(PYTEST) -n $(JOBS) --dist worksteal -m "$(TESTS) and programs" $(EVERY_DATABASE) $(PYTEST_ARGS)
+	$(PYTEST) -n $(JOBS) --dist worksteal -m "$(TESTS) and programs" $(EVERY_DATABASE) \
+	  $(or $(PYTEST_ARGS),$$(PYTHONPATH=tests $(PY) -m support.session))
 
 test-both:
 	$(MAKE) test programs DATABASES=both

@@ -103,7 +103,7 @@ def is_of_programs(item: pytest.Item) -> bool:
 
 
 def _takes_browser(item: pytest.Item) -> bool:
-    return "browser" in getattr(item, "fixturenames", ())
+    return "browser" in getattr(item, "fixturenames", ()) and item.path.parent.name == "console"
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -209,3 +209,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Any:
         return (yield)
     finally:
         os.close(room)
+
+
+if __name__ == "__main__":  # where make programs has to look
+    print(*(f"tests/{one}" for one in (*OF_PROGRAMS, "console")))
