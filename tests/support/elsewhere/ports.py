@@ -193,6 +193,7 @@ def of_tasks(place: Path) -> None:
         else:
             refused(lambda: jobs.register(apart), ConfigError, ISOLATION)
     if PLATFORM != "linux":
+        jobs.register(apart)  # as programs do that only store tasks
         refused(jobs.start, ConfigError, ISOLATION)
     jobs.close()
 
