@@ -342,6 +342,9 @@ def main() -> None:
         named = [] if who == "versions" else [[*key, list(functions)] for key, functions in works_of(who).items()]
         print(versions() if who == "versions" else json.dumps(named))
         return
+    if sys.argv[1:2] == ["graphs"]:
+        importlib.import_module("graphs").main(sys.argv[2:])
+        return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=None, help="measured rounds (default 5; 1 if --quick)")
     parser.add_argument("--minutes", type=float, default=30, help="no round is begun that would not end by then")

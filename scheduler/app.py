@@ -35,12 +35,14 @@ from scheduler.forking import after_fork, leave_to_parent
 from scheduler.model.dead_letter import DeadLetter
 from scheduler.model.defaults import (
     DRAIN,
+    IN_TURN,
     LEASE,
     MISFIRE_GRACE,
     NO_SLOT,
     POOL_SLOTS,
     PROCESS_GRACE,
     RETENTION,
+    SHORT_FIRST,
     UNMOVED_AFTER,
 )
 from scheduler.model.limits import parse_size
@@ -90,9 +92,10 @@ class Scheduler(
     ``ctx.state`` in handlers. ``settings``: sections of the configuration for the built-in tasks. ``pools``:
     (thread slots, async slots) by name. ``lease``, ``drain``, ``misfire_grace``: seconds. ``default_timeout``:
     seconds that an attempt of a task without a timeout may take, 0: for ever. ``unmoved_after``: seconds after which an
-    attempt without a timeout or a heartbeat that does not move is named as a problem, 0: never. ``retention``: seconds
-    by success, failed, outcomes, events, results, keys, audit, stats; and by dead, cancelled, skipped, which stay as
-    long as failed where they are not given. ``rollups``: keep the numbers of :meth:`stats`.
+    attempt without a timeout or a heartbeat that does not move is named as a problem, 0: never. ``graphs``:
+    "short-first" starts tasks of short graphs before those of long ones, in the queues ``graphs_in``.
+    ``retention``: seconds by success, failed, outcomes, events, results, keys, audit, stats; and by dead, cancelled,
+    skipped, which stay as long as failed where they are not given. ``rollups``: keep the numbers of :meth:`stats`.
     ``notify``: wake idle workers of other processes at once; without it they poll, once a second.
     ``metrics``: keep this worker's own metrics, for Prometheus or OpenTelemetry. ``otel``: trace tasks with
     OpenTelemetry, with these settings of ``[otel]`` (endpoint, ratio, parent, service, slow, settle, logs, metrics);
@@ -124,6 +127,8 @@ class Scheduler(
         max_concurrent_tasks: int = 0,
         default_timeout: float = 0.0,
         unmoved_after: float = UNMOVED_AFTER,
+        graphs: str = IN_TURN,
+        graphs_in: Iterable[str] = ("*",),
         timezone: str = "UTC",
         misfire_grace: float = MISFIRE_GRACE,
         retention: Mapping[str, float] | None = None,
@@ -176,6 +181,7 @@ class Scheduler(
             metrics=bool(metrics) or (self._otel is not None and self._otel.metrics),
             processes=_processes(processes, process_grace, recycle_tasks, recycle_memory, child_state),
             any_executor=bool(any_executor),
+            short_first=_short_first(graphs, graphs_in),
         )
         self._tracing: Tracing | None = None
         self._caller = TaskSubmitter(
@@ -618,10 +624,17 @@ def _processes(
     return ProcessOptions(count, _positive(grace, "process_grace"), recycle_tasks, memory, state)
 
 
-def _queues(given: Iterable[str]) -> tuple[str, ...]:
+def _short_first(graphs: str, queues: Iterable[str]) -> tuple[str, ...]:
+    if graphs not in (IN_TURN, SHORT_FIRST):
+        raise ConfigError(f"graphs must be {IN_TURN} or {SHORT_FIRST}, not {graphs!r:.80}")
+    named = _queues(queues, "graphs_in")
+    return named if graphs == SHORT_FIRST else ()
+
+
+def _queues(given: Iterable[str], what: str = "queues") -> tuple[str, ...]:
     queues = () if isinstance(given, str) else tuple(given)  # a text is iterable, too: each letter would be a queue
     if not queues or not all(isinstance(name, str) and (name == "*" or is_name(name)) for name in queues):
-        raise ConfigError(f'queues must be a list of names, or ["*"] for all, not {given!r:.80}')
+        raise ConfigError(f'{what} must be a list of names, or ["*"] for all, not {given!r:.80}')
     return queues
 
 

@@ -36,11 +36,11 @@ HOUSE: tuple[frozenset[str], ...] = (
 STORE: tuple[frozenset[str], ...] = (
     frozenset({"schema"}),
     frozenset({"db"}),
-    frozenset({"audit", "broken_rows", "predicates", "unknown"}),
+    frozenset({"audit", "broken_rows", "predicates", "rollups", "unknown"}),
     frozenset({"alerts", "bulks", "console_sessions", "durable", "masks", "pauses", "settings", "views"}),
     frozenset({"graph"}),
     frozenset({"tasks"}),
-    frozenset({"rollups", "workers"}),
+    frozenset({"workers"}),
     frozenset({"fleet_starts"}),
     frozenset({"inbox_order", "outbox", "reaper", "requests"}),
     frozenset({"inbox"}),

@@ -23,6 +23,8 @@ from scheduler import ConfigError, Scheduler
         ("max_concurrent_tasks must be a whole number of at least 0, not -1", {"max_concurrent_tasks": -1}),
         ("max_concurrent_tasks must be a whole number of at least 0, not 'x'", {"max_concurrent_tasks": "x"}),
         ("misfire_grace must be a number of seconds of at least 1, not 0", {"misfire_grace": 0}),
+        ("graphs must be in-turn or short-first, not 'fast'", {"graphs": "fast"}),
+        ("graphs_in must be a list of names", {"graphs": "short-first", "graphs_in": "etl"}),
         ("log_attempts must be notable or all, not 'some'", {"log_attempts": "some"}),
         ("pool high must be", {"pools": {"high": 5}}),
         ("no pool has a slot", {"pools": dict.fromkeys(("high", "medium", "low"), (0, 0))}),

@@ -82,6 +82,11 @@ class Worker(Section, frozen=True):
     # After so long without a move, an attempt of a kind without timeout and `stall_after` is named as a problem;
     # nothing ends it. 0: never.
     unmoved_after: Duration = UNMOVED_AFTER
+    # Which ready tasks of equal priority start first. `in-turn`: kinds in turn, the oldest task of each; `short-first`:
+    # those of [graphs with little work](../guides/nightly-graphs.md#many-graphs-at-once-short-ones-first).
+    graphs: Literal["in-turn", "short-first"] = "in-turn"
+    # The queues for which `graphs` holds; `*` is all.
+    graphs_in: tuple[str, ...] = ("*",)
     # The daemon ends with status 75, to be started again, once handlers that hang have taken every thread, or every
     # coroutine, of a pool; see [systemd](../guides/systemd.md#handlers-that-hang).
     restart_when_hung: bool = False

@@ -36,6 +36,8 @@ def scheduler_options(config: Config) -> dict[str, Any]:
         "max_concurrent_tasks": config.worker.max_concurrent_tasks,
         "default_timeout": config.worker.default_timeout,
         "unmoved_after": config.worker.unmoved_after,
+        "graphs": config.worker.graphs,
+        "graphs_in": config.worker.graphs_in,
         "timezone": config.schedules.timezone,
         "misfire_grace": config.schedules.misfire_grace,
         "retention": {n: s for n, s in msgspec.structs.asdict(config.retention).items() if s is not None},

@@ -35,6 +35,7 @@ class EngineOptions(NamedTuple):
     after so long an attempt that does not move is published; 0: never. ``rollups``: keep numbers of attempts.
     ``any_executor``: run tasks that name an executor, too.
     ``executor``: run tasks that name this one, too; ``job``: its job that this worker is.
+    ``short_first``: the queues of which to start short graphs first.
     ``metrics``: keep this worker's own metrics, see ``telemetry/registry.py``.
     """
 
@@ -57,3 +58,8 @@ class EngineOptions(NamedTuple):
     any_executor: bool = False
     executor: str | None = None
     job: str = ""
+    short_first: tuple[str, ...] = ()
+
+    def starts_short_first(self, queue: str) -> bool:
+        """Whether short graphs of this queue go first."""
+        return "*" in self.short_first or queue in self.short_first

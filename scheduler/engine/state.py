@@ -404,6 +404,7 @@ class EngineState:
             job=options.job,
             scale=None,
             schema=self.made_for,
+            short_first=options.short_first,
         )
 
     def _orphaned_attempts(self) -> tuple[OrphanedAttempts, ...]:

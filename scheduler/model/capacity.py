@@ -112,7 +112,8 @@ class Capacity(msgspec.Struct, frozen=True, omit_defaults=True):
     that may hang; ``begun``: the file on its host that says which handlers have begun; ``lease_needed``: the database
     is too far away for its lease, so it claims nothing until that has so many seconds; ``troubles``: what is wrong with
     the sources and sinks of its process; ``job``: the executor's job that it is; ``scale``: of an executor that starts
-    workers; ``schema``: of the database that its program was made for, '': an older one did not say.
+    workers; ``schema``: of the database that its program was made for, '': an older one did not say;
+    ``short_first``: the queues of which it starts short graphs first.
     """
 
     high: tuple[int, int] = (0, 0)
@@ -130,11 +131,16 @@ class Capacity(msgspec.Struct, frozen=True, omit_defaults=True):
     job: str = ""
     scale: Scale | None = None
     schema: str = ""
+    short_first: tuple[str, ...] = ()
 
     @property
     def pools(self) -> dict[str, tuple[int, int]]:
         """(thread slots, async slots) by the pool's name."""
         return {name: getattr(self, name) for name in POOLS}
+
+    def starts_short_first(self, queue: str) -> bool:
+        """Whether it starts the short graphs of this queue first."""
+        return "*" in self.short_first or queue in self.short_first
 
     def pool(self, priority: int) -> tuple[int, int]:
         """(thread slots, async slots) of this priority's pool."""

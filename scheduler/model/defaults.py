@@ -19,6 +19,7 @@ RETENTION: Mapping[str, float] = {
 }
 LEASE = 30.0
 UNMOVED_AFTER = 600.0  # seconds
+IN_TURN, SHORT_FIRST = "in-turn", "short-first"  # the order of graphs
 DRAIN = 30.0
 PROCESS_GRACE = 5.0
 MISFIRE_GRACE = 60.0

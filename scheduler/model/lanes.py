@@ -1,29 +1,36 @@
 """Lanes: the partitions of ready tasks. A lane is a kind, or a kind and a concurrency key; marks in front say more.
 
 ``!`` marks a task in quarantine. ``@NAME`` marks tasks that an executor places: workers leave their lanes alone.
-``#NN`` marks tasks with a rank: of the lanes of one priority those with the highest rank go first. ``~KEY`` marks tasks
-with a fairness key, with the weight of the task behind it unless that is 1. The marks stand in this order.
+``#NN`` marks tasks with a rank: of the lanes of one priority those with the highest rank go first. ``%NN`` marks tasks
+of a graph by its work: they go as if they had come so much later. ``~KEY`` marks tasks with a fairness key, with the
+weight of the task behind it unless that is 1. The marks stand in this order.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
+from math import log
 from typing import NamedTuple, TypeGuard
 
 from scheduler.errors import ConfigError, PayloadError
 from scheduler.model.names import check_text
 
 LANE_SEPARATOR = "\x1f"
+MILLISECOND = 1000
+WAIT_FOR_WORK = 30  # a graph is taken to have come later by so many times its work, divided by the slots
 QUARANTINE_LANE = "!"  # no kind and no executor begins with a mark
 PLACED_LANE = "@"
 RANKED_LANE = "#"
+SIZED_LANE = "%"
 FAIR_LANE = "~"
 MAX_RANK = 33  # and -33 the lowest; so three priorities have the 201 ranks of Django's tasks
 MAX_FAIRNESS_KEY = 64
 WEIGHTS = (0.001, 1000.0)  # least, most
-_MARKS = (QUARANTINE_LANE, PLACED_LANE, RANKED_LANE, FAIR_LANE)
+_MARKS = (QUARANTINE_LANE, PLACED_LANE, RANKED_LANE, SIZED_LANE, FAIR_LANE)
 _RANK_LENGTH = len("#NN") + len(LANE_SEPARATOR)
+_SIZE_LENGTH = _RANK_LENGTH
 WEIGHT_SEPARATOR = "\x1e"
+SIZE_STEP, LARGEST_SIZE = 4, 20  # each size is a delay of so many times that of the one before, the first a millisecond
 
 
 class Fairness(NamedTuple):
@@ -34,12 +41,13 @@ class Fairness(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """``marks``: of quarantine, executor and rank, as they stand in front; ``base``: the lane without any mark;
-    ``turn``: see :func:`without_key`."""
+    """``marks``: of quarantine, executor, rank and size, as they stand in front; ``size``: None without one; ``base``:
+    the lane without any mark; ``turn``: see :func:`without_key`."""
 
     marks: str
     executor: str | None
     rank: int
+    size: int | None
     fairness: Fairness
     base: str
     kind: str
@@ -49,18 +57,21 @@ class Parts(NamedTuple):
 @lru_cache(16_384)
 def parts_of(lane: str) -> Parts:
     """A lane in its parts."""
-    rest, executor, rank, fairness = lane.lstrip(QUARANTINE_LANE), None, 0, _NO_FAIRNESS
+    rest, executor, rank, size, fairness = lane.lstrip(QUARANTINE_LANE), None, 0, None, _NO_FAIRNESS
     if rest[:1] == PLACED_LANE:
         executor, _, rest = rest[1:].partition(LANE_SEPARATOR)
     if rest[:1] == RANKED_LANE:
         rank, rest = MAX_RANK - int(_number(rest[1:3], MAX_RANK)), rest[_RANK_LENGTH:]
+    before = lane[: len(lane) - len(rest)]
+    if rest[:1] == SIZED_LANE:
+        size, rest = min(int(_number(rest[1:3], 0)), LARGEST_SIZE), rest[_SIZE_LENGTH:]
     marks = lane[: len(lane) - len(rest)]
     if rest[:1] == FAIR_LANE:
         mark, _, rest = rest[1:].partition(LANE_SEPARATOR)
         key, _, weight = mark.partition(WEIGHT_SEPARATOR)
         fairness = Fairness(key, _number(weight, 1.0) or 1.0)
     kind = rest.partition(LANE_SEPARATOR)[0]
-    return Parts(marks, executor, rank, fairness, rest, kind, marks + kind)
+    return Parts(marks, executor, rank, size, fairness, rest, kind, before + kind)
 
 
 _NO_FAIRNESS = Fairness()
@@ -98,6 +109,29 @@ def with_rank(rank: int, lane: str) -> str:
 def rank_of(lane: str) -> int:
     """The rank of the tasks of this lane: of one priority the highest goes first."""
     return parts_of(lane).rank if lane[:1] in _MARKS else 0
+
+
+def size_of(delay: float) -> int:
+    """The size whose delay is the nearest to this one (microseconds)."""
+    return min(max(0, round(log(max(delay, 1.0) / MILLISECOND, SIZE_STEP))), LARGEST_SIZE)
+
+
+def sized_lane(size: int | None, lane: str) -> str:
+    """The lane of tasks of a graph of this size; ``lane``: perhaps with a rank and another size."""
+    parts = parts_of(lane)
+    if size == parts.size:
+        return lane
+    before = parts.marks if parts.size is None else parts.marks[:-_SIZE_LENGTH]
+    mark = "" if size is None else f"{SIZED_LANE}{size:02}{LANE_SEPARATOR}"
+    return f"{before}{mark}{lane[len(parts.marks) :]}"
+
+
+def delay_of(lane: str) -> int | None:
+    """How much later than it did each task of this lane is taken to have come (microseconds); None: no graph's."""
+    if lane[:1] not in _MARKS:
+        return None
+    size = parts_of(lane).size
+    return None if size is None else MILLISECOND * SIZE_STEP**size
 
 
 def check_fairness_key(key: object) -> str:
@@ -140,23 +174,23 @@ def fair_lane(lane: str, key: str | None = None, weight: float | None = None) ->
 
 
 def inherited_lane(lane: str, causes: str) -> str:
-    """The lane of a task that a handler makes, with the fairness key and the weight of the handler's own task; the
-    task's own stay."""
+    """The lane of a task that a handler makes: in the graph of the handler's own task, and with its fairness key and
+    weight; the task's own stay."""
     if causes[:1] not in _MARKS:
         return lane
-    theirs, own = fairness_of(causes), fairness_of(lane)
-    if own.key or not theirs.key:
-        return lane
-    return fair_lane(lane, theirs.key, theirs.weight if own.weight == 1 else own.weight)
+    theirs, own = parts_of(causes), fairness_of(lane)
+    if theirs.fairness.key and not own.key:
+        lane = fair_lane(lane, theirs.fairness.key, theirs.fairness.weight if own.weight == 1 else own.weight)
+    return lane if theirs.size is None else sized_lane(theirs.size, lane)
 
 
 def derived_lane(lane: str, before: str) -> str:
     """The lane that a new payload makes of a task whose lane was ``before``, without marks of quarantine and executor:
-    it keeps its rank, and its fairness key where the payload makes none."""
+    it keeps its rank and size, and its fairness key where the payload makes none."""
     own, theirs = fairness_of(lane), fairness_of(before)
     if not own.key or own.key == theirs.key:
         lane = fair_lane(lane, *theirs)
-    return with_rank(rank_of(before), lane)
+    return sized_lane(parts_of(before).size, with_rank(rank_of(before), lane))
 
 
 def executor_of(lane: str) -> str | None:

@@ -37,6 +37,8 @@ recycle_memory = "512M"
 max_concurrent_tasks = 12
 default_timeout = "2h"
 unmoved_after = "20m"
+graphs = "short-first"
+graphs_in = ["etl"]
 restart_when_hung = true
 [pools.high]
 slots = 4

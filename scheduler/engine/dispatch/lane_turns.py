@@ -13,7 +13,7 @@ from heapq import heapify, heapreplace
 from types import MappingProxyType
 
 from scheduler.engine.dispatch.lanes import Turn, turn_of
-from scheduler.model.lanes import Parts, fairness_of, parts_of
+from scheduler.model.lanes import Parts, delay_of, fairness_of, parts_of
 from scheduler.store.tasks.claim import LANE_OF, Claimed, LaneClaim, LaneHead
 
 MAX_REMEMBERED_LANES = 4096  # when each was last looked at; an older one goes first, like a new one
@@ -167,8 +167,15 @@ class LaneTurns:
         return made
 
     def _by_last_look(self, heads: Iterable[LaneHead]) -> list[LaneHead]:
+        """Those of graphs with a size by that and their age."""
         looked_at = self._looked_at
-        return sorted(heads, key=lambda head: looked_at.get((head.queue, head.lane, head.priority), 0))
+
+        def turn(head: LaneHead) -> tuple[int, int]:
+            delay = delay_of(head.lane)
+            last = looked_at.get((head.queue, head.lane, head.priority), 0)
+            return (0, last) if delay is None else (head.run_at + delay, last)
+
+        return sorted(heads, key=turn)
 
     def _step(self, parts: Parts) -> float:
         """How far a start of a lane moves its key on."""

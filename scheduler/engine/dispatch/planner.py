@@ -20,8 +20,18 @@ from scheduler.engine.dispatch.limits import Admission, Limits
 from scheduler.engine.fair_rotation import FairRotation
 from scheduler.engine.slots import Slots, waiting_since
 from scheduler.engine.state import EngineState
-from scheduler.model.lanes import QUARANTINE_LANE, base_lane, executor_of, kind_of, rank_of
+from scheduler.model.lanes import (
+    QUARANTINE_LANE,
+    WAIT_FOR_WORK,
+    base_lane,
+    delay_of,
+    executor_of,
+    fairness_of,
+    kind_of,
+    rank_of,
+)
 from scheduler.model.registry import PROCESS, SlotKey
+from scheduler.ports import SECOND
 from scheduler.store.tasks import claim as claims
 from scheduler.store.tasks.claim import LaneClaim, LaneHead
 
@@ -34,9 +44,11 @@ SUSPECT_ALONE_S = 10.0  # how long a suspect runs alone; younger attempts do not
 LANES_LOOKED_AT = 8  # of a limited kind in one plan, and two for each free slot; more if these are full
 BATCH_BOUNDS = (100, 256)  # tasks in one cycle: least, most
 MAX_BATCHES_AHEAD = 2  # one runs while the other is recorded
+FEW_STARTS = 16  # fewer go to the lanes with the shortest graphs first
 SHORT_TASK_S = 0.0005  # one thread runs shorter tasks faster than eight
 PRIORITIES = (0, 1, 2)
 Share = Callable[[Sequence[LaneHead], int], dict[LaneHead, int]]
+PlaceOf = Callable[[LaneHead], float | None]
 
 
 class PoolShare(NamedTuple):
@@ -197,7 +209,27 @@ class ClaimPlanner:
             pools = [*first, *(priority for priority in PRIORITIES if priority not in first)]
         taken = Counter(map(_SLOT_KEY_OF, held))
         room = self._capacity(held, taken, self._in_processes(ordinary, taken))
-        return allocate(ordinary, room, budget, self._rotation, self.batch, pools, self.turns.share)
+        return allocate(
+            ordinary,
+            room,
+            budget,
+            self._rotation,
+            self.batch,
+            pools,
+            self.turns.share,
+            self._place if engine_state.options.short_first else None,
+        )
+
+    def _place(self, head: LaneHead) -> float | None:
+        """The time by which a lane goes among those of its queue where short graphs go first; None: it takes turns."""
+        if not self.engine_state.options.starts_short_first(head.queue) or fairness_of(head.lane).key:
+            return None
+        delay: float | None = delay_of(head.lane)
+        if delay is None:  # a graph of one task
+            mean = self.engine_state.means.get(kind_of(head.lane), 0.0)
+            slots = self.slots.get((head.priority, self.slot_type_of(head)))
+            delay = WAIT_FOR_WORK * mean * SECOND / max(1, slots.size if slots is not None else 1)
+        return head.run_at + delay
 
     def slot_type_of(self, head: LaneHead) -> int:
         """The slot type for this lane. Suspects run in child processes, where a crash harms no other task."""
@@ -281,7 +313,7 @@ class ClaimPlanner:
             free = slots.size + ahead - taken[slot_key]
             if slot_key[1] == PROCESS and not ahead:
                 free = min(free, in_processes[pool])
-            if free < 0 < moving and waiting_since(slots) >= horizon:
+            if free < 0 < moving and waiting_since(slots) >= horizon and self._place(head) is None:
                 # The line is longer than the slots, and moves: what quick kinds have ahead keeps no other kind out.
                 own = sum(1 for a in held if a.kind is kind and a.slot_key == slot_key)
                 free = max(free, max(1, slots.size // 2) - own)
@@ -298,19 +330,21 @@ def allocate(
     most: int,
     pools: Sequence[int] = PRIORITIES,
     share: Share = evenly,
+    place: PlaceOf | None = None,
 ) -> Plan:
     """Share free slots out over the due lanes, within a priority evenly over their kinds. Pure.
 
     ``room(pool, head)``: how many more of this lane's tasks the pool can take, running and ahead; ``budget``: over all
     pools; ``rotation``: grows by one each cycle, so that no kind is always first; ``most``: for one pool; ``pools``: in
-    the order in which they take of the budget; ``share``: shares starts out over the lanes of a kind.
+    the order in which they take of the budget; ``share``: shares starts out over the lanes of a kind; ``place``: of the
+    lanes that have one those of a queue take their kinds' turns as one, the lowest first.
     """
     shares: dict[tuple[str, str, int], list[PoolShare]] = {}
     counts: dict[LaneHead, int] = {}
     for pool in pools:
         for priority in [pool, *range(pool)]:
             lanes = [h for h in heads if h.priority == priority]
-            taken = _share_out(lanes, pool, room, min(budget, most), rotation, share)
+            taken = _share_out(lanes, pool, room, min(budget, most), rotation, share, place)
             for head, count in taken.items():
                 key = (head.queue, head.lane, head.priority)
                 shares.setdefault(key, []).append(PoolShare(pool, count))
@@ -329,22 +363,60 @@ def _share_out(
     budget: int,
     rotation: int,
     share: Share,
+    place: PlaceOf | None,
 ) -> dict[LaneHead, int]:
-    """By rank first; then evenly over the kinds, then over the lanes of each."""
+    """By rank first; then evenly over the kinds, then over the lanes of each, or over those that have a place."""
     taken: dict[LaneHead, int] = {}
     if not lanes or budget <= 0:
         return taken
     ranks: dict[int, dict[Turn, list[LaneHead]]] = {}
+    places: dict[LaneHead, float] = {}
     for head in lanes:
-        ranks.setdefault(rank_of(head.lane), {}).setdefault(turn_of(head), []).append(head)
+        turn = turn_of(head)
+        if place is not None and (at := place(head)) is not None:
+            places[head] = at
+            turn = (head.queue, head.priority, "")  # no kind's
+        ranks.setdefault(rank_of(head.lane), {}).setdefault(turn, []).append(head)
+    rooms: dict[Turn, int] = {}
+
+    def room_of(head: LaneHead) -> int:
+        turn = turn_of(head)
+        if turn not in rooms:
+            rooms[turn] = room(pool, head)
+        return rooms[turn]
+
     used = 0
     for rank in sorted(ranks, reverse=True):
         in_turn = list(ranks[rank].values())
         start = rotation % len(in_turn)
-        for index, heads in enumerate(in_turn[start:] + in_turn[:start]):
-            free = min(room(pool, heads[0]) - used, budget - used)
+        kinds = [len(set(map(turn_of, heads))) if heads[0] in places else 1 for heads in in_turn]
+        left = sum(kinds)
+        for index in (*range(start, len(in_turn)), *range(start)):
+            heads = in_turn[index]
+            if heads[0] in places:
+                heads = [head for head in sorted(heads, key=places.__getitem__) if room_of(head) > used]
+            free = min(room_of(heads[0]), budget) - used if heads else 0
             if free > 0:
-                fair = -(-free // (len(in_turn) - index))
-                taken |= share(heads, fair)
+                fair = -(-free * kinds[index] // left)
+                taken |= _by_place(heads, fair, room_of, used) if heads[0] in places else share(heads, fair)
                 used += fair
+            left -= kinds[index]
+    return taken
+
+
+def _by_place(
+    heads: Sequence[LaneHead], number: int, room_of: Callable[[LaneHead], int], used: int
+) -> dict[LaneHead, int]:
+    """Half of the starts to the first lane, half of the rest to the next: how many tasks a lane has is not known, and
+    what one lane leaves is not to stay free. Many are mostly quick ones ahead of the slots, so every lane gets some."""
+    shares = evenly(heads, number) if number > FEW_STARTS else {}
+    taken: dict[LaneHead, int] = {}
+    given = 0
+    for head in heads:
+        most = min(number, room_of(head) - used) - given
+        if most > 0:
+            taken[head] = min(most, shares.get(head, -(-most // 2)))
+            given += taken[head]
+        if given == number:
+            break
     return taken

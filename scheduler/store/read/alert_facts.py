@@ -16,9 +16,9 @@ from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import CLAIMABLE, ended_as
 from scheduler.store.read.ready import cause_of, first_of, ready_since
-from scheduler.store.read.stats import FINISHED, stats
+from scheduler.store.read.stats import stats
 from scheduler.store.read.workers import Fleet, read_fleet
-from scheduler.store.rollups import floor
+from scheduler.store.rollups import FINISHED, floor
 from scheduler.store.tasks.claim import LaneHead, lane_heads
 
 MAX_DEAD = 10_000  # the newest dead letters that are looked at, and those next to be removed

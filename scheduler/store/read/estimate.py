@@ -1,4 +1,4 @@
-"""How long kinds run, as the rollups say, and when a graph will have ended."""
+"""When a graph will have ended, by how long its kinds usually run."""
 
 from __future__ import annotations
 
@@ -6,55 +6,19 @@ from collections.abc import Collection
 from typing import Any
 
 from scheduler.model import state as st
-from scheduler.model.critical_path import Estimate, Expected, LeftTask, estimate
+from scheduler.model.critical_path import Estimate, LeftTask, estimate
 from scheduler.model.defaults import POOLS
 from scheduler.model.registry import PROCESS, THREAD
-from scheduler.model.rollup import DAY, HOUR, MINUTE, Histogram, Measure
 from scheduler.model.state import EdgeVerdict, TaskState, edge_verdict
-from scheduler.ports import FOREVER, SECOND
-from scheduler.store.db.dialect import bind_rows
+from scheduler.ports import FOREVER
 from scheduler.store.db.tx import Tx
 from scheduler.store.read.graph import Graph
-from scheduler.store.read.stats import FINISHED, window
 from scheduler.store.read.workers import Fleet, read_fleet
+from scheduler.store.rollups import expected
 
-DAY_US = DAY * SECOND
-LOOKED_BACK = 7 * DAY_US  # how far back usual times are read
 _CHUNK = 5_000
 
 Group = tuple[int, int]  # priority, slot type
-
-
-def expected(tx: Tx, kinds: Collection[str]) -> dict[str, Expected]:
-    """How long the attempts of these kinds took in the last day; of a kind without any, in the last seven.
-
-    Reads rollups only, those of a day where that is enough.
-    """
-    usual = _expected(tx, DAY_US, kinds)
-    missing = [kind for kind in kinds if kind not in usual]
-    return usual | _expected(tx, LOOKED_BACK, missing) if missing else usual
-
-
-_RUNS = (
-    "SELECT kind, bucket, sum(number), sum(total) FROM schedd_rollups "
-    f"WHERE span IN ({MINUTE}, {HOUR}, {DAY}) AND at >= :since AND measure = {int(Measure.RUN)} "
-    f"AND outcome IN ({', '.join(str(end.code) for end in FINISHED)}) AND kind IN {{kinds}} GROUP BY kind, bucket"
-)
-
-
-def _expected(tx: Tx, back: int, kinds: Collection[str]) -> dict[str, Expected]:
-    since, _ = window(tx.now, tx.now - back, tx.now)
-    source = f"(SELECT kind FROM {tx.dialect.rows({'kind': str})} j)"
-    found: dict[str, Histogram] = {}
-    rows = tx.rows(_RUNS.format(kinds=source), since=since, rows=bind_rows([(kind,) for kind in sorted(set(kinds))]))
-    for kind, bucket, number, total in rows:
-        found.setdefault(kind, Histogram()).add(bucket, int(number), int(total))
-    usual = {}
-    for kind, spans in found.items():
-        p50, p90 = spans.percentile(50), spans.percentile(90)
-        if p50 is not None and p90 is not None:
-            usual[kind] = Expected(round(p50 * SECOND), round(p90 * SECOND))
-    return usual
 
 
 def slots_of(fleet: Fleet, groups: Collection[Group]) -> dict[object, int]:

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from scheduler.errors import UnknownTaskError
 from scheduler.model.defaults import POOLS
+from scheduler.model.lanes import delay_of
 from scheduler.model.placement import PlacementState
 from scheduler.model.policy import TOO_LONG, TOO_SLOW
 from scheduler.model.state import TaskState
@@ -100,7 +101,15 @@ def _unended(tx: Tx, row: sa.Row[Any], state: TaskState, known: _Fleet) -> str |
     if row.run_at > tx.now:
         awaited = _awaited(tx, row.id) if state is TaskState.SUSPENDED else ""
         return f"{_later(row, state, tx.now, fleet, awaited)}{_ahead(row, tx.now)}{_paused_later(tx, row)}"
-    return f"{due_since(tx, row)}{cause_of(tx, row, fleet).words}"
+    return f"{due_since(tx, row)}{cause_of(tx, row, fleet).words}{_short_first(row)}"
+
+
+def _short_first(row: sa.Row[Any]) -> str:
+    """Its graph's place where short graphs go first; empty elsewhere."""
+    delay = delay_of(row.lane)
+    if delay is None:
+        return ""
+    return f"; short graphs go first: with the work of its graph it goes as if due {span_text(delay)} later"
 
 
 def _ended(row: sa.Row[Any], state: TaskState, now: int) -> str:

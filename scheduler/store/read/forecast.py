@@ -17,10 +17,11 @@ from scheduler.model.spec import TaskSpec
 from scheduler.model.zoned import offset_us, zone_of
 from scheduler.ports import FOREVER, SECOND
 from scheduler.store.db.tx import Tx
-from scheduler.store.read.estimate import expected, slots_of
+from scheduler.store.read.estimate import slots_of
 from scheduler.store.read.schedules import ScheduleRecord, records, upcoming
 from scheduler.store.read.unserved import unserved_schedules
 from scheduler.store.read.workers import read_fleet
+from scheduler.store.rollups import expected
 from scheduler.store.schedule_runs import GRAPH, decode_graph
 
 MAX_HOURS = 7 * 24.0

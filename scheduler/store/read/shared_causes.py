@@ -16,8 +16,8 @@ from scheduler.store.db.tx import Tx
 from scheduler.store.masks import masks
 from scheduler.store.read.dead_causes import causes
 from scheduler.store.read.history import attempts
-from scheduler.store.read.stats import FAILURES, FINISHED
-from scheduler.store.rollups import floor
+from scheduler.store.read.stats import FAILURES
+from scheduler.store.rollups import FINISHED, floor
 
 SHOWN = 5  # causes whose errors are read
 NAMED = 3  # kinds that a sentence names

@@ -6,11 +6,9 @@ from typing import NamedTuple
 
 from scheduler.model.outcome import AttemptEnd
 from scheduler.model.rollup import DAY, HOUR, MINUTE, Histogram, Measure
-from scheduler.ports import SECOND
 from scheduler.store.db.tx import Tx
-from scheduler.store.rollups import HOURS_KEPT, MINUTES_KEPT, floor
+from scheduler.store.rollups import FINISHED, window
 
-FINISHED = (AttemptEnd.SUCCEEDED, AttemptEnd.FAILED, AttemptEnd.RETRIED, AttemptEnd.DEAD)
 FAILURES = (*FINISHED[1:], AttemptEnd.LOST)
 _READ = (
     "SELECT kind, outcome, measure, bucket, sum(number) AS number, sum(total) AS total FROM schedd_rollups "
@@ -55,18 +53,6 @@ class StatsRecord(NamedTuple):
     until: int
     total: Numbers
     kinds: dict[str, Numbers]
-
-
-def window(now: int, since: int, until: int) -> tuple[int, int]:
-    """The time whose numbers are there: widened to whole minutes, or to the hours or days that old ones are kept in."""
-
-    def span_at(at: int) -> int:
-        if at >= floor(now - MINUTES_KEPT * SECOND, HOUR):
-            return MINUTE
-        return HOUR if at >= floor(now - HOURS_KEPT * SECOND, DAY) else DAY
-
-    end = floor(until - 1, span_at(until)) + span_at(until) * SECOND
-    return floor(since, span_at(since)), min(max(until, now), end)
 
 
 def stats(tx: Tx, since: int, until: int, *, kind: str | None = None, queue: str | None = None) -> StatsRecord:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import sqlalchemy as sa
 
 from scheduler.model import state as st
-from scheduler.model.lanes import kind_of, rank_of
+from scheduler.model.lanes import delay_of, kind_of, rank_of
 from scheduler.store.db import migrate
 from scheduler.store.db.dialect import PostgreSQL, SQLite, bind_rows, fence
 from scheduler.store.db.statements import Columns, run_over
@@ -265,8 +265,11 @@ def claim(
         if start:
             start.update((_LANE_OF_ROW(row), (row[_RUN_AT], row[0])) for row in rows)
         claimed = [_new(Claimed, row + _NOTHING_RARE) for row in rows]
-    if len(picks) > 1 and any(rank_of(pick.lane) for pick in picks):
-        claimed.sort(key=_rank_from_first)
+    if len(picks) > 1:
+        if any(delay_of(pick.lane) is not None for pick in picks):
+            claimed.sort(key=_place)
+        if any(rank_of(pick.lane) for pick in picks):
+            claimed.sort(key=_rank_from_first)
     return _completed(tx, claimed)
 
 
@@ -291,6 +294,10 @@ def _claim_few(tx: Tx, worker: int, picks: Sequence[LaneClaim]) -> list[Claimed]
 
 def _rank_from_first(claimed: Claimed) -> int:
     return -rank_of(claimed.lane)
+
+
+def _place(claimed: Claimed) -> int:
+    return claimed.run_at + (delay_of(claimed.lane) or 0)
 
 
 def claim_one(tx: Tx, worker: int, pick: LaneClaim, above: int = 0) -> list[Claimed]:

@@ -22,7 +22,7 @@ from scheduler.store.db.dialect import Dialect, bind_rows
 from scheduler.store.db.django_connection import is_django, on_django
 from scheduler.store.db.statements import SQL_TYPES, Across, insert
 from scheduler.store.db.tx import Tx
-from scheduler.store.graph import debug_log
+from scheduler.store.graph import debug_log, sizes
 from scheduler.store.graph.cycles import lock_graph, refuse_cycle
 from scheduler.store.graph.release import release
 from scheduler.store.tasks import keys
@@ -238,6 +238,7 @@ class _Batch:
         wanted = sorted({e.parent for spec in self.specs for e in spec.edges if not e.local})
         if wanted:
             self.parents = read_parents(self.tx, wanted)
+        sizes.mark(self.tx, self.specs)
         self._reserve_ids()
         keyed = [
             (spec.kind, spec.key, rank, i) for rank, i in enumerate(order) if (spec := self.specs[i]).key is not None

@@ -19,6 +19,7 @@ from scheduler.model.lanes import (
     PLACED_LANE,
     QUARANTINE_LANE,
     RANKED_LANE,
+    SIZED_LANE,
     base_lane,
     is_weight,
     kind_of,
@@ -254,7 +255,7 @@ _HOLDING = "SELECT id FROM w WHERE id IS NOT NULL"
 # Tasks under one cap may be in lanes with marks, of which many are possible: from one such lane that a worker holds to
 # the next. Lanes that begin with one mark stand side by side in the index, unless the database's collation passes over
 # marks: then all lanes that workers hold are looked at.
-_STARTS = (QUARANTINE_LANE, PLACED_LANE, RANKED_LANE, FAIR_LANE)
+_STARTS = (QUARANTINE_LANE, PLACED_LANE, RANKED_LANE, SIZED_LANE, FAIR_LANE)
 _ORDERLY = " AND ".join(f"('{mark}b' < 'a') = ('{mark}a' < 'z')" for mark in _STARTS)
 _HELD_LANES = "t.worker = {worker} AND t.state >= 4 AND t.state <= 5"
 _HELD = f"""{_HOLDERS}, m(mark) AS (

@@ -9,9 +9,10 @@ import pytest
 from scheduler import ConfigError, RetryPolicy
 from scheduler.model.demand import Use, collisions, load
 from scheduler.ports import SECOND
-from scheduler.store.read.estimate import expected, graph_estimate
+from scheduler.store.read.estimate import graph_estimate
 from scheduler.store.read.forecast import MAX_FIRES, Forecast, forecast, group_text
 from scheduler.store.read.graph import graph
+from scheduler.store.rollups import expected
 from support.bench import Bench, Soft, Step
 
 HOUR = 3600 * SECOND
