@@ -18,7 +18,7 @@ class _PageMask(task_masks.TaskMask):
 
     def value(self, value: Any) -> Any:
         """Headers, results, checkpoints and the like."""
-        return _exact(super().value(value))
+        return exact(super().value(value))
 
 
 class TaskMasks(task_masks.TaskMasks):
@@ -29,7 +29,7 @@ class TaskMasks(task_masks.TaskMasks):
 
 def masked(value: Any) -> Any:
     """The same with ``***`` for each value with a secret's name, and without the passwords of URLs."""
-    return _exact(task_masks.masked(value))
+    return exact(task_masks.masked(value))
 
 
 def masked_json(text: str | None, schema: Mapping[str, Any] | None = None) -> Any:
@@ -37,11 +37,12 @@ def masked_json(text: str | None, schema: Mapping[str, Any] | None = None) -> An
     return _PageMask(Mask(schema) if schema else None, (text,)).payload(text)
 
 
-def _exact(value: Any) -> Any:
+def exact(value: Any) -> Any:
+    """The same with integers that a script would round as texts."""
     if isinstance(value, dict):
-        return {name: _exact(inner) for name, inner in value.items()}
+        return {name: exact(inner) for name, inner in value.items()}
     if isinstance(value, list):
-        return [_exact(inner) for inner in value]
+        return [exact(inner) for inner in value]
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 2**53:
         return str(value)  # JavaScript would round it
     return value

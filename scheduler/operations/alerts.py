@@ -10,11 +10,11 @@ from scheduler.errors import ConfigError
 from scheduler.model.alerts import Alert, Silence
 from scheduler.model.nearest import nearest
 from scheduler.operations.desk import Desk
+from scheduler.operations.masks import masked, masked_text
 from scheduler.store import alerts as store
 from scheduler.store import audit
 from scheduler.store.alerts import Delivery as Delivery
 from scheduler.store.alerts import SilenceRecord as SilenceRecord
-from scheduler.store.alerts import history as history
 from scheduler.store.alerts import new_id as new_id
 from scheduler.store.db.tx import Tx
 
@@ -33,8 +33,21 @@ class AlertsNow(NamedTuple):
 
 
 def current(tx: Tx) -> AlertsNow:
-    """Alerts that are pending, firing or recovering, and what is silenced."""
-    return AlertsNow(tx.now, list(store.alerts(tx).values()), store.silences(tx), store.lease(tx).until > tx.now)
+    """Alerts that are pending, firing or recovering, and what is silenced. Without secrets that errors name."""
+    found = [
+        one._replace(text=masked_text(one.text) or "", detail=masked(dict(one.detail)))
+        for one in store.alerts(tx).values()
+    ]
+    silences = [one._replace(reason=masked_text(one.reason)) for one in store.silences(tx)]
+    return AlertsNow(tx.now, found, silences, store.lease(tx).until > tx.now)
+
+
+def history(tx: Tx, limit: int) -> list[Delivery]:
+    """Messages of the last week, newest first, at most ``limit``. Without secrets that errors name."""
+    return [
+        one._replace(title=masked_text(one.title) or "", error=masked_text(one.error))
+        for one in store.history(tx, limit)
+    ]
 
 
 def silence(

@@ -19,8 +19,8 @@ from .conftest import Ctl
 DAY = 86_400 * SECOND
 
 
-def fire(live: Bench) -> Evaluator:
-    live.die("a")
+def fire(live: Bench, error: str = "a") -> Evaluator:
+    live.die(error)
     rules = Alerts().rules
     quick = type(rules)(dead_letters=type(rules.dead_letters)(after=0.0, clear_after=0.0))
     sinks = {"ops": AlertSink(type="command", command=("true",))}
@@ -54,6 +54,19 @@ def test_what_fires_is_listed_and_silenced(ctl: Ctl, live: Bench) -> None:
     assert [(one["sink"], one["event"]) for one in sent] == [("ops", "recovered"), ("ops", "fired")]
     assert sent[0]["delivered_at"] is None
     assert ctl.json("alerts", "list") == []
+
+
+@one_database
+def test_no_secret_of_an_error_is_shown(ctl: Ctl, live: Bench) -> None:
+    error = "cannot reach postgresql://shop:hunter2@db/shop, token=hunter2"
+    fire(live, error)
+    live.jobs.database.change(lambda tx: tx.run("UPDATE schedd_alert_messages SET error = :error", error=error))
+    ctl("alerts", "silence", "dead_letters", "--kind", "Step", "--for", "2h", "--reason", "password=hunter2 is old")
+    for name in ("list", "history"):
+        for output in ("table", "json"):
+            shown = ctl("alerts", name, "-o", output)
+            assert "cannot reach postgresql://shop:***@db/shop" in shown.stdout
+            assert "hunter2" not in shown.stdout + shown.stderr
 
 
 @one_database

@@ -10,7 +10,7 @@ from scheduler.alerts.sinks.sink import SinkError
 from scheduler.client.json_views import alert_view, time
 from scheduler.config.alerts import RULES
 from scheduler.config.sources import parse_duration
-from scheduler.console.masks import masked, masked_text
+from scheduler.console.masks import exact, masked_text
 from scheduler.console.render import Done, Page
 from scheduler.console.roles import Verb
 from scheduler.console.routes import Nav, action, page
@@ -30,7 +30,7 @@ def alerts(visit: Visit) -> Page:
     with visit.read() as tx:
         seen, messages = operations.current(tx), operations.history(tx, MESSAGES)
     found = sorted(seen.alerts, key=lambda one: (one.phase is not Phase.FIRING, -one.since))
-    rows = [(one, masked_text(one.text), seen.silenced_until(one) is not None) for one in found[:SHOWN]]
+    rows = [(one, seen.silenced_until(one) is not None) for one in found[:SHOWN]]
     config = visit.site.config
     context: dict[str, Any] = {
         "rows": rows,
@@ -40,26 +40,18 @@ def alerts(visit: Visit) -> Page:
         "evaluated": seen.evaluated,
         "rules": RULES,
         "sinks": [] if config is None else list(config.alerts.sinks),
-        "masked_text": masked_text,
     }
     data = {
         "evaluated": seen.evaluated,
         "alerts": [_view(*row) for row in rows],
-        "silences": [
-            {**one._asdict(), "at": time(one.at), "until": time(one.until), "reason": masked_text(one.reason)}
-            for one in seen.silences
-        ],
-        "messages": [
-            {**one._asdict(), "at": time(one.at), "delivered_at": time(one.delivered_at)}
-            | {"title": masked_text(one.title), "error": masked_text(one.error)}
-            for one in messages
-        ],
+        "silences": [{**one._asdict(), "at": time(one.at), "until": time(one.until)} for one in seen.silences],
+        "messages": [{**one._asdict(), "at": time(one.at), "delivered_at": time(one.delivered_at)} for one in messages],
     }
     return Page("alerts.html", data, context, "schedctl alerts list")
 
 
-def _view(alert: Alert, text: str | None, silenced: bool) -> dict[str, Any]:
-    return alert_view(alert) | {"text": text, "silenced": silenced, "detail": masked(dict(alert.detail))}
+def _view(alert: Alert, silenced: bool) -> dict[str, Any]:
+    return alert_view(alert) | {"silenced": silenced, "detail": exact(dict(alert.detail))}
 
 
 @action("/alerts/silence", Verb.SILENCE)
