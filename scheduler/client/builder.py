@@ -16,6 +16,7 @@ from scheduler.client.placing_calls import PlacingCalls
 from scheduler.client.recurrence_calls import RecurrenceCalls
 from scheduler.client.submitter import TaskSubmitter
 from scheduler.errors import ConfigError, InvalidScheduleError, PayloadError
+from scheduler.model.lanes import check_fairness_key, check_weight
 from scheduler.model.parent_names import MAX_NAME
 from scheduler.model.recurrence import Recurrence
 from scheduler.model.registry import Kind, bind, bind_some, parts_of
@@ -187,7 +188,7 @@ class _Builder(PlacingCalls, RecurrenceCalls["RecurringBuilder"]):
         A text of at most 64 characters, such as a customer; by default that of the type, else that of the handler that
         schedules the task, else none. Raises PayloadError.
         """
-        set_fairness(self._spec, key)
+        set_fairness(self._spec, check_fairness_key(key))
         return self
 
     def fairness_weight(self, weight: float) -> Self:
@@ -195,7 +196,7 @@ class _Builder(PlacingCalls, RecurrenceCalls["RecurringBuilder"]):
 
         From 0.001 to 1000. A weight that is set live of the key goes before it. Raises ConfigError.
         """
-        set_fairness(self._spec, weight=weight)
+        set_fairness(self._spec, weight=check_weight(weight))
         return self
 
     def queue(self, name: str) -> Self:
