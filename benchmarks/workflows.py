@@ -1,10 +1,12 @@
-"""Shapes of published scientific workflows, with the durations of their tasks.
+"""Shapes of published scientific workflows, with durations of about the size of theirs.
 
-Montage, CyberShake, Epigenomics, Inspiral (LIGO) and SIPHT: structure and mean durations by Juve, Chervenak, Deelman,
-Bharathi, Mehta and Vahi, "Characterizing and profiling scientific workflows", Future Generation Computer Systems 29
-(2013). Seismology: the fork and join of its instances at WfCommons (Coleman, Casanova, Pottier, Kaushik, Deelman and
+Montage, CyberShake, Epigenomics, Inspiral (LIGO) and SIPHT: structure by Juve, Chervenak, Deelman, Bharathi, Mehta and
+Vahi, "Characterizing and profiling scientific workflows", Future Generation Computer Systems 29 (2013). The durations
+were not compared with that paper's tables. Inspiral's agree within 3 % with the means of Inspiral_1000 in WorkflowSim's
+examples (github.com/WorkflowSim/WorkflowSim-1.0). Those of the others there differ by up to a hundred times, as their
+inputs do. Seismology: the fork and join of its instances at WfCommons (Coleman, Casanova, Pottier, Kaushik, Deelman and
 Ferreira da Silva, "WfCommons: a framework for enabling scientific workflow research and development", Future Generation
-Computer Systems 128 (2022)). A task's duration is drawn around its kind's mean.
+Computer Systems 128 (2022)), with estimated durations. A task's duration is drawn around its kind's mean.
 """
 
 from __future__ import annotations
