@@ -166,7 +166,9 @@ def test_a_kind_and_a_queue(filled: Any) -> None:
 
 def test_all_queues(filled: Any) -> None:
     with console_on(Database(filled.url, "sqlite")) as gate:
+        post(gate, "/pause", queue="photos", reason="named, however long ago its tasks ended")
         found = ask(gate, "GET", "/queues.json").json
+        post(gate, "/resume", queue="photos")
         slow, photos = ({one["queue"]: one for one in found["queues"]}[name] for name in ("slow", "photos"))
         assert (slow["ready"], slow["paused"]["by"], slow["unserved"]) == (1, "alice", "no worker is live")
         assert (photos["ready"], found["more"]) == (0, False)
