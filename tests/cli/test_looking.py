@@ -220,8 +220,8 @@ def looks(jobs: Scheduler) -> None:
     for name, method in inspect.getmembers(Scheduler, inspect.isfunction):
         if name.startswith("_") or name.endswith("_async") or name in METHODS:
             continue
-        needed = [p for p in inspect.signature(method).parameters.values() if p.default is p.empty][1:]
-        given = {p.name: VALUES[p.name] for p in needed}
+        taken = list(inspect.signature(method).parameters.values())[1:]
+        given = {p.name: VALUES[p.name] for p in taken if p.default is p.empty and p.kind is not p.VAR_KEYWORD}
         if "timeout" in inspect.signature(method).parameters:
             given["timeout"] = 0
         calls.append(getattr(jobs, name))
