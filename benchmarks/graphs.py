@@ -1,4 +1,4 @@
-"""What it does to graphs that short ones go first: a mix of published workflows (workflows.py) that come at random
+"""The times of graphs when short ones go first: a mix of published workflows (workflows.py) that come at random
 times, on one engine whose slots are busy for nine tenths of the time, in both orders by turns.
 
 Tasks are coroutines that sleep for --scale times as long as the workflow's tasks take. A first run of the mix tells how

@@ -3,7 +3,7 @@
 Montage, CyberShake, Epigenomics, Inspiral (LIGO) and SIPHT: structure by Juve, Chervenak, Deelman, Bharathi, Mehta and
 Vahi, "Characterizing and profiling scientific workflows", Future Generation Computer Systems 29 (2013). The durations
 were not compared with that paper's tables. Inspiral's agree within 3 % with the means of Inspiral_1000 in WorkflowSim's
-examples (github.com/WorkflowSim/WorkflowSim-1.0). Those of the others there differ by up to a hundred times, as their
+examples (github.com/WorkflowSim/WorkflowSim-1.0). The other means there differ by up to a hundred times, as their
 inputs do. Seismology: the fork and join of its instances at WfCommons (Coleman, Casanova, Pottier, Kaushik, Deelman and
 Ferreira da Silva, "WfCommons: a framework for enabling scientific workflow research and development", Future Generation
 Computer Systems 128 (2022)), with estimated durations. A task's duration is drawn around its kind's mean.

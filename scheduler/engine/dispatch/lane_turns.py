@@ -167,7 +167,7 @@ class LaneTurns:
         return made
 
     def _by_last_look(self, heads: Iterable[LaneHead]) -> list[LaneHead]:
-        """Those of graphs with a size by that and their age."""
+        """Lanes of graphs with a size go by that and their age."""
         looked_at = self._looked_at
 
         def turn(head: LaneHead) -> tuple[int, int]:

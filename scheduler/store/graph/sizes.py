@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -30,27 +30,33 @@ _MEASURE_ANEW = 60 * SECOND  # how long kinds take
 _WORKERS = "SELECT pools FROM schedd_workers WHERE state = 0 AND pools LIKE '%\"short_first\"%'"
 _KINDS = "SELECT name, options FROM schedd_kinds WHERE name IN (SELECT kind FROM {rows} j)"
 
+Usual = tuple[int, int | None]  # of a kind: slot type, how long it takes (microseconds)
+
 
 class _Fleet:
-    """What a process remembers of a store's workers, and of what its kinds cost."""
+    """The workers of a store, and the usual times of its kinds, as this process has read them. Callers of many threads
+    share it, so what one of them works with is replaced, never emptied."""
 
     def __init__(self) -> None:
         self.read_at = self.measured_at = -_MEASURE_ANEW
         self.workers: list[Capacity] = []  # that start short graphs first
-        self.usual: dict[str, tuple[int, int | None]] = {}  # by kind: slot type, how long it takes (microseconds)
+        self.usual: dict[str, Usual] = {}
 
     def read(self, tx: Tx) -> None:
         if not 0 <= tx.now - self.read_at < _READ_ANEW:
-            self.read_at, self.workers = tx.now, []
+            self.read_at, workers = tx.now, []
             for (pools,) in tx.run(_WORKERS):
                 with suppress(msgspec.MsgspecError):  # by another version
-                    self.workers.append(msgspec.json.decode(pools, type=Capacity))
+                    workers.append(msgspec.json.decode(pools, type=Capacity))
+            self.workers = workers
 
-    def measure(self, tx: Tx, kinds: set[str]) -> None:
+    def measure(self, tx: Tx, kinds: set[str]) -> Mapping[str, Usual]:
+        """The slot type and the usual time of each of these kinds, and of others."""
         if not 0 <= tx.now - self.measured_at < _MEASURE_ANEW:
             self.measured_at = tx.now
             self.usual = {}
-        new = kinds - self.usual.keys()
+        usual = self.usual
+        new = kinds - usual.keys()
         if new:
             source, rows = tx.dialect.rows({"kind": str}), bind_rows([(kind,) for kind in sorted(new)])
             options = {name: options_of(text) for name, text in tx.run(_KINDS.format(rows=source), rows=rows)}
@@ -58,7 +64,8 @@ class _Fleet:
             for kind in new:
                 slot_type = options.get(kind, {}).get("slot_type")
                 place = SLOT_TYPES.index(slot_type) if slot_type in SLOT_TYPES else THREAD
-                self.usual[kind] = place, times[kind].p50 if kind in times else None
+                usual[kind] = place, times[kind].p50 if kind in times else None
+        return usual
 
     def slots(self, queue: str, priority: int, slot_type: int) -> int:
         """How many tasks of a queue in short-first order run at once; 0 of another queue."""
@@ -83,14 +90,14 @@ def mark(tx: Tx, specs: Sequence[TaskSpec]) -> None:
     queues = {queue for queue in named if any(worker.starts_short_first(queue) for worker in fleet.workers)}
     theirs = _sizes(tx, {e.parent for spec in specs for e in spec.edges if not e.local})
     graphs = [graph for graph in _graphs(specs) if len(graph) > 1 or theirs]
-    fleet.measure(tx, {specs[i].kind for graph in graphs for i in graph})
+    usual = fleet.measure(tx, {specs[i].kind for graph in graphs for i in graph})
     for graph in graphs:
         members = [specs[i] for i in graph]
         size = max(
             (theirs[e.parent] for one in members for e in one.edges if not e.local and e.parent in theirs), default=None
         )
         if len(graph) > 1:
-            own = _delay(fleet, members)
+            own = _delay(fleet, usual, members)
             size = size if own is None else max(size or 0, size_of(own))
         if size is None or any(fairness_of(one.lane).key for one in members):
             continue
@@ -99,11 +106,11 @@ def mark(tx: Tx, specs: Sequence[TaskSpec]) -> None:
                 one.lane = sized_lane(size, one.lane)
 
 
-def _delay(fleet: _Fleet, members: Sequence[TaskSpec]) -> float | None:
+def _delay(fleet: _Fleet, usual: Mapping[str, Usual], members: Sequence[TaskSpec]) -> float | None:
     """How much later than it does this graph is taken to come (microseconds); None if nothing is known of its kinds."""
     work, known, unknown = 0.0, 0, 0
     for (kind, queue, priority), number in Counter((one.kind, one.queue, one.priority) for one in members).items():
-        slot_type, span = fleet.usual[kind]
+        slot_type, span = usual[kind]
         slots = fleet.slots(queue, priority, slot_type)
         if span is None:
             unknown += number

@@ -28,6 +28,7 @@ from scheduler.model.lanes import (
     with_rank,
     without_key,
 )
+from scheduler.store.graph import sizes
 from scheduler.store.read.explain import why
 from scheduler.store.tasks import limits
 from scheduler.store.tasks.claim import LaneHead
@@ -230,3 +231,20 @@ def test_a_graph_in_a_callers_transaction(fleet: Fleet, asynchronous: bool) -> N
             batch.task(slow, "").depend_on(batch.task(slow, ""))
         stored = [*batch.ids]
     assert None not in delays(jobs, stored)
+
+
+def test_a_graph_is_stored_while_another_caller_has_kinds_measured_anew(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = worker(fleet)
+    slots = sizes._Fleet.slots
+
+    def forgets(one: sizes._Fleet, *given: Any) -> int:
+        one.usual = {}  # as another thread's call does, a minute after the last
+        return slots(one, *given)
+
+    monkeypatch.setattr(sizes._Fleet, "slots", forgets)
+    ids = fork(jobs, "both", [slow, quick, quick])
+    assert len(set(ids)) == 3
+    drain(jobs)
+    assert ran == ["both"] * 3
