@@ -373,6 +373,31 @@ def test_a_lease_that_is_lost_meanwhile(
 
 
 @pytest.mark.case(107)
+@pytest.mark.parametrize("meanwhile", [False, True])
+def test_nothing_begins_under_a_lease_that_has_run_out(
+    inline: Scheduler, monkeypatch: pytest.MonkeyPatch, meanwhile: bool
+) -> None:
+    """Nobody has reclaimed anything yet."""
+    state = engine_of(inline).engine_state
+    until_then = state.lease_expires_at
+
+    def run_out() -> None:
+        state.lease_expires_at = state.monotonic()
+
+    if meanwhile:
+        at(monkeypatch, run_out)
+    else:
+        run_out()
+    made = inline.task(quick).schedule()
+    assert (inline.get_task(made).state is TaskState.SCHEDULED) is not meanwhile
+    assert not gates.ran
+    assert not (state.reserved or state.started_here)
+    state.lease_expires_at = until_then
+    drain(inline)
+    assert gates.ran == [made]
+
+
+@pytest.mark.case(107)
 def test_a_worker_that_was_declared_dead_stores_it_as_ever(inline: Scheduler) -> None:
     write(inline, "UPDATE schedd_workers SET state = 3")
     made = inline.task(quick).schedule()
