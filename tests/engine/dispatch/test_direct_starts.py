@@ -391,7 +391,8 @@ def test_nothing_begins_under_a_lease_that_has_run_out(
     made = inline.task(quick).schedule()
     assert (inline.get_task(made).state is TaskState.SCHEDULED) is not meanwhile
     assert not gates.ran
-    assert not (state.reserved or state.started_here)
+    assert not state.reserved
+    assert not state.started_here
     state.lease_expires_at = until_then
     drain(inline)
     assert gates.ran == [made]
