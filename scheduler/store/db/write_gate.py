@@ -3,8 +3,9 @@
 SQLite's own waiters sleep and retry, so an engine that drains holds the lock nearly always and an enqueuer starves.
 Here a writer takes ``next`` and then ``turn``, and gives ``next`` back once it has ``turn``: the last holder
 of ``turn`` queues up behind the writer that was waiting. Both are locks of files (between processes) behind a thread
-lock (within one). The gate is only about fairness: when it cannot be had in time, SQLite's own lock still keeps
-writers apart.
+lock (within one). A hand-over costs a waiter's nap, so a writer that waited its turn may take a free ``turn`` again
+for a moment without ``next``: whoever holds ``next`` waits for that slice and one transaction at most. The gate is
+only about fairness: when it cannot be had in time, SQLite's own lock still keeps writers apart.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from scheduler.system import files
 from scheduler.system.locks import lock, unlock
 
 TIMEOUT = 10.0  # seconds
-_STEP = 0.0003  # seconds between tries; short, because the holder's transactions are
+SLICE = 0.002  # seconds from a turn for which its writer need not queue up again
+_STEP = 0.0003  # seconds between tries for ``turn``; short, because the holder's transactions are
+_QUEUE_STEP = SLICE / 2  # seconds between tries for ``next``, whose holder waits for about a slice
 
 
 class _Lock:
@@ -54,7 +57,7 @@ class _Lock:
         self._mutex.release()
         return False
 
-    def acquire(self, deadline: float) -> bool:
+    def acquire(self, deadline: float, step: float) -> bool:
         if not self._mutex.acquire(timeout=max(0.0, deadline - time.monotonic())):
             return False
         try:
@@ -72,7 +75,7 @@ class _Lock:
                 except BlockingIOError:
                     if time.monotonic() >= deadline:
                         break
-                    time.sleep(_STEP)
+                    time.sleep(step)
         except OSError:
             pass
         except BaseException:  # the next one is not to wait for ever
@@ -100,19 +103,24 @@ class WriteGate:
     def __init__(self, directory: Path | None) -> None:
         self._next = _Lock(directory / "next") if directory is not None else None
         self._turn = _Lock(directory / "turn") if directory is not None else None
+        self._slice_end = 0.0  # by the monotonic clock
 
     def enter(self, timeout: float = TIMEOUT) -> bool:
         """Take the turn, or after ``timeout`` seconds go on without it. Returns whether to :meth:`leave` then."""
         if self._next is None or self._turn is None:
             return False
-        deadline = 0.0  # the clock is not read where no other writer is in the way
+        if time.monotonic() < self._slice_end and self._turn.take():
+            return True
+        deadline = 0.0  # what follows reads no clock where no other writer is in the way
         if not self._next.take():
             deadline = time.monotonic() + deadlines.left(timeout)
-            if not self._next.acquire(deadline):
+            if not self._next.acquire(deadline, _QUEUE_STEP):
                 return False
         entered = False
         try:
-            entered = self._turn.take() or self._turn.acquire(deadline or time.monotonic() + deadlines.left(timeout))
+            entered = self._turn.take() or self._turn.acquire(
+                deadline or time.monotonic() + deadlines.left(timeout), _STEP
+            )
         finally:
             try:
                 self._next.release()
@@ -120,6 +128,8 @@ class WriteGate:
                 if entered:
                     self._turn.release()
                 raise
+        if entered:
+            self._slice_end = time.monotonic() + SLICE
         return entered
 
     def leave(self) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from scheduler.store.db import notifier as notifiers
+from scheduler.store.db import write_gate
 from scheduler.store.db.notifier import SocketNotifier
 from scheduler.store.db.write_gate import WriteGate
 from scheduler.system import locks
@@ -79,6 +80,12 @@ def test_when_a_tick_is_over(changed: int, age: float, settled: bool) -> None:
     assert notifiers._settled(since, since + round(age * 10**9)) is settled
 
 
+@pytest.fixture(autouse=True)
+def no_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each turn is queued up for."""
+    monkeypatch.setattr(write_gate, "SLICE", 0.0)
+
+
 @pytest.fixture
 def two(tmp_path: Path) -> tuple[WriteGate, WriteGate]:
     """As two processes have them, both having passed once."""
@@ -107,6 +114,26 @@ def test_who_waits_comes_before_who_has_just_had_the_turn(two: tuple[WriteGate, 
         order.append("ours")
     waiter.join(10)
     assert order == ["theirs", "ours"]
+
+
+def test_a_writer_takes_a_free_turn_again_until_its_slice_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queue is not empty meanwhile; a turn without queueing up makes the slice no longer."""
+    monkeypatch.setattr(write_gate, "SLICE", 60.0)
+    gate = WriteGate(tmp_path)
+    assert gate.enter()
+    gate.leave()
+    slice_end = gate._slice_end
+    with open(tmp_path / "next") as waiter:
+        fcntl.flock(waiter, fcntl.LOCK_EX)
+        for _ in range(2):
+            assert gate.enter(timeout=0.0)
+            gate.leave()
+        assert gate._slice_end == slice_end
+        gate._slice_end = time.monotonic()
+        assert not gate.enter(timeout=0.0)
+    assert gate.enter(timeout=0.0)
 
 
 @pytest.mark.parametrize("held", ["next", "turn"])
