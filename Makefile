@@ -25,7 +25,7 @@ EVERY_DATABASE := $(if $(filter both,$(DATABASES)),--every-database)
 JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup emulator machine elsewhere demo-messages demo-anywhere operating pictures observability demo test programs test-both quick django test-lowest man docs container soak faults faults-ha transports executors executors-soak kube kube-soak ray vm cases mutants golden lint ruff mypy pyright format bench bench-check release keep-release clean
+.PHONY: help setup emulator machine elsewhere demo-messages demo-anywhere operating pictures observability demo test programs untimed timed test-both quick django test-lowest man docs container soak faults faults-ha transports executors executors-soak kube kube-soak ray vm cases mutants golden lint ruff mypy pyright format bench bench-check release keep-release clean
 
 help:
 	@echo "make demo [PHOTO=path]   the photo workflow on a real daemon, killed in the middle"
@@ -33,6 +33,7 @@ help:
 	@echo "make demo-anywhere       one task file in one program, a fleet, processes, Dask, Slurm and Ray, each killed in the middle"
 	@echo "make test                the tests, on SQLite and on a real PostgreSQL: 8 minutes on 2 cores; with PYTEST_ARGS of make programs, too"
 	@echo "make programs            those of whole programs: daemons, their faults, browsers, examples: 10 minutes on 2 cores"
+	@echo "make untimed | timed     the same in two parts: the second measures time, so that nothing may run beside it"
 	@echo "make test-both           the same, and the tests above the store on both databases, too: before a release"
 	@echo "make quick               a part of them, on SQLite only and without faults: a minute"
 	@echo "make django              Django's tasks and their contract: PYTHON=python3.12 EXTRAS=quick tries Django 6"
@@ -53,7 +54,7 @@ help:
 	@echo "make docs                the site of the documentation in build/site, with warnings as errors: a minute"
 	@echo "make container ROOT=DIR  run the image's entry point without an engine, in a copy of this Debian root; needs root"
 	@echo "make transports          messages over Debian's redis-server and rabbitmq-server, and over all others on PostgreSQL"
-	@echo "make executors           tasks as jobs of Slurm (Debian's slurm-wlm, munge) and Ray (PyPI's, in $(RAY_VENV)); needs root; 11 minutes"
+	@echo "make executors           tasks as jobs of Slurm (Debian's slurm-wlm, munge) and Ray (PyPI's, in $(RAY_VENV)); needs root; 20 minutes; WHICH=part: as in .ci/run, 7"
 	@echo "make executors-soak      20,000 jobs of process and 500 of each real engine, all of them hostile, as a table"
 	@echo "make kube                the executor kubernetes on a real API server and its controllers, built once from Debian 12's source: 3 to 12 minutes, then 3 to 5"
 	@echo "make kube-soak           500 jobs on it, all of them hostile, while its servers and etcd are killed, as a table"
@@ -129,10 +130,14 @@ test: setup emulator machine
 	@$(if $(PYTEST_ARGS),,echo "The tests but for those of whole programs: 8 minutes on 2 cores, less on more (this machine has $$(getconf _NPROCESSORS_ONLN)). make quick takes one.")
 	$(PYTEST) -n $(JOBS) --dist worksteal -m "$(TESTS)$(if $(PYTEST_ARGS),, and not programs)" $(EVERY_DATABASE) $(PYTEST_ARGS)
 
-# Daemons, and what ends them; browsers; examples as they stand. Many of them wait for each other.
-programs: setup emulator machine
-	$(PYTEST) -n $(JOBS) --dist worksteal -m "$(TESTS) and programs" $(EVERY_DATABASE) \
-	  $(or $(PYTEST_ARGS),$$(PYTHONPATH=tests $(PY) -m support.session))
+# Daemons, and what ends them; browsers; examples as they stand. Many of them wait for each other. Those that measure time
+# come by themselves: beside others, each of them would keep all processes waiting, first until none has a test any more.
+OF_PROGRAMS = $(or $(PYTEST_ARGS),$$(PYTHONPATH=tests $(PY) -m support.session))
+programs: untimed timed
+untimed: setup emulator machine
+	$(PYTEST) -n $(JOBS) --dist worksteal -m "$(TESTS) and programs and not alone" $(EVERY_DATABASE) $(OF_PROGRAMS)
+timed: setup emulator machine
+	$(PYTEST) -m "$(TESTS) and programs and alone" $(EVERY_DATABASE) $(OF_PROGRAMS) $(if $(PYTEST_ARGS),|| [ $$? = 5 ])
 
 test-both:
 	$(MAKE) test programs DATABASES=both
@@ -218,15 +223,16 @@ transports: setup
 	$(PYTEST) -n $(JOBS) --dist worksteal -m "transports and not soak" -k "$(if $(MISSING),not ($(subst $(space), or ,$(strip $(MISSING)))))" \
 	  tests/transports $(PYTEST_ARGS)
 
-# Those of the engines that there are: make executors ENGINES=ray
+# Those of the engines that there are: make executors ENGINES=ray. WHICH=part leaves out what quick executors show, too.
 ENGINES ?= slurm ray
+WHICH ?= all
 ABSENT := $(filter-out $(ENGINES),slurm ray)
 executors: setup $(filter ray,$(ENGINES))
 ifneq ($(filter slurm,$(ENGINES)),)
 	@for program in sbatch munge; do command -v $$program >/dev/null || { \
 	  echo "$$program is missing. On Debian and Ubuntu: apt-get install slurm-wlm munge" >&2; exit 1; }; done
 endif
-	RAY_VENV=$(abspath $(RAY_VENV)) $(PYTEST) -n $(JOBS) --dist worksteal -m "executors and not soak" \
+	RAY_VENV=$(abspath $(RAY_VENV)) $(PYTEST) -n $(JOBS) --dist worksteal -m "executors and not soak$(if $(filter part,$(WHICH)), and not full)" \
 	  -k "$(if $(ABSENT),not ($(subst $(space), or ,$(strip $(ABSENT)))))" $(EVERY_DATABASE) tests/executors tests/test_demo_anywhere.py $(PYTEST_ARGS)
 
 # A daemon does not need Ray itself, so neither does its environment.

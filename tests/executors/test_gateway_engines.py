@@ -58,6 +58,7 @@ def test_jobs_run_and_record_without_a_database(place: Place, database: Database
     assert found["opened"] == [f"socket {place.config.gateway.listen}"]
 
 
+@pytest.mark.full
 def test_a_job_that_is_killed_runs_again(place: Place) -> None:
     task_id = place.schedule("die")
     place.until(lambda: place.ended(task_id))
@@ -66,6 +67,7 @@ def test_a_job_that_is_killed_runs_again(place: Place) -> None:
     assert place.side_by_side() == 0
 
 
+@pytest.mark.full
 def test_what_runs_is_cancelled(place: Place) -> None:
     task_id = place.schedule("wait")
     place.until(lambda: place.lines("begin"))

@@ -274,7 +274,14 @@ def test_the_check_of_bodies_finds_what_it_is_to_find() -> None:
     assert found.unexcused == [(1, 2, 1)]
 
 
-ENGINES = [pytest.param(name, marks=[getattr(pytest.mark, rig.mark or "executors")]) for name, rig in HOSTILE.items()]
+IN_EVERY_RUN = {"warm", "slurm"}  # the quickest, and the one that found most
+ENGINES = [
+    pytest.param(
+        name,
+        marks=[getattr(pytest.mark, rig.mark or "executors"), *([] if name in IN_EVERY_RUN else [pytest.mark.full])],
+    )
+    for name, rig in HOSTILE.items()
+]
 LENGTHS = [
     pytest.param("short", marks=[pytest.mark.timeout(600)]),
     pytest.param("long", marks=[pytest.mark.soak, pytest.mark.timeout(7200)]),
