@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import gc as collector  # the command gc takes the plain name here
+
 from scheduler.interrupts import ends_quietly, raises_again
+
+FIRST_COLLECTION = 300_000  # new objects: several times those of a command that looks once
 
 
 def main() -> None:
     """Run ``schedctl`` with the arguments of this process."""
     ours = ends_quietly()  # while modules are imported
+    _collect_later()
     from scheduler.cli.root import root
     from scheduler.cli.streams import ready
 
@@ -17,5 +22,19 @@ def main() -> None:
     try:
         root.main(prog_name="schedctl")
     finally:
+        collector.freeze()  # the end of the process frees it all anyway
         if ours:
             ends_quietly()  # nor shows it a traceback of the end
+
+
+def _collect_later() -> None:
+    """Spare what is imported, which stays, from being searched for garbage; a command that lasts collects as usual."""
+    usual = collector.get_threshold()
+
+    def collected(phase: str, _: object) -> None:
+        if phase == "stop":
+            collector.callbacks.remove(collected)
+            collector.set_threshold(*usual)
+
+    collector.callbacks.append(collected)
+    collector.set_threshold(FIRST_COLLECTION)

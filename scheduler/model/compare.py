@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator
 from itertools import islice, zip_longest
@@ -61,6 +60,8 @@ def text_diff(before: str, after: str) -> TextDiff:
     """
     old, new = ([_TIME.sub("", line) for line in text.splitlines()] for text in (before, after))
     truncated = max(len(old), len(new)) > MAX_LINES
+    import difflib
+
     found = difflib.unified_diff(old[-MAX_LINES:], new[-MAX_LINES:], lineterm="", n=3)
     return TextDiff(list(found)[2:], truncated)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 _LEAST_ALIKE = 0.6
@@ -13,6 +12,8 @@ def nearest(name: str, known: Iterable[str], most: int = 1, least: float = _LEAS
 
     ``least``: how alike they are, of 1.
     """
+    import difflib
+
     close = difflib.get_close_matches(name, list(known), max(most, 10), least)
     return sorted(close, key=lambda one: (_changes(name, one), abs(len(name) - len(one))))[:most]
 

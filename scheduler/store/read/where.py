@@ -20,7 +20,7 @@ _COLUMNS = {"class": "t.error_class", "type": "coalesce(t.message_type, t.kind)"
 _AGES = {"stored": "t.created_at", "due": "t.run_at", "ended": "t.finished_at"}
 _CONTAINING = ("t.error", "t.error_class")
 _INDEXED = ("key", "correlation", "subject")
-_LITERAL = re.compile(r'[^*?"\\\x00-\x1f\x7f-\U0010ffff]+')
+_LITERAL = re.compile(r"[ !#-)+->@-\[\]-~]+")  # printable ASCII but for * ? " and \\
 _EXPONENT = {"sqlite": "t.payload GLOB '*[0-9][eE][-+0-9]*'", "postgresql": "t.payload ~ '[0-9][eE][-+0-9]'"}
 _HELD = {st.CLAIMED, st.RUNNING}
 
