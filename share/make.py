@@ -17,7 +17,7 @@ import click
 from click.testing import CliRunner
 
 from scheduler import __version__
-from scheduler.cli.root import COMMANDS, root
+from scheduler.cli.root import root, summaries
 from scheduler.daemon.main import options_parser
 
 HERE = Path(__file__).resolve().parent
@@ -151,7 +151,7 @@ def schedctl() -> str:
     *about, statuses = inspect.cleandoc(root.help or "").split("\n\n")
     listed = " ".join(statuses.split()).removeprefix("Exit status: ").rstrip(".").split("; ")
     ends = [end.split(" ", 1) for end in listed]
-    commands = [(bold(name), text) for name, (_, text) in COMMANDS.items()]
+    commands = [(bold(name), text) for name, text in summaries()]
     lines = [
         *page("schedctl", "look at schedd's tasks and change them"),
         *section("SYNOPSIS", usage(root, ctx)),

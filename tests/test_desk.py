@@ -9,12 +9,13 @@ from pathlib import Path
 from test_floors import all_imports, module_name
 
 from scheduler.console.roles import Verb
+from scheduler.operations.verbs import task_verbs
 
 ROOT = Path(__file__).parents[1]
 # The operations of each verb that a role may have.
 OPERATIONS: dict[Verb, tuple[str, ...]] = {
     Verb.REVEAL: ("masks.reveal", "masks.note_reveal"),
-    Verb.CANCEL: ("tasks.cancel", "tasks.uncancel", "bulk.cancel", "schedules.cancel_runs"),
+    Verb.CANCEL: ("tasks.cancel", "bulk.cancel", "schedules.cancel_runs"),
     Verb.RETRY: ("tasks.retry", "tasks.rerun", "bulk.retry", "bulk.rerun"),
     Verb.REPLAY: ("dead_letters.replay", "bulk.replay"),
     Verb.PATCH: ("tasks.change", "tasks.add_dependency", "tasks.set_retry", "bulk.change"),
@@ -30,6 +31,8 @@ OPERATIONS: dict[Verb, tuple[str, ...]] = {
     Verb.SILENCE: ("alerts.silence", "alerts.unsilence", "alerts.note_test"),
     Verb.SAVE_VIEW: ("saved_views.save", "saved_views.forget"),
 }
+for _name, _verb in task_verbs().items():
+    OPERATIONS[Verb(_verb.role)] += (f"verb_{_name}.{_name}",)
 READING = {Verb.PUBLIC, Verb.LOOK}
 # Operations of stored bulks: each is of the verb that the bulk has, which the door checks.
 OF_ANY_VERB = ("create", "start", "stop", "undo")

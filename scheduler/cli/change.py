@@ -177,3 +177,13 @@ def _retry(session: Session, ids: tuple[int, ...], no_downstream: bool, rerun: b
 def print_states(session: Session, tasks: Sequence[TaskRecord]) -> None:
     """Print what state each of these is in now."""
     print_rows(session, [{"id": task.id, "kind": task.kind, "state": task.state.value} for task in tasks])
+
+
+def act(session: Session, name: str, task_id: int, **given: Any) -> None:
+    """Do a verb that has a module of its own, and print what state the task is in then."""
+    from scheduler.operations.details import get_tasks
+    from scheduler.operations.verbs import task_verbs
+
+    task_verbs()[name](session.desk, task_id, {option: value for option, value in given.items() if value is not None})
+    with session.desk.read() as tx:
+        print_states(session, get_tasks(tx, [task_id]))

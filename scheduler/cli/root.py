@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from pkgutil import iter_modules
 from typing import Any, NoReturn
 
 import click
@@ -17,7 +18,7 @@ from scheduler.cli.options import common
 from scheduler.cli.streams import say
 from scheduler.model.nearest import nearest
 
-# name -> (module, what --help says of it); the module's attribute of the same name is the command
+# name -> (module, what --help says of it, "": the command's own text); NAME_command of the module is the command
 COMMANDS = {
     "status": ("status", "The store at a glance: counts, workers, problems."),
     "report": ("report", "One verdict on how things stand, with causes and next commands."),
@@ -28,6 +29,11 @@ COMMANDS = {
     "submit": ("submit", "Schedule a task of any kind that workers have registered."),
     "cancel": ("change", "End tasks, or ask running ones to end."),
     "retry": ("change", "Run tasks again that failed or were cancelled."),
+    **{
+        one.name.removeprefix("verb_"): (one.name, "")
+        for one in iter_modules([os.path.dirname(__file__)])
+        if one.name[:5] == "verb_"
+    },
     "rerun": ("steer", "Run tasks again that have ended, also successes."),
     "copy": ("steer", "Store a copy of a task, with other arguments."),
     "set": ("set", "Change stored tasks, and settings while daemons run."),
@@ -70,6 +76,17 @@ _ALIASES = {"executor": "executors"}  # not listed in --help
 _CALLED = {"schedules": "cron list", "tasks": "list"}  # elsewhere
 
 
+def _load(name: str) -> click.Command:
+    module = importlib.import_module(f"scheduler.cli.{COMMANDS[name][0]}")
+    found: click.Command = getattr(module, f"{name}_command")
+    return found
+
+
+def summaries() -> list[tuple[str, str]]:
+    """Each command, and what ``--help`` says of it."""
+    return [(name, text or _load(name).get_short_help_str(100)) for name, (_, text) in COMMANDS.items()]
+
+
 class Root(Group):
     """Imports a command's module only when the command is used; turns errors into lines and exit statuses."""
 
@@ -80,8 +97,7 @@ class Root(Group):
         cmd_name = _ALIASES.get(cmd_name, cmd_name)
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"scheduler.cli.{COMMANDS[cmd_name][0]}")
-        found: click.Command = getattr(module, f"{cmd_name}_command")
+        found = _load(cmd_name)
         if VARIABLE in os.environ:  # a shell asks what to complete
             from scheduler.cli.complete import attach
 
@@ -111,7 +127,7 @@ class Root(Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+            formatter.write_dl(summaries())
 
     def main(
         self,

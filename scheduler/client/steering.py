@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Unpack
+from typing import Any, Unpack
 
 import msgspec
 
@@ -12,6 +12,7 @@ from scheduler.client.bulks import Bulks
 from scheduler.client.dead_letters import warn_left
 from scheduler.client.live_settings import LiveSettings
 from scheduler.client.tasks import TaskOperations, warn_done
+from scheduler.client.threads import in_thread
 from scheduler.client.workers import Workers
 from scheduler.errors import ConfigError
 from scheduler.model.spec import TaskId
@@ -22,6 +23,8 @@ from scheduler.operations.changes import Changes as Changes
 from scheduler.operations.filter import Chosen
 from scheduler.operations.filter import Filters as Filters
 from scheduler.operations.filter import chosen as read_chosen
+from scheduler.operations.verb_uncancel import uncancel
+from scheduler.operations.verbs import TaskVerb, task_verbs
 
 
 class BulkResult(msgspec.Struct, frozen=True):
@@ -73,7 +76,7 @@ class SteeringOperations(TaskOperations):
         Tasks that ended with it come back, too. Raises UnknownTaskError; InvalidTransitionError if it is not cancelled,
         or had begun; DuplicateKeyError if another task holds its key or has completed under it since.
         """
-        tasks.uncancel(self.desk, task_id)
+        uncancel(self.desk, task_id)
 
     def update_task(self, task_id: int, **changes: Unpack[Changes]) -> bool:
         """Change a stored task that waits, is scheduled or waits for its retry; see :class:`Changes`.
@@ -201,6 +204,20 @@ class SteeringOperations(TaskOperations):
         wanted = read_chosen(self.desk, chosen, {})
         done = many.change(self.desk, wanted, changes, _run(limit, rate, dry_run, bulk, each))
         return _result(done, dry_run)
+
+
+def _act(name: str, verb: TaskVerb) -> Callable[..., None]:
+    def act(self: SteeringOperations, task_id: int, **given: Any) -> None:
+        verb(self.desk, task_id, given)
+
+    act.__name__, act.__doc__ = name, verb.act.__doc__
+    return act
+
+
+for _verb, _found in task_verbs().items():
+    if not hasattr(SteeringOperations, _name := f"{_verb}_task"):  # those with a signature stand above
+        setattr(SteeringOperations, _name, _act(_name, _found))
+        setattr(SteeringOperations, f"{_name}_async", in_thread(getattr(SteeringOperations, _name)))
 
 
 def _run(limit: int | None, rate: float | None, dry_run: bool, bulk: str | None, each: Each | None) -> Run:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from scheduler.errors import InvalidTransitionError
 from scheduler.model.names import check_text
 from scheduler.model.registry import MAX_KEY
 from scheduler.model.spec import EdgeSpec, TaskId, TaskSpec, check_id
@@ -14,7 +13,6 @@ from scheduler.operations.changes import Changes, patch_of
 from scheduler.operations.desk import Desk
 from scheduler.store import audit
 from scheduler.store.admin import copy as copies
-from scheduler.store.admin import uncancel as cancels
 from scheduler.store.db.tx import Tx
 from scheduler.store.read.tasks import TaskRecord, get_task, get_tasks
 from scheduler.store.read.workers import hung_text, read_fleet, workers
@@ -103,26 +101,6 @@ class _NotReally(Exception):
     def __init__(self, done: Cancelled) -> None:
         super().__init__()
         self.done = done
-
-
-def uncancel(desk: Desk, task_id: int, *, begun: bool = False) -> None:
-    """Take back a cancel of a task that had not begun: it waits again, or is scheduled for its old time.
-
-    What ended with it comes back, too. ``begun``: one that had begun is retried. Raises UnknownTaskError;
-    InvalidTransitionError if it is not cancelled, or had begun; DuplicateKeyError if another task holds its key or has
-    completed under it since.
-    """
-    check_id(task_id)
-
-    def work(tx: Tx) -> None:
-        try:
-            cancels.uncancel(tx, task_id)
-        except InvalidTransitionError:
-            if not begun or get_task(tx, task_id).state is not TaskState.CANCELLED:
-                raise
-            control.retry(tx, task_id)
-
-    desk.write(work)
 
 
 def retry(desk: Desk, ids: Sequence[int], *, downstream: bool = True, rerun: bool = False) -> Again:

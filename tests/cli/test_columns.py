@@ -27,6 +27,7 @@ GIVEN = {
     "run": ["--", "true"],
     "submit": ["Nothing"],
     "cancel": ["1"],
+    "uncancel": ["1"],
     "retry": ["1"],
     "wait": ["1"],
     "logs": ["1"],

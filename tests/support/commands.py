@@ -54,6 +54,7 @@ CHANGING = (
     "submit no-such-kind",
     "cancel 1",
     "retry 1",
+    "uncancel 1",
     "rerun 1",
     "copy 1",
     "set task 1 --priority low",

@@ -13,6 +13,7 @@ from scheduler.console.pages.bulks import PLANNED, VERBS
 from scheduler.console.roles import Verb
 from scheduler.console.routes import params_in
 from scheduler.model.bulk import Verb as BulkVerb
+from scheduler.operations.verbs import task_verbs
 
 PREFIX = "/api/v1"
 
@@ -60,7 +61,10 @@ ROUTES: tuple[Route, ...] = (
     _looks("/tasks/{id:int}/why", looks.why),
     _looks("/tasks/{id:int}/logs", looks.show_logs, args.Logs),
     _looks("/tasks/{id:int}/graph", looks.show_graph, args.Graph),
-    _acts("/tasks/{id:int}/uncancel", Verb.CANCEL, verbs.uncancel, args.Act, "tasks.uncancel"),
+    *(
+        _acts(f"/tasks/{{id:int}}/{name}", Verb(v.role), verbs.on_task(name, v), v.args, f"verb_{name}.{name}")
+        for name, v in task_verbs().items()
+    ),
     _acts("/tasks/cancel", Verb.CANCEL, verbs.cancel, args.Cancel, "tasks.cancel", "bulk.cancel"),
     _acts("/tasks/retry", Verb.RETRY, verbs.retry, args.Retry, "tasks.retry", "bulk.retry"),
     _acts("/tasks/rerun", Verb.RETRY, verbs.rerun, args.Rerun, "tasks.rerun", "bulk.rerun"),

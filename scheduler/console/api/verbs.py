@@ -33,6 +33,7 @@ from scheduler.operations import (
 from scheduler.operations.changes import Changes
 from scheduler.operations.masks import masked, masked_text
 from scheduler.operations.published import get_published, new_task
+from scheduler.operations.verbs import TaskVerb
 
 Again = tasks.Again | dead_letters.Replayed
 
@@ -68,10 +69,15 @@ def cancel(visit: Visit, given: args.Cancel) -> Changed:
     )
 
 
-def uncancel(visit: Visit, given: args.Act) -> Changed:
-    """Take back a cancel."""
-    tasks.uncancel(visit.desk, visit.params["id"], begun=True)
-    return Changed(changed=[visit.params["id"]])
+def on_task(name: str, verb: TaskVerb) -> Callable[[Visit, Any], Changed]:
+    """The call of a verb that has a module of its own."""
+
+    def call(visit: Visit, given: args.Act) -> Changed:
+        verb.act(visit.desk, visit.params["id"], given)
+        return Changed(changed=[visit.params["id"]])
+
+    call.__name__, call.__doc__ = name, verb.act.__doc__
+    return call
 
 
 def retry(visit: Visit, given: args.Retry) -> Changed:

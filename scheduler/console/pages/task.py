@@ -47,6 +47,7 @@ from scheduler.operations.details import (
 )
 from scheduler.operations.filter import quoted
 from scheduler.operations.search import any_with, search
+from scheduler.operations.verbs import task_verbs
 
 ROWS = 50  # of each table
 FEW = 10  # tasks that are offered instead of one that is not there
@@ -161,6 +162,7 @@ def _page(visit: Visit, tx: Tx, found: TaskRecord) -> Page:
         "by_claim": {one.record.claim: one.record for one in tried},
         "trace_url": visit.site.settings.trace_url,
         "actions": actions_of(found),
+        "verbs": [f"verb_{name}.html" for name, one in task_verbs().items() if found.state in one.states],
         "at": now,
         "own_fields": _fields(payload),
     }

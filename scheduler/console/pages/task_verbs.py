@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ from scheduler.operations import dead_letters, masks, tasks
 from scheduler.operations.changes import Changes
 from scheduler.operations.details import get_task
 from scheduler.operations.filter import instant
+from scheduler.operations.verbs import TaskVerb, task_verbs
 
 COMMAND_KINDS = frozenset({"CommandTask"})
 
@@ -39,12 +41,14 @@ def cancel(visit: Visit) -> Done:
     return Done(f"Task {task_id} is cancelled{more}.", undo=undo, data={"cancelled": list(done.cancelled)})
 
 
-@action("/tasks/{id:int}/uncancel", Verb.CANCEL)
-def uncancel(visit: Visit) -> Done:
-    """Take back a cancel: what had not begun is scheduled for its old time, what had begun goes on."""
-    task_id = visit.params["id"]
-    tasks.uncancel(visit.desk, task_id, begun=True)
-    return Done(f"Task {task_id} is not cancelled any more.")
+def _act(verb: TaskVerb, visit: Visit) -> Done:
+    """Do a verb that has a module of its own."""
+    given = {name: text for name in verb.args.__struct_fields__ if (text := visit.given(name))}
+    return Done(verb(visit.desk, visit.params["id"], given, strict=False))
+
+
+for _name, _verb in task_verbs().items():
+    action(f"/tasks/{{id:int}}/{_name}", Verb(_verb.role))(partial(_act, _verb))
 
 
 @action("/tasks/{id:int}/retry", Verb.RETRY)
