@@ -330,7 +330,7 @@ class Scheduler(
         else:
             self._own_notifier().notify()
 
-    def _start_here(self, spec: TaskSpec) -> tuple[TaskId, bool] | None:
+    def _start_here(self, spec: TaskSpec) -> TaskId | None:
         """Store a task as one that our own engine starts at once, if that has a slot for it; else store nothing."""
         self._leave_to_parent()
         engine = self._engine

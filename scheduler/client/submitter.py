@@ -49,7 +49,7 @@ class TaskSubmitter:
         threads: CallThreads,
         notify: Callable[[], None],
         notify_after_commit: Callable[[sa.Connection], None],
-        start_here: Callable[[TaskSpec], tuple[TaskId, bool] | None],
+        start_here: Callable[[TaskSpec], TaskId | None],
         timezone: str = "UTC",
         before_schedule: Callable[[Any], Any] | None = None,
         tracing: Callable[[], Tracing] | None = None,
@@ -59,7 +59,7 @@ class TaskSubmitter:
         self.threads = threads
         self.notify = notify
         self.notify_after_commit = notify_after_commit
-        self.start_here = start_here  # in this process: the id, and whether it starts; None: nothing is stored
+        self.start_here = start_here  # stores what starts in this process at once; None: nothing is stored
         self.timezone = timezone
         self.before_schedule = before_schedule
         self._tracing = tracing
@@ -113,11 +113,8 @@ class TaskSubmitter:
     def _store_one(self, spec: TaskSpec, connection: Any) -> TaskId:
         if connection is not None or not is_one_row(spec) or by_hand():
             return self._store([spec], connection)[0]
-        here = self.start_here(spec)
-        if here is not None:
-            new_id, starts = here
-            if not starts:
-                self.notify()
+        new_id = self.start_here(spec)
+        if new_id is not None:
             return new_id
         store = insert_alone if self.database.dialect.name == "sqlite" else enqueue_alone
         new_id = store(self.database, spec)

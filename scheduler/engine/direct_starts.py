@@ -9,7 +9,6 @@ always sees the other.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from operator import attrgetter
 
 import msgspec
@@ -26,8 +25,12 @@ from scheduler.store.tasks import direct
 from scheduler.store.tasks.claim import LANE_OF, Claimed, LaneHead
 from scheduler.store.tasks.direct import Served
 
+_new = tuple.__new__  # as in claim.py
 _SLOT_KEY_OF = attrgetter("slot_key")
 _BLANK = Claimed(0, 0, 1, 0, 1, None, None, 0, None, 1, None, None, 0, 0, 0, "", "", 0, "", 0)
+_QUEUE, _CLAIMED_AT = Claimed._fields.index("queue"), Claimed._fields.index("claimed_at")
+_BEFORE, _AFTER = _BLANK[:_QUEUE], _BLANK[_CLAIMED_AT:]
+REFUSED_S = 0.05  # after the database had something that goes before: so long nobody asks again
 
 
 class DirectStarts:
@@ -39,18 +42,19 @@ class DirectStarts:
         self._periodic = periodic
         self._claims = claims
         self._kinds = 0, "[]"  # how many this worker serves, and their names as JSON
+        self._refused_until = 0.0  # monotonic
 
-    def store(self, spec: TaskSpec) -> tuple[TaskId, bool] | None:
-        """Store a task that is one row. Returns its id, and whether it starts here.
+    def store(self, spec: TaskSpec) -> TaskId | None:
+        """Store a task that is one row, and start it here. None: nothing is stored, for it may not start here now.
 
-        None: nothing is stored, for it may not start here now. Raises StoreUnavailableError.
+        Raises StoreUnavailableError.
         """
         attempt = self._reserve(spec)
         if attempt is None:
             return None
         state, worker, served = self._state, self._dispatch.worker, self._served(spec)
         try:
-            made, claimed = direct.store_claimed(state.database, spec, worker, state.claims_above, served)
+            claimed = direct.store_claimed(state.database, spec, worker, state.claims_above, served)
             if claimed is not None:
                 FAILPOINTS.hit("after direct start")
                 self._hand_over(attempt, claimed, worker)
@@ -61,25 +65,29 @@ class DirectStarts:
             self._give_back(attempt)
             state.wake()
             raise
-        self._give_back(attempt)
-        return made, claimed is not None
+        if claimed is None:
+            self._give_back(attempt)
+            self._refused_until = state.monotonic() + REFUSED_S
+            return None
+        made = TaskId(claimed.id)
+        return made if state.database.dialect.name == "sqlite" else made.at(claimed.created_at)
 
     def _reserve(self, spec: TaskSpec) -> Attempt | None:
         state = self._state
         kind = state.registry.get(spec.kind)
-        if kind is None or spec.delay or spec.executor is not None or spec.run_at > state.now():
+        if kind is None or spec.delay or spec.executor is not None or (spec.run_at and spec.run_at > state.now()):
             return None
-        slot_key = spec.priority, kind.slot_type
-        if not self._has_room(slot_key, 1):
+        slot_key, monotonic = (spec.priority, kind.slot_type), state.monotonic()
+        if monotonic < self._refused_until or not self._has_room(slot_key, 1):
             return None
-        attempt = Attempt(_reservation(spec), kind, slot_key, state.monotonic())
+        attempt = Attempt(_reservation(spec), kind, slot_key, monotonic)
         state.reserved.append(attempt)
-        if self._may_start(spec) and self._has_room(slot_key, 0):
+        if self._may_start(spec, monotonic) and self._has_room(slot_key, 0):
             return attempt
         self._give_back(attempt)
         return None
 
-    def _may_start(self, spec: TaskSpec) -> bool:
+    def _may_start(self, spec: TaskSpec, monotonic: float) -> bool:
         """Whether the next cycle would start it if it has a slot, and nothing in the database goes before it."""
         dispatch, state, timers = self._dispatch, self._state, self._periodic.timers
         if dispatch.lost_commits.pending or dispatch.planner.alone is not None:
@@ -87,7 +95,7 @@ class DirectStarts:
         if not (dispatch.worker and self._claims()) or self._periodic.known_kinds != len(state.registry):
             return False
         # As for a claim: not under a lease that may have run out, nor before live settings and pauses are read.
-        if min(timers.remaining("renew"), timers.remaining("looks")) <= 0 or self._lapsed():
+        if timers.any_due("renew", "looks") or monotonic >= state.lease_expires_at:
             return False
         return not dispatch.limits.known.concern(spec.queue, spec.kind) and dispatch.planner.serves(_head_of(spec))
 
@@ -99,7 +107,7 @@ class DirectStarts:
         state, slots = self._state, self._dispatch.slots.get(slot_key)
         if slots is None or slot_key[1] == PROCESS or slots.waiting or state.dispatching or state.rung:
             return False
-        taken = [*map(_SLOT_KEY_OF, list(state.held.values())), *map(_SLOT_KEY_OF, list(state.reserved))]
+        taken = list(map(_SLOT_KEY_OF, [*state.held.values(), *state.reserved]))
         most = state.options.max_concurrent
         return taken.count(slot_key) + more <= slots.size and not (most and len(taken) + more > most)
 
@@ -130,7 +138,7 @@ class DirectStarts:
             state.report(attempt, released(attempt, state.now()))
 
     def _give_back(self, attempt: Attempt) -> None:
-        with suppress(ValueError):  # it is given back
+        if attempt in self._state.reserved:
             self._state.reserved.remove(attempt)
 
     @staticmethod
@@ -144,4 +152,4 @@ def _head_of(spec: TaskSpec) -> LaneHead:
 
 def _reservation(spec: TaskSpec) -> Claimed:
     """A claim as far as plans and caps read it; it has no id yet."""
-    return _BLANK._replace(queue=spec.queue, lane=spec.lane, priority=spec.priority, kind=spec.kind)
+    return _new(Claimed, (*_BEFORE, spec.queue, spec.lane, spec.priority, spec.kind, *_AFTER))

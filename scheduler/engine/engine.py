@@ -220,7 +220,7 @@ class Engine:
         """There may be new work."""
         self.engine_state.wake()
 
-    def start_here(self, spec: TaskSpec) -> tuple[TaskId, bool] | None:
+    def start_here(self, spec: TaskSpec) -> TaskId | None:
         """Store a task that starts here at once, if it may; see ``DirectStarts.store``."""
         ready = self._thread is not None and self._ready.is_set() and not (self._stop.is_set() or self._backoff.current)
         return self.direct_starts.store(spec) if ready else None
@@ -374,7 +374,7 @@ class Engine:
         if self.lease.detect_clock_jump():
             timers.bring_forward("renew")
         # Not under a lease that may have run out, nor before due policies have cancelled tasks.
-        on_time = min(timers.remaining("renew"), timers.remaining("looks")) > 0
+        on_time = not timers.any_due("renew", "looks")
         if woken and self.claims and on_time and self.dispatch.claim_eagerly(connection):
             self._yield_to_slots()
         fired = self._upkeep(connection)

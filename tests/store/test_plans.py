@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from scheduler import Context, Scheduler, Task, task
+from scheduler.engine.direct_starts import REFUSED_S
 from scheduler.store.db import statements as statement
 from scheduler.store.graph.release import _MEET_PG, MAX_CHILDREN
 from scheduler.store.predicates import bind_parents, from_parents
@@ -192,6 +193,7 @@ def test_a_direct_start_reads_the_heads_of_lanes(fleet: Fleet) -> None:
         read = []
         for turn in range(TURNS + 1):
             engine.engine_state.was_woken()
+            fleet.clock.advance(REFUSED_S)
             jobs.task(plain).schedule()
             run_claimed(jobs)
             engine.dispatch.run(engine._conn(), claiming=False)

@@ -82,6 +82,10 @@ class Timers:
         """Seconds until it is due; 0 or less if it is."""
         return self._due.get(name, 0.0) - self._monotonic()
 
+    def any_due(self, *names: str) -> bool:
+        """Whether one of these is due."""
+        return min([self._due.get(name, 0.0) for name in names]) <= self._monotonic()
+
     def set(self, name: str, seconds: float) -> None:
         """Make it due after so many seconds."""
         self._due[name] = self._monotonic() + seconds

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -96,16 +96,16 @@ class AutocommitPool:
         else:
             one[0].close()
 
-    def insert(self, text: str, values: Sequence[object], *, returning: bool = False) -> Any:
+    def insert(self, text: str, values: Sequence[object] | Mapping[str, object]) -> int | None:
         """SQLite: take one, insert a row, and put it back; straight on, for right after a flush of the log each call is
-        dear. Returns the row's id, or what the statement returns of it. Raises what SQLAlchemy raises."""
+        dear. Returns the row's id, None if it was ignored. Raises what SQLAlchemy raises."""
         try:
             kept = self._kept.pop()
         except IndexError:
             kept = *self._new_one(), 0.0
         try:
             cursor = kept[1].execute(text, values)
-            made = cursor.fetchall()[0] if returning else cursor.lastrowid
+            made: int | None = cursor.lastrowid if cursor.rowcount else None
         except BaseException as error:
             self.drop(kept[0], kept[1])
             raise_as_sqlalchemy(kept[0], text, error)

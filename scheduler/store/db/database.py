@@ -6,7 +6,7 @@ import json
 import os
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cached_property, partial
 from pathlib import Path
@@ -382,8 +382,8 @@ class Database:
         assert self._singles is not None
         return AutocommitConnection(self._singles, self._gate)
 
-    def insert_alone(self, make: Callable[[], tuple[str, Sequence[object]]], *, returning: bool = False) -> Any:
-        """SQLite: insert a row in a transaction of its own. Returns its id, or what the statement returns of it.
+    def insert_alone(self, make: Callable[[], tuple[str, Sequence[object] | Mapping[str, object]]]) -> Any:
+        """SQLite: insert a row in a transaction of its own. Returns its id, None if the statement has ignored it.
 
         ``make``: the statement and its values, called once no other writer is active, for it reads the clock.
         As :meth:`alone` does, in one go. Raises StoreUnavailableError.
@@ -393,7 +393,7 @@ class Database:
         gate = self._gate
         entered = gate.enter()
         try:
-            return self._singles.insert(*make(), returning=returning)
+            return self._singles.insert(*make())
         except sa.exc.SQLAlchemyError as error:
             raise translate(error, engine.url) from cause(error)
         finally:

@@ -1,22 +1,22 @@
 """Stores a new task as claimed already, by a worker of the caller's own process that has a free slot for it.
 
 It is one statement and so one commit, where an INSERT and a claim are two. Whether the task may start before all others
-is decided by the statement itself: else it stores the task as any other one.
+is decided by the statement itself: else it stores nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from itertools import compress
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from scheduler.model import state as st
-from scheduler.model.spec import TaskId, TaskSpec
+from scheduler.model.spec import TaskSpec
 from scheduler.ports import SECOND
 from scheduler.store.db.database import Database
 from scheduler.store.db.dialect import Dialect
-from scheduler.store.db.statements import SQL_TYPES, compiled, run
+from scheduler.store.db.statements import SQL_TYPES, run
 from scheduler.store.graph import debug_log
 from scheduler.store.tasks.claim import FIRST, LIVE, NEXT_HEAD, Claimed
 from scheduler.store.tasks.enqueue import given_of
@@ -25,13 +25,10 @@ from scheduler.store.tasks.row import COLUMNS, NEW
 MOST_LANES = 16  # with claimable tasks, due or not: beside more it is not worth the look
 PLANS_KEPT_US = 10 * SECOND  # by the server, for one connection
 _PLANNED = "schedd_planned"  # in a connection's info: since when
-_CLAIMED_AS = {
-    "worker": "d.worker",
-    "claim": "CASE WHEN d.worker IS NULL THEN 0 ELSE CAST(:claim AS bigint) END",
-    "attempt": "CASE WHEN d.worker IS NULL THEN 0 ELSE 1 END",
-    "claimed_at": "CASE WHEN d.worker IS NULL THEN NULL ELSE CAST(:now AS bigint) END",
-    "state": f"CASE WHEN d.worker IS NULL THEN {st.SCHEDULED} ELSE {st.CLAIMED} END",
-}
+_CLAIMED_AS = {"worker": ":worker", "claim": ":claim", "attempt": "1", "claimed_at": ":now"}
+_GIVEN_HERE: dict[str, Any] = dict.fromkeys(Claimed._fields) | {"claim": 1, "attempt": 1, "attempt_base": 0, "epoch": 1}
+_claimed_of = itemgetter(*Claimed._fields)
+_new = tuple.__new__  # as in claim.py
 _NEXT = NEXT_HEAD.format(queue="h.queue", priority="h.priority", lane="h.lane")
 _NAMES = {
     "sqlite": "(SELECT value FROM json_each(:{0}))",
@@ -54,33 +51,24 @@ class Served(NamedTuple):
     up_to: int
 
 
-def store_claimed(
-    database: Database, spec: TaskSpec, worker: int, above: int, served: Served
-) -> tuple[TaskId, Claimed | None]:
-    """Store a task that is one row, claimed by ``worker`` if that lives and nothing that is due would go before it.
+def store_claimed(database: Database, spec: TaskSpec, worker: int, above: int, served: Served) -> Claimed | None:
+    """Store a task that is one row, claimed by ``worker``; nothing is stored unless that lives and nothing that is due
+    would go before it.
 
-    ``above`` (PostgreSQL): what the claims' numbers are above at least. Returns the claim as well, None if it is not
-    claimed. Raises StoreUnavailableError.
+    ``above`` (PostgreSQL): what the claims' numbers are above at least. Raises StoreUnavailableError.
     """
-    bound: dict[str, Any] = {"worker": worker, "claim": 1, "up_to": served.up_to, "kinds": served.kinds}
+    bound: dict[str, Any] = _GIVEN_HERE | {"worker": worker, "up_to": served.up_to, "kinds": served.kinds}
     if served.queues is not None:
         bound["queues"] = served.queues
 
     def statement() -> str:
         now = database.now()
         given, values = given_of(spec, now)
-        bound.update(zip(compress(NEW, given), values, strict=True), now=now)
+        bound.update(zip(compress(NEW, given), values, strict=True), now=now, claimed_at=now)
         return _insert(database.dialect, given, served.queues is not None)
 
     if database.dialect.name == "sqlite":
-        engine = database.open()
-
-        def listed() -> tuple[str, Sequence[object]]:
-            text, order = compiled(statement(), engine.dialect)
-            return text, [bound[name] for name in order or ()]
-
-        task_id, state = database.insert_alone(listed, returning=True)
-        made = TaskId(task_id)
+        bound["id"] = database.insert_alone(lambda: (statement(), bound))
     else:
         bound["claim"] += above
         with database.alone() as connection:
@@ -88,31 +76,36 @@ def store_claimed(
             if bound["now"] - connection.info.get(_PLANNED, 0) > PLANS_KEPT_US:
                 connection.info[_PLANNED] = bound["now"]
                 run(connection, "DISCARD PLANS", {})  # the table may have grown since
-            ((task_id, state),) = run(connection, text, bound)
-        made = TaskId(task_id).at(bound["now"])
-    debug_log.scheduled(task_id, spec.kind)
-    if state != st.CLAIMED:
-        return made, None
-    own = {"id": task_id, "attempt": 1, "attempt_base": 0, "claimed_at": bound["now"], "epoch": 1}
-    return made, Claimed._make(own.get(name, bound.get(name)) for name in Claimed._fields)
+            made = run(connection, text, bound)
+        bound["id"] = made[0][0] if made else None
+    if bound["id"] is None:
+        return None
+    debug_log.scheduled(bound["id"], spec.kind)
+    return _new(Claimed, _claimed_of(bound))
 
 
 @lru_cache(maxsize=64)
 def _insert(dialect: Dialect, given: tuple[bool, ...], some_queues: bool) -> str:
-    picked = {name: f"CAST(:{name} AS {SQL_TYPES[COLUMNS[name]]})" for name in compress(NEW, given)} | _CLAIMED_AS
     names, task = _NAMES[dialect.name], _BY_ID[dialect.name]
     queues = f"AND t.queue IN {names.format('queues')}" if some_queues else ""
-    return f"""
-WITH RECURSIVE head(id, n) AS (
-  SELECT ({FIRST}), 1
-  UNION ALL
-  SELECT {_NEXT}, head.n + 1 FROM head {task.format("h")} WHERE head.n < {MOST_LANES}
-), d(worker) AS MATERIALIZED (
-  SELECT CASE WHEN EXISTS ({LIVE}) AND (({FIRST}) IS NULL OR NOT EXISTS (
-    SELECT 1 FROM head {task.format("t")}
-    WHERE head.n >= {MOST_LANES} OR (t.run_at <= CAST(:now AS bigint) AND t.priority <= CAST(:up_to AS smallint)
-      AND t.kind IN {names.format("kinds")} {queues})
-  )) THEN CAST(:worker AS bigint) END
-)
-INSERT INTO schedd_tasks ({", ".join(picked)}) SELECT {", ".join(picked.values())} FROM d RETURNING id, state
-"""
+    may_start = f"""EXISTS ({LIVE}) AND (({FIRST}) IS NULL OR NOT EXISTS (
+  WITH RECURSIVE head(id, n) AS (
+    SELECT ({FIRST}), 1
+    UNION ALL
+    SELECT {_NEXT}, head.n + 1 FROM head {task.format("h")} WHERE head.n < {MOST_LANES}
+  )
+  SELECT 1 FROM head {task.format("t")}
+  WHERE head.n >= {MOST_LANES} OR (t.run_at <= :now AND t.priority <= :up_to
+    AND t.kind IN {names.format("kinds")} {queues})
+))"""
+    picked = {name: f":{name}" for name in compress(NEW, given)} | _CLAIMED_AS | {"state": str(st.CLAIMED)}
+    if dialect.name == "sqlite":  # a row without a state is ignored: SELECT … WHERE takes twice the time
+        picked["state"] = f"CASE WHEN {may_start} THEN {st.CLAIMED} END"
+        into, row = ", ".join(picked), ", ".join(picked.values())
+        return f"INSERT OR IGNORE INTO schedd_tasks ({into}) VALUES ({row})"
+    typed = [
+        f"CAST({value} AS {SQL_TYPES[COLUMNS.get(name, int)]})" if value[0] == ":" else value
+        for name, value in picked.items()
+    ]
+    into, row = ", ".join(picked), ", ".join(typed)
+    return f"INSERT INTO schedd_tasks ({into}) SELECT {row} WHERE {may_start} RETURNING id"
