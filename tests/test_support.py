@@ -16,7 +16,16 @@ import sqlalchemy
 from scheduler.store import schema
 from support import postgres_server, session
 from support.casebook import PROPERTY, SHOWN, Case, Casebook, cells_of, read_cases
-from support.databases import DIALECTS, Database, PostgresDatabases, chosen, is_left_out, needs_postgresql
+from support.databases import (
+    DIALECTS,
+    ON_BOTH,
+    ON_ONE,
+    Database,
+    PostgresDatabases,
+    chosen,
+    is_left_out,
+    needs_postgresql,
+)
 from support.session import TESTS
 
 
@@ -226,8 +235,8 @@ def test_the_files_of_make_quick_are_there() -> None:
     assert [str(file) for file in files if not file.with_name(f"test_{file.name}.py").exists()] == []
 
 
-def test_what_is_left_to_make_programs_is_there() -> None:
-    assert [name for name in session.OF_PROGRAMS if not (TESTS / name).exists()] == []
+def test_files_and_rooms_that_are_listed_are_there() -> None:
+    assert [name for name in (*session.OF_PROGRAMS, *ON_BOTH, *ON_ONE) if not (TESTS / name).exists()] == []
 
 
 def test_a_failure_is_told_though_the_parser_fails_the_first_time(request: pytest.FixtureRequest) -> None:

@@ -6,6 +6,7 @@ marked ``both_databases``: see ``is_left_out``. ``pytest --every-database`` runs
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import shutil
@@ -30,6 +31,11 @@ one_database = pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
 # Rooms whose subject is SQL, or its locks, or what a kill leaves behind. Of each other room, a file or two are marked
 # both_databases, and the rest runs on one.
 ON_BOTH = {"store", "engine/dispatch", "engine/maintenance", "faults", "stateful", "transports"}
+# Files of these rooms whose subject is decided above SQL all the same: when schedules fire.
+ON_ONE = {
+    f"engine/maintenance/test_{name}.py"
+    for name in ("catch_up", "changed_times", "recurring_graphs", "schedule_sets", "schedules")
+}
 # What executors do on PostgreSQL is tried by make executors.
 ON_SQLITE = {"executors"}
 ONE_OF = 6  # so many tests runs on PostgreSQL, where each costs more than twice as much
@@ -61,14 +67,21 @@ def is_left_out(item: pytest.Item) -> bool:
     here = callspec.params.get("dialect") if callspec is not None else None
     if here not in DIALECTS or any("dialect" in str(mark.args[0]) for mark in item.iter_markers("parametrize")):
         return False  # it takes none, or says itself on which it runs
-    rooms = {str(place) for place in item.path.relative_to(TESTS).parents}
+    rooms = _rooms_of(item.path)
     if item.get_closest_marker("one_is_enough") or (
         rooms & ON_SQLITE and not item.get_closest_marker("both_databases")
     ):
         return bool(here != "sqlite")
-    if rooms & ON_BOTH or item.get_closest_marker("both_databases"):
+    if (rooms & ON_BOTH and not rooms & ON_ONE) or item.get_closest_marker("both_databases"):
         return False
     return bool(here != chosen(item.nodeid))
+
+
+@functools.cache  # of all the tests of a file
+def _rooms_of(path: Path) -> set[str]:
+    """And the file itself."""
+    place = path.relative_to(TESTS)
+    return {str(one) for one in (place, *place.parents)}
 
 
 def chosen(name: str) -> str:

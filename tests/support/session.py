@@ -8,6 +8,7 @@ by the next run, which finds the lock free.
 from __future__ import annotations
 
 import fcntl
+import functools
 import gc
 import os
 import re
@@ -98,8 +99,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def is_of_programs(item: pytest.Item) -> bool:
-    place = item.path.relative_to(TESTS)
-    return any(place.is_relative_to(one) for one in OF_PROGRAMS) or _takes_browser(item)
+    return _lies_in_programs(item.path) or _takes_browser(item)
+
+
+@functools.cache  # of all the tests of a file
+def _lies_in_programs(path: Path) -> bool:
+    place = path.relative_to(TESTS)
+    return any(place.is_relative_to(one) for one in OF_PROGRAMS)
 
 
 def _takes_browser(item: pytest.Item) -> bool:

@@ -62,6 +62,7 @@ def test_the_first_run_after_missed_ones_stands_for_them(bench: Bench, overlap: 
     assert first[0] == START + timedelta(seconds=3560 if overlap == "allow" else 3600)
 
 
+@pytest.mark.both_databases
 @pytest.mark.case(44)
 def test_more_missed_than_a_column_can_hold(bench: Bench) -> None:
     """On PostgreSQL the schedule could not be fired any more."""
@@ -80,6 +81,7 @@ def test_a_new_daemon_makes_up_for_what_was_missed(bench: Bench) -> None:
     assert seen == [(hour(5), 5, hour(1))]
 
 
+@pytest.mark.both_databases
 @pytest.mark.case(44)
 def test_thousands_missed_come_in_ticks(bench: Bench) -> None:
     slots: list[datetime] = []
@@ -190,6 +192,7 @@ def test_a_clock_that_was_years_ahead(bench: Bench, build: Any, before: bool) ->
     assert found() == fine
 
 
+@pytest.mark.both_databases
 @pytest.mark.case(47)
 @pytest.mark.parametrize("jump", [timedelta(hours=1), timedelta(hours=-1)])
 def test_tasks_running_on_two_daemons_survive_a_jump(bench: Bench, jump: timedelta) -> None:

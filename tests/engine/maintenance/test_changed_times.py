@@ -76,6 +76,7 @@ def findings(jobs: Scheduler) -> str:
         return next(f"{f.level} {f.text}" for f in doctor.check(tx) if f.check == "schedules")
 
 
+@pytest.mark.both_databases
 def test_a_worker_finds_times_again_when_rules_change(fleet: Fleet, rules: Callable[[str], None]) -> None:
     jobs = registered(fleet)
     step(jobs)
@@ -113,6 +114,7 @@ def test_so_does_a_program_that_registers_it_again(fleet: Fleet, rules: Callable
     assert next_at(jobs, "daily") == datetime(2026, 1, 11, 6, 0, tzinfo=UTC)
 
 
+@pytest.mark.both_databases
 def test_a_day_runs_once_though_its_time_has_moved(fleet: Fleet, rules: Callable[[str], None]) -> None:
     """The clock goes two hours on: nine o'clock is over where it was to come; and back again."""
     jobs = registered(fleet)

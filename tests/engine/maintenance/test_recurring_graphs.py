@@ -27,6 +27,7 @@ def counts(bench: Bench, name: str = "etl") -> list[tuple[str, dict[str, int]]]:
     return [(r.state.value, {s.value: n for s, n in r.states.items()}) for r in bench.jobs.schedules.runs(name)]
 
 
+@pytest.mark.both_databases
 def test_each_slot_is_a_graph_with_one_correlation(bench: Bench) -> None:
     seen: list[Any] = []
     bench.script.bodies["report"] = lambda ctx: seen.append(
@@ -82,6 +83,7 @@ def test_catch_up_is_of_the_whole(bench: Bench, catchup: Any, slots: list[int]) 
         assert {task.missed for task in bench.jobs.list_tasks()} == {3}
 
 
+@pytest.mark.both_databases
 def test_a_run_is_cancelled_as_one(bench: Bench) -> None:
     dag = bench.jobs.recurring("etl").hourly_at(0)
     dag.task(Step("late")).depend_on(dag.task(Step("early")).after(7200))

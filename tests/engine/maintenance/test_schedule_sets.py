@@ -23,6 +23,7 @@ def names(bench: Bench) -> list[str]:
     return [s.name for s in bench.jobs.schedules.list()]
 
 
+@pytest.mark.both_databases
 def test_sync_applies_an_exact_set_of_one_owner(bench: Bench) -> None:
     sync = bench.jobs.schedules.sync
     tick(bench, "by hand").hourly_at(0).schedule()
@@ -148,6 +149,7 @@ def test_the_local_day_of_a_slot(bench: Bench) -> None:
     assert days == ["2026-03-29T00:00:00+01:00", "2026-03-30T00:00:00+02:00", None]
 
 
+@pytest.mark.both_databases
 def test_trigger_of_a_slot_runs_it_once(bench: Bench) -> None:
     seen: list[Any] = []
     bench.script.bodies["tick"] = lambda ctx: seen.append((ctx.slot, ctx.causation_id))

@@ -111,6 +111,7 @@ def test_the_next_instants_end_with_the_calendar(bench: Bench) -> None:
         assert len(found) < 8000
 
 
+@pytest.mark.both_databases
 @pytest.mark.case(39)
 def test_a_slot_runs_at_its_time_and_knows_it(bench: Bench) -> None:
     seen = slots(bench)
@@ -185,6 +186,7 @@ def hours(text: str) -> list[str]:
 _FIRST, *_OTHERS = ZONES
 
 
+@pytest.mark.both_databases
 @pytest.mark.case(41)
 @pytest.mark.parametrize(
     ("zone", "day"), [_FIRST, *(pytest.param(*one, marks=pytest.mark.one_is_enough) for one in _OTHERS)]
@@ -209,6 +211,7 @@ def iso(slot: datetime, zone: str) -> str:
     return text[11:16] + text[19:]
 
 
+@pytest.mark.both_databases
 @pytest.mark.case(42)
 def test_two_engines_one_slot(bench: Bench) -> None:
     first, second = bench.worker(), bench.worker()
@@ -224,6 +227,7 @@ def test_two_engines_one_slot(bench: Bench) -> None:
     assert bench.script.ran == ["tick"] * 5
 
 
+@pytest.mark.both_databases
 @pytest.mark.case(42)
 def test_two_engines_at_the_same_moment(bench: Bench) -> None:
     """The first has fired the slot and not committed when the other comes."""
@@ -243,6 +247,7 @@ def test_two_engines_at_the_same_moment(bench: Bench) -> None:
     assert bench.script.ran == ["tick"]
 
 
+@pytest.mark.both_databases
 @pytest.mark.case(42)
 def test_registering_at_every_boot(bench: Bench) -> None:
     tick(bench).every(100).schedule()
@@ -307,6 +312,7 @@ def test_an_engine_without_notifications_finds_a_new_schedule(bench: Bench) -> N
     assert [t.state.value for t in bench.jobs.list_tasks()] == ["claimed"]
 
 
+@pytest.mark.both_databases
 @pytest.mark.case(40)
 def test_a_failing_run_leaves_the_schedule_alive(bench: Bench) -> None:
     attempts: list[tuple[int, int]] = []
@@ -323,6 +329,7 @@ def test_a_failing_run_leaves_the_schedule_alive(bench: Bench) -> None:
     assert [t.state.value for t in bench.jobs.list_tasks()] == ["dead"] * 4
 
 
+@pytest.mark.both_databases
 @pytest.mark.case(43)
 def test_pause_and_resume(bench: Bench) -> None:
     seen = slots(bench)
@@ -346,6 +353,7 @@ def test_resume_before_the_slot_keeps_it(bench: Bench) -> None:
     assert bench.advance(50) == ["tick"]
 
 
+@pytest.mark.both_databases
 @pytest.mark.case(43)
 def test_trigger_runs_it_once_now_beside_its_slots(bench: Bench) -> None:
     seen = slots(bench)
@@ -362,6 +370,7 @@ def test_trigger_runs_it_once_now_beside_its_slots(bench: Bench) -> None:
     assert seen == [None, None, START + timedelta(seconds=100)]
 
 
+@pytest.mark.both_databases
 @pytest.mark.case(43)
 def test_delete(bench: Bench) -> None:
     tick(bench).every(10).schedule()
@@ -383,6 +392,7 @@ def test_unknown_names(bench: Bench) -> None:
             call("unknown")
 
 
+@pytest.mark.both_databases
 @pytest.mark.case(45)
 def test_run_on_startup(bench: Bench) -> None:
     def boot() -> list[str]:
@@ -438,6 +448,7 @@ def test_run_on_startup_of_a_paused_schedule_runs_nothing(bench: Bench) -> None:
     assert bench.drain() == []
 
 
+@pytest.mark.both_databases
 @pytest.mark.case(72)
 def test_the_name_of_another_kinds_schedule_is_refused(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     tick(bench).hourly_at(0).schedule()
