@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from scheduler.alerts.machine import Rule, is_silenced
 from scheduler.alerts.rules import us
-from scheduler.alerts.sinks.alertmanager import REFRESH_EVERY, Alertmanager
-from scheduler.alerts.sinks.sink import Sink, SinkError
+from scheduler.alerts.sinks import REFRESH_EVERY, Alertmanager, Sink, SinkError
 from scheduler.backoff import Backoff, LogOnce
 from scheduler.errors import StoreUnavailableError
 from scheduler.model.alerts import Phase

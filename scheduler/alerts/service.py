@@ -16,8 +16,7 @@ from scheduler.alerts.evaluator import Evaluator
 from scheduler.alerts.looking import Retained
 from scheduler.alerts.messages import Origin
 from scheduler.alerts.rules import us
-from scheduler.alerts.sinks.alertmanager import Alertmanager
-from scheduler.alerts.sinks.make import make_sink
+from scheduler.alerts.sinks import Alertmanager, make_sink
 from scheduler.alerts.store_watch import RULE, StoreWatch
 from scheduler.backoff import LogOnce
 from scheduler.config.scheduler_options import task_settings

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scheduler.alerts import messages
 from scheduler.alerts.machine import Notice, Rule
-from scheduler.alerts.sinks.alertmanager import LIFE, REFRESH_EVERY, Alertmanager
-from scheduler.alerts.sinks.sink import SinkError
+from scheduler.alerts.sinks import LIFE, REFRESH_EVERY, Alertmanager, SinkError
 from scheduler.backoff import Backoff, LogOnce
 from scheduler.errors import StoreUnavailableError
 from scheduler.model.alerts import Alert, Event, Key, Phase

@@ -18,10 +18,8 @@ import pytest
 
 from scheduler.alerts.machine import Notice, Rule
 from scheduler.alerts.messages import Origin, compose
-from scheduler.alerts.sinks.alertmanager import LIFE
-from scheduler.alerts.sinks.alertmanager import Alertmanager as AlertmanagerSink
-from scheduler.alerts.sinks.make import make_sink
-from scheduler.alerts.sinks.sink import SinkError
+from scheduler.alerts.sinks import LIFE, SinkError, make_sink
+from scheduler.alerts.sinks import Alertmanager as AlertmanagerSink
 from scheduler.config.alerts import AlertSink
 from scheduler.model.alerts import Alert, Event, Key, Phase
 from scheduler.ports import SECOND

@@ -6,7 +6,7 @@ from typing import Any
 
 from scheduler.alerts.messages import Origin, trial
 from scheduler.alerts.service import make_sinks
-from scheduler.alerts.sinks.sink import SinkError
+from scheduler.alerts.sinks import SinkError
 from scheduler.client.json_views import alert_view, time
 from scheduler.config.alerts import RULES
 from scheduler.config.sources import parse_duration

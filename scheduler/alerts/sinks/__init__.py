@@ -1,1 +1,0 @@
-"""Where messages of alerts go: one file for each type of sink."""
