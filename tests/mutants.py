@@ -572,7 +572,7 @@ MUTANTS = (
     ),
     Mutant(
         "nothing that a task says is obeyed by a terminal",
-        (Change("scheduler/cli/streams.py", "click.echo(printable(str(text))", "click.echo(str(text)"),),
+        (Change("scheduler/cli/echo.py", "click.echo(printable(str(text))", "click.echo(str(text)"),),
         ("tests/cli/test_terminal.py",),
     ),
     Mutant(

@@ -87,7 +87,7 @@ CIRCLES: dict[frozenset[str], str] = {
         "jobs.tasks has the other two as attributes, and they start from it"
     ),
     frozenset({"scheduler.engine.attempt.attempt", "scheduler.engine.attempt.capture"}): "an attempt has its output",
-    frozenset({"scheduler.cli.completion", "scheduler.cli.root"}): "completion reads all commands, and is one",
+    frozenset({"scheduler.cli.complete", "scheduler.cli.root"}): "completion reads all commands, and is one",
 }
 DATABASE_MODULES = {"sqlalchemy", "sqlite3", "psycopg", "alembic"}
 SQL_PLACES = {"store", "migrations"}

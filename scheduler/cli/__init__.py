@@ -13,8 +13,8 @@ def main() -> None:
     """Run ``schedctl`` with the arguments of this process."""
     ours = ends_quietly()  # while modules are imported
     _collect_later()
+    from scheduler.cli.echo import ready
     from scheduler.cli.root import root
-    from scheduler.cli.streams import ready
 
     ready()
     if ours:

@@ -92,7 +92,7 @@ def test(session: Session, /, names: tuple[str, ...]) -> int:
 
     from scheduler.alerts.messages import Origin, trial
     from scheduler.alerts.service import make_sinks
-    from scheduler.alerts.sinks.sink import SinkError
+    from scheduler.alerts.sinks import SinkError
     from scheduler.operations.alerts import new_id
 
     settings = session.config.alerts

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from scheduler.cli import exits
+from scheduler.cli.echo import say
 from scheduler.cli.filters import filter_options, filter_text, task_filter
 from scheduler.cli.group import Group
-from scheduler.cli.masking import masks_of
 from scheduler.cli.options import Number, acts, common
-from scheduler.cli.output import print_object, print_rows, time
+from scheduler.cli.output import masks_of, print_object, print_rows, time
 from scheduler.cli.session import Session, note, note_stale, prints
-from scheduler.cli.streams import say
 
 if TYPE_CHECKING:
     from scheduler.operations.desk import Tx

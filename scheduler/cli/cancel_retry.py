@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from scheduler.cli import exits
+from scheduler.cli.echo import say
 from scheduler.cli.filters import (
     CANCELLED_FIELDS,
     Asked,
@@ -21,7 +22,6 @@ from scheduler.cli.filters import (
 from scheduler.cli.options import acts, common
 from scheduler.cli.output import print_object, print_rows
 from scheduler.cli.session import Session, note, note_stale, prints
-from scheduler.cli.streams import say
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -9,12 +9,29 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.shell_completion import CompletionItem
+from click.shell_completion import CompletionItem, get_completion_class
 
 from scheduler.cli.session import Session
 
 if TYPE_CHECKING:
     from scheduler.operations.desk import Tx
+
+
+@click.command(name="completion")
+@click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
+def completion_command(shell: str) -> None:
+    """Print the script that completes commands and options in a shell.
+
+    For bash put  eval "$(schedctl completion bash)"  into ~/.bashrc; zsh likewise; for fish:
+    schedctl completion fish > ~/.config/fish/completions/schedctl.fish
+    """
+    from scheduler.cli.root import VARIABLE, root
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    made = kind(root, {}, "schedctl", VARIABLE)
+    # click's own source() would first start a bash to ask its version
+    click.echo(made.source_template % made.source_vars())
 
 
 PATIENCE_S = 1.0

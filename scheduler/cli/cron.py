@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from scheduler.cli.crontab import add_command, from_apscheduler_command, import_command, sync_command
+from scheduler.cli.echo import say
 from scheduler.cli.group import Group
-from scheduler.cli.masking import masks_of
 from scheduler.cli.options import INSTANT, TASK_ID, Number, acts, common
-from scheduler.cli.output import print_object, print_rows, print_table, time
+from scheduler.cli.output import masks_of, print_object, print_rows, print_table, time
+from scheduler.cli.polling import watchable
 from scheduler.cli.session import Session, note, note_no_worker, prints
-from scheduler.cli.streams import say
-from scheduler.cli.watch import watchable
 
 if TYPE_CHECKING:
     from scheduler.operations.schedules import ScheduleRecord

@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 import click
 
-from scheduler.cli.making import Times, schedule
 from scheduler.cli.options import acts, common
 from scheduler.cli.output import print_rows
 from scheduler.cli.session import Session, note, prints
+from scheduler.cli.submit import Times, schedule
 from scheduler.model.catchup import OVERLAPS
 from scheduler.operations.new_task import PlacedTask
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, BinaryIO
 import click
 
 from scheduler.cli import exits
+from scheduler.cli.echo import say
 from scheduler.cli.group import Group
 from scheduler.cli.options import acts, common
 from scheduler.cli.output import print_fields, print_object, print_rows
 from scheduler.cli.session import Session, note, prints
-from scheduler.cli.streams import say
 from scheduler.errors import SchedulerError
 from scheduler.system import files
 

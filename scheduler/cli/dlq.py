@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from scheduler.cli.change import note_left
+from scheduler.cli.cancel_retry import note_left
+from scheduler.cli.echo import say
 from scheduler.cli.filters import (
     MAX_LIMIT,
     breaking_off,
@@ -19,11 +20,9 @@ from scheduler.cli.filters import (
     task_filter,
 )
 from scheduler.cli.group import Group
-from scheduler.cli.masking import masks_of, reveals
 from scheduler.cli.options import TASK_ID, Number, acts, common
-from scheduler.cli.output import print_object, print_rows
+from scheduler.cli.output import masks_of, print_object, print_rows, reveals
 from scheduler.cli.session import Session, note, note_stale, prints
-from scheduler.cli.streams import say
 from scheduler.cli.views import SHOW_FIELDS, TASK_FIELDS, task_view
 
 if TYPE_CHECKING:

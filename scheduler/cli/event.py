@@ -7,11 +7,11 @@ from typing import Any
 import click
 
 from scheduler.cli import exits
+from scheduler.cli.echo import say
 from scheduler.cli.group import Group
 from scheduler.cli.options import Number, acts, common
 from scheduler.cli.output import print_object, print_rows, time
 from scheduler.cli.session import Session, note, note_no_worker, prints
-from scheduler.cli.streams import say
 
 _FIELDS = ("name", "emitted_at", "emitted_by", "waiting", "size", "payload")
 

@@ -9,8 +9,8 @@ import traceback
 import click
 
 from scheduler import errors
+from scheduler.cli.echo import say
 from scheduler.cli.group import NoCommandError
-from scheduler.cli.streams import say
 
 DONE, FAILED, USAGE, UNKNOWN, CONFLICT, UNREACHABLE, TIMED_OUT, INTERRUPTED = 0, 1, 2, 3, 4, 5, 124, 130
 

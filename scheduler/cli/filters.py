@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 import click
 
 from scheduler.cli import exits
+from scheduler.cli.echo import say
 from scheduler.cli.options import SPAN, TASK_ID, Number, read_states
 from scheduler.cli.output import print_object, print_rows, print_table
 from scheduler.cli.session import Session, note, note_kind, note_stale
-from scheduler.cli.streams import say
 
 if TYPE_CHECKING:
     from scheduler.model.task_filter import TaskFilter

@@ -8,12 +8,11 @@ from typing import Any
 import click
 
 from scheduler.cli import exits
-from scheduler.cli.looks import Poller
-from scheduler.cli.masking import masks_of, reveals
+from scheduler.cli.echo import say
 from scheduler.cli.options import SPAN, TASK_ID, common, common_but_timeout
-from scheduler.cli.output import print_rows
+from scheduler.cli.output import masks_of, print_rows, reveals
+from scheduler.cli.polling import Poller
 from scheduler.cli.session import Session, note, prints
-from scheduler.cli.streams import say
 
 _FIELDS = ("id", "state", "kind", "error")
 

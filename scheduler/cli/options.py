@@ -160,7 +160,7 @@ class _Zone(_Type):
     name = "zone"
 
     def read(self, text: str) -> str:
-        from scheduler.cli.instants import zone_of
+        from scheduler.cli.timefmt import zone_of
 
         zone_of(text)
         return text

@@ -7,17 +7,24 @@ import os
 import shutil
 import sys
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, tzinfo
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from scheduler.cli.instants import brief, distance, instant_of, short, shown, zone_of
+from scheduler.cli.echo import is_utf8
+from scheduler.cli.options import acts
 from scheduler.cli.session import Session
-from scheduler.cli.streams import is_utf8
+from scheduler.cli.timefmt import brief, distance, instant_of, short, shown, zone_of
 from scheduler.model.printable import printable_json
 
+if TYPE_CHECKING:
+    from scheduler.operations.desk import Tx
+    from scheduler.operations.masks import ViewMasks
+
+
+F = TypeVar("F", bound=Callable[..., Any])
 Row = Mapping[str, Any]
 
 _GAP = "  "
@@ -311,3 +318,17 @@ def _cut(text: str, room: int) -> str:
             break
         kept.append(char)
     return "".join(kept) + "…"
+
+
+def reveals(command: F) -> F:
+    """Adds ``--reveal``, with ``--by`` and ``--reason``."""
+    return click.option("--reveal", is_flag=True, help="Also show secrets of payloads; the audit records it.")(
+        acts(command)
+    )
+
+
+def masks_of(tx: Tx, kinds: Iterable[str]) -> ViewMasks:
+    """What hides the secrets of tasks of these kinds. Imported when it is first needed."""
+    from scheduler.operations.masks import ViewMasks
+
+    return ViewMasks(tx, kinds)

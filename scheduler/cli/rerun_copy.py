@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from scheduler.cli import exits
-from scheduler.cli.change import note_left, print_states
-from scheduler.cli.changes import change_options, take_changes
+from scheduler.cli.cancel_retry import note_left, print_states
+from scheduler.cli.echo import say
 from scheduler.cli.filters import (
     Asked,
     chosen_by_filters,
@@ -21,7 +21,7 @@ from scheduler.cli.filters import (
 from scheduler.cli.options import TASK_ID, acts, common, common_but_timeout
 from scheduler.cli.output import print_object
 from scheduler.cli.session import Session, note, prints
-from scheduler.cli.streams import say
+from scheduler.cli.task_options import change_options, take_changes
 
 
 @click.command(name="rerun")

@@ -12,38 +12,38 @@ from typing import Any, NoReturn
 import click
 
 from scheduler.cli import exits
-from scheduler.cli.completion import VARIABLE
+from scheduler.cli.echo import say
 from scheduler.cli.group import Group
 from scheduler.cli.options import common
-from scheduler.cli.streams import say
 from scheduler.model.nearest import nearest
 
+VARIABLE = "_SCHEDCTL_COMPLETE"  # set by a shell that asks what to complete
 # name -> (module, what --help says of it, "": the command's own text); NAME_command of the module is the command
 COMMANDS = {
     "status": ("status", "The store at a glance: counts, workers, problems."),
-    "report": ("report", "One verdict on how things stand, with causes and next commands."),
+    "report": ("status", "One verdict on how things stand, with causes and next commands."),
     "list": ("tasks", "Tasks, newest first."),
     "show": ("tasks", "Everything about a task, and why it is not running."),
     "why": ("tasks", "Why tasks do not run."),
     "run": ("submit", "Schedule a command."),
     "submit": ("submit", "Schedule a task of any kind that workers have registered."),
-    "cancel": ("change", "End tasks, or ask running ones to end."),
-    "retry": ("change", "Run tasks again that failed or were cancelled."),
+    "cancel": ("cancel_retry", "End tasks, or ask running ones to end."),
+    "retry": ("cancel_retry", "Run tasks again that failed or were cancelled."),
     **{
         one.name.removeprefix("verb_"): (one.name, "")
         for one in iter_modules([os.path.dirname(__file__)])
         if one.name[:5] == "verb_"
     },
-    "rerun": ("steer", "Run tasks again that have ended, also successes."),
-    "copy": ("steer", "Store a copy of a task, with other arguments."),
+    "rerun": ("rerun_copy", "Run tasks again that have ended, also successes."),
+    "copy": ("rerun_copy", "Store a copy of a task, with other arguments."),
     "set": ("set", "Change stored tasks, and settings while daemons run."),
-    "settings": ("settings", "Slots, caps and rates in effect, and their sources."),
-    "pause": ("pause", "Claim nothing of a queue, of a kind, or at all."),
-    "resume": ("pause", "Claim again what was paused."),
+    "settings": ("set", "Slots, caps and rates in effect, and their sources."),
+    "pause": ("queues", "Claim nothing of a queue, of a kind, or at all."),
+    "resume": ("queues", "Claim again what was paused."),
     "wait": ("follow", "Wait until tasks have ended."),
     "logs": ("follow", "The output of a task's attempts."),
     "graph": ("graph", "The tasks that edges connect with a task."),
-    "compare": ("compare", "A run beside the last good one."),
+    "compare": ("graph", "A run beside the last good one."),
     "bulk": ("bulk", "Changes of many tasks, planned first and run in batches."),
     "dlq": ("dlq", "Dead letters: tasks that failed for good; replay them."),
     "cron": ("cron", "Recurring schedules."),
@@ -51,7 +51,7 @@ COMMANDS = {
     "alerts": ("alerts", "Alerts that fire, silences, and their messages."),
     "sources": ("messages", "Sources of messages."),
     "sinks": ("messages", "Sinks for messages."),
-    "executors": ("executors", "Places where tasks run that name an executor."),
+    "executors": ("workers", "Places where tasks run that name an executor."),
     "inbox": ("messages", "Messages that have come in."),
     "outbox": ("messages", "Messages that go out."),
     "audit": ("audit", "Changes, with their authors, times and reasons."),
@@ -60,16 +60,16 @@ COMMANDS = {
     "worker": ("workers", "One worker: let it drain, or claim again."),
     "stats": ("stats", "How long tasks run and wait, how many end and fail."),
     "top": ("top", "Running tasks, live."),
-    "metrics": ("metrics", "Figures of the store for Prometheus."),
-    "gc": ("gc", "Remove everything that has outlived its retention."),
+    "metrics": ("stats", "Figures of the store for Prometheus."),
+    "gc": ("upkeep", "Remove everything that has outlived its retention."),
     "db": ("db", "The database: upgrade, check, backup."),
     "config": ("config", "The settings in effect."),
-    "init": ("init", "Write a first module of tasks, with its configuration and a test."),
+    "init": ("config", "Write a first module of tasks, with its configuration and a test."),
     "service": ("service", "Run schedd as a service of systemd or launchd."),
-    "doctor": ("doctor", "Check what must always hold."),
+    "doctor": ("upkeep", "Check what must always hold."),
     "console": ("console", "Pages that say what is wrong, and mend it."),
-    "mcp": ("mcp", "Serve agents over the Model Context Protocol."),
-    "completion": ("completion", "Print the script that completes commands in a shell."),
+    "mcp": ("console", "Serve agents over the Model Context Protocol."),
+    "completion": ("complete", "Print the script that completes commands in a shell."),
 }
 
 _ALIASES = {"executor": "executors"}  # not listed in --help

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from scheduler.cli import exits
+from scheduler.cli.echo import say
 from scheduler.cli.options import common
 from scheduler.cli.output import print_object, print_rows
 from scheduler.cli.session import Session, note, prints
-from scheduler.cli.streams import say
 from scheduler.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from scheduler.cli.streams import say
+from scheduler.cli.echo import say
 from scheduler.errors import StoreUnavailableError
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""``schedctl set``: change stored tasks, and settings while daemons run."""
+"""``schedctl set``: change stored tasks, and settings while daemons run; ``schedctl settings`` shows these."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from scheduler.cli import exits
-from scheduler.cli.changes import change_options, take_changes
+from scheduler.cli.echo import say
 from scheduler.cli.filters import (
     CHANGED_FIELDS,
     Asked,
@@ -19,16 +19,16 @@ from scheduler.cli.filters import (
     task_filter,
 )
 from scheduler.cli.group import Group
-from scheduler.cli.masking import masks_of
 from scheduler.cli.options import Number, acts, common, common_but_timeout
-from scheduler.cli.output import print_object, print_rows
+from scheduler.cli.output import masks_of, print_object, print_rows
 from scheduler.cli.session import Session, note, prints
-from scheduler.cli.streams import say
+from scheduler.cli.task_options import change_options, take_changes
 from scheduler.cli.views import TASK_FIELDS, task_view
 
 if TYPE_CHECKING:
     from scheduler.operations.changes import Changes
     from scheduler.operations.limits import Place
+
 
 SETTING_FIELDS = ("setting", "value", "changed")
 _COLUMNS = ("id", "kind", "state", "priority", "queue", "run_at", "max_attempts")
@@ -237,3 +237,16 @@ def _set(session: Session, where: Place, values: dict[str, Any], *, reset: bool)
         say(f"{where.subject}: {text or 'as programs and configurations say'}")
     if not done.changed:
         note("it was so already")
+
+
+@click.command(name="settings")
+@common
+@prints(("setting", "value", "source"))
+def settings_command(session: Session, /) -> None:
+    """Show the slots of each live worker, and the caps and rates of kinds, keys and queues, as they are in effect.
+
+    SOURCE names where a setting comes from: a program, a configuration, or `schedctl set`, by whom and since when.
+    """
+    from scheduler.operations.limits import in_effect
+
+    print_rows(session, [one._asdict() for one in in_effect(session.desk)])

@@ -1,17 +1,24 @@
-"""``schedctl stats``: how often attempts ended how, and how long they ran and waited."""
+"""``schedctl stats`` and ``schedctl metrics``: figures for people, and for Prometheus."""
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from scheduler.cli.echo import say
 from scheduler.cli.options import AGO, common
 from scheduler.cli.output import print_rows, time
 from scheduler.cli.session import Session, note, note_kind, prints
+from scheduler.errors import SchedulerError
+from scheduler.system import files
 
 if TYPE_CHECKING:
     from scheduler.client.stats import KindStats
+
 
 HOUR = 3_600_000_000  # microseconds
 FIELDS = (
@@ -119,3 +126,58 @@ def duration(seconds: float | None) -> str:
     unit, name = next((unit, name) for most, unit, name in _UNITS if seconds < most)
     number = seconds / unit
     return f"{number:.0f}{name}" if number >= 100 else f"{number:.2g}{name}" if number < 10 else f"{number:.3g}{name}"
+
+
+FILE_MODE = 0o644  # the reader is another user
+
+
+@click.command(name="metrics")
+@click.option(
+    "--file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Replace this file, in one piece: NAME.prom for node_exporter's textfile collector.",
+)
+@common
+@prints(())
+def metrics_command(session: Session, /, file: Path | None) -> None:
+    """Print figures of the store as text for Prometheus: tasks, queues, dead letters, problems, workers.
+
+    The figures are of the whole store, so one reader of a fleet is enough. Each daemon's own counts are at its
+    [metrics] listen. No daemon need run.
+    """
+    from scheduler.telemetry import prometheus
+    from scheduler.telemetry.store_figures import read_figures
+
+    if session.output != "table":
+        raise click.UsageError("the figures are printed as text for Prometheus only, without --output")
+    prometheus.require("schedctl metrics")
+    database, config = session.existing(), session.config
+    kept = config.retention.failed if config.retention.dead is None else config.retention.dead
+    expiry = config.alerts.rules.dead_letters_expiring.within
+    with database.read() as tx:
+        found = read_figures(tx, dead_retention=kept, expiry=expiry)
+    text, _ = prometheus.render(prometheus.make_registry(lambda: found, process=False))
+    if file is None:
+        say(text.decode(), nl=False)
+    else:
+        write_whole(file, text)
+
+
+def write_whole(path: Path, text: bytes) -> None:
+    """Replace a file at once, so that no reader sees a part of it. Raises SchedulerError if it cannot be written."""
+    import tempfile
+
+    try:
+        number, made = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.absolute().parent)
+        try:
+            with open(number, "wb") as file:
+                file.write(text)
+                files.set_mode(file.fileno(), made, FILE_MODE)
+            os.replace(made, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(made)
+            raise
+    except OSError as error:
+        raise SchedulerError(f"{path} cannot be written: {error.strerror or error}") from error

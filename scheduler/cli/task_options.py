@@ -1,18 +1,23 @@
-"""Options of commands, made of the fields of a struct of the desk, and their values for its fields."""
+"""Options of tasks, made of the fields of a struct of the desk: of new tasks, and of changes of stored ones."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from datetime import datetime, timedelta
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 import click
 import msgspec
 
 from scheduler.cli.options import EDGE, INSTANT, SPAN, Number
-from scheduler.cli.payload import read_json
+from scheduler.cli.payload import read_json, read_params
 from scheduler.model.times import to_datetime
+from scheduler.operations.new_task import NewTask, check_together, policy_of
+
+if TYPE_CHECKING:
+    from scheduler.operations.changes import Changes
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 S = TypeVar("S", bound=msgspec.Struct)
@@ -97,3 +102,39 @@ def _kind_of(annotation: Any) -> _Kind:
     if int in found:
         return _Kind(Number(**bounds) if any(bound is not None for bound in bounds.values()) else int)
     return _Kind(float if float in found else None)
+
+
+_CHANGED = ("after", "at", "priority", "queue", "headers", "retry", "timeout")
+
+
+def change_options(queue: str) -> Callable[[F], F]:
+    """Adds the options of a change, for :func:`take_changes`. ``queue``: that option's name."""
+
+    def decorate(command: F) -> F:
+        command = click.option("--payload", metavar="JSON", help="Another payload, whole.")(command)
+        command = click.option(
+            "-P", "params", multiple=True, metavar="NAME=TEXT | NAME:=JSON", help="A field of the payload."
+        )(command)
+        return options_of(NewTask, _CHANGED, {"queue": queue})(command)
+
+    return decorate
+
+
+def take_changes(given: dict[str, Any], *, required: bool = True) -> Changes:
+    """Take the changes out of the options given. Raises UsageError, ConfigError."""
+    queue, params, payload = given.pop("new_queue"), given.pop("params"), given.pop("payload")
+    task = read_options(NewTask, {**{name: given.pop(name) for name in _CHANGED if name != "queue"}, "queue": queue})
+    check_together(task, spelled)
+    if params and payload is not None:
+        raise click.UsageError("-P and --payload exclude each other")
+    made: Any = {name: value for name in _CHANGED if (value := getattr(task, name)) is not None}
+    if "retry" in made:
+        made["retry"] = policy_of(task)
+    if params:
+        made["fields"] = read_params(params)
+    if payload is not None:
+        made["payload"] = read_json("--payload", payload)
+    if required and not made:
+        raise click.UsageError("say what to change: --in, --at, --priority, --to-queue, -P, --payload, …")
+    changes: Changes = made
+    return changes

@@ -6,12 +6,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from scheduler.cli.echo import say
 from scheduler.cli.filters import filter_options, filter_text, note_kinds, task_filter
-from scheduler.cli.masking import masks_of, reveals
 from scheduler.cli.options import AGO, TASK_ID, Number, common
-from scheduler.cli.output import cell, print_fields, print_object, print_rows, print_table, terminal_width
+from scheduler.cli.output import (
+    cell,
+    masks_of,
+    print_fields,
+    print_object,
+    print_rows,
+    print_table,
+    reveals,
+    terminal_width,
+)
+from scheduler.cli.polling import watchable
 from scheduler.cli.session import Session, note, note_queue, prints
-from scheduler.cli.streams import say
 from scheduler.cli.views import (
     ATTEMPT_COLUMNS,
     AUDIT_COLUMNS,
@@ -25,7 +34,6 @@ from scheduler.cli.views import (
     TASK_FIELDS,
     task_view,
 )
-from scheduler.cli.watch import watchable
 
 if TYPE_CHECKING:
     from scheduler.operations.details import TaskRecord
@@ -246,7 +254,7 @@ def _spawned(children: dict[str, Any]) -> str:
 
 def print_view(view: dict[str, Any]) -> None:
     """The same for people."""
-    from scheduler.cli.durable_views import CHECKPOINT_COLUMNS, WAIT_COLUMNS
+    from scheduler.cli.views import CHECKPOINT_COLUMNS, WAIT_COLUMNS
     from scheduler.model.texts import counted
 
     fields: list[tuple[str, object]] = [

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from scheduler.cli.echo import say
 from scheduler.cli.options import SPAN, Number, common
 from scheduler.cli.output import Row, cell, print_object, print_table, seconds, time
 from scheduler.cli.session import Session, prints
 from scheduler.cli.stats import percent
-from scheduler.cli.streams import say
 from scheduler.errors import StoreUnavailableError
 from scheduler.system.terminals import by_keys
 

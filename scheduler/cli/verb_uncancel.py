@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from scheduler.cli.change import act
+from scheduler.cli.cancel_retry import act
 from scheduler.cli.options import TASK_ID, acts, common
 from scheduler.cli.session import Session, prints
 

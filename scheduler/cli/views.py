@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from scheduler.client.json_views import TASK_VIEW
 from scheduler.client.json_views import attempt_view as attempt_view
 from scheduler.client.json_views import audit_view as audit_view
+from scheduler.client.json_views import checkpoint_view as checkpoint_view
 from scheduler.client.json_views import decoded as decoded
 from scheduler.client.json_views import edge_view as edge_view
 from scheduler.client.json_views import placement_view as placement_view
@@ -14,10 +15,12 @@ from scheduler.client.json_views import seconds as seconds
 from scheduler.client.json_views import task_view as task_view
 from scheduler.client.json_views import time as time
 from scheduler.client.json_views import trace_view as trace_view
+from scheduler.client.json_views import wait_view as wait_view
 from scheduler.client.json_views import worker_view as worker_view
 
 if TYPE_CHECKING:
     from scheduler.operations.workers import WorkerRecord
+
 
 TASK_FIELDS = tuple(TASK_VIEW)
 SHOW_FIELDS = (
@@ -118,3 +121,7 @@ def worker_row(worker: WorkerRecord, now: int) -> dict[str, Any]:
         "running": ", ".join(f"{one.id} {one.kind}" for one in worker.running[:_NAMED])
         + (f" and {len(worker.running) - _NAMED} more" if len(worker.running) > _NAMED else ""),
     }
+
+
+CHECKPOINT_COLUMNS = ("name", "type", "recorded_at", "seconds", "size", "value", "error", "note")
+WAIT_COLUMNS = ("name", "event", "task", "items", "open", "since", "until")

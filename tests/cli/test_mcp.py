@@ -161,7 +161,7 @@ def test_what_may_be_allowed_is_said(ctl: Ctl) -> None:
 
 
 def test_a_missing_package_is_named(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scheduler.cli.mcp.find_spec", lambda name: None if name == "mcp" else sys)
+    monkeypatch.setattr("scheduler.cli.console.find_spec", lambda name: None if name == "mcp" else sys)
     assert "schedctl mcp needs mcp: pip install 'schedd[mcp]'" in ctl.fails(2, "mcp")
 
 

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from scheduler import Context, Scheduler, task
-from scheduler.cli import metrics as metrics_command
+from scheduler.cli import stats
 from scheduler.telemetry.store_figures import STORE_METRICS
 from support.databases import Database
 
@@ -56,7 +56,7 @@ def test_a_file_is_replaced_in_one_piece(
     assert ctl("metrics", "--file", str(target)).exit_code == 0
     first = target.read_text()
     assert parsed(first)
-    assert stat.S_IMODE(target.stat().st_mode) == metrics_command.FILE_MODE
+    assert stat.S_IMODE(target.stat().st_mode) == stats.FILE_MODE
     assert os.listdir(place) == ["schedd.prom"]
 
     def fail(*_: Any) -> None:

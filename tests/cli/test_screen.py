@@ -9,8 +9,8 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from scheduler.cli import watch
-from scheduler.cli.instants import brief, short
+from scheduler.cli import polling
+from scheduler.cli.timefmt import brief, short
 from support.bench import Bench
 
 from .conftest import Ctl
@@ -128,7 +128,7 @@ def test_watching(ctl: Ctl, live: Bench, terminal: Terminal, monkeypatch: pytest
             raise KeyboardInterrupt
         live.drain()
 
-    monkeypatch.setattr(watch, "pause", pause)
+    monkeypatch.setattr(polling, "pause", pause)
     done = ctl("list", "--watch", "--interval", "5s", "--columns", "id,state", "-o", "jsonl")
     assert done.exit_code == 130
     assert done.stdout.splitlines() == [f'{{"id": {made}, "state": "{s}"}}' for s in ("scheduled", "success")]
@@ -149,7 +149,7 @@ def test_a_watched_screen_ends_where_the_terminal_does(
     def pause(_seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(watch, "pause", pause)
+    monkeypatch.setattr(polling, "pause", pause)
     monkeypatch.setenv("LINES", "10")
     *shown, interrupted = terminal("list --watch").splitlines()
     assert len(shown) == 9

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from scheduler import ConfigError, PayloadError, RetryPolicy, Scheduler, Task
-from scheduler.cli.derived import options_of, read_options, spelled
+from scheduler.cli.task_options import options_of, read_options, spelled
 from scheduler.client.builder import TaskBuilder
 from scheduler.console.api.arguments import Submit
 from scheduler.model.task import TaskOptions
