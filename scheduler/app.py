@@ -18,11 +18,9 @@ from scheduler.client.async_tasks import AsyncTaskOperations
 from scheduler.client.audit import AuditOperations
 from scheduler.client.batch import Batch
 from scheduler.client.builder import SpecFactory, TaskBuilder, make_builder
-from scheduler.client.ends import EndOperations, Subscription
-from scheduler.client.messages import MessageOperations
-from scheduler.client.pauses import PauseOperations
-from scheduler.client.publishing import PublishOperations
-from scheduler.client.queues import QueueOperations
+from scheduler.client.completions import EndOperations, Subscription
+from scheduler.client.publishing import MessageOperations, PublishOperations
+from scheduler.client.queues import PauseOperations, QueueOperations
 from scheduler.client.recurring_graph import RecurringGraph
 from scheduler.client.stats import StatsOperations
 from scheduler.client.submitter import TaskSubmitter

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from scheduler.app import Scheduler
+    from scheduler.client.async_tasks import Progress
     from scheduler.client.info import TaskInfo
-    from scheduler.client.watching import Progress
 
 STATE = "schedd"  # the name in request.state
 PING = 15.0  # seconds without an event, after which a comment keeps proxies from closing the stream

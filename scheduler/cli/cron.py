@@ -100,7 +100,7 @@ def forecast_(session: Session, /, hours: float) -> None:
     P50 and P90: half of the runs, and nine of ten, took no longer in the last day, or else in the last seven. All
     other tasks that are scheduled come on top.
     """
-    from scheduler.client.analysis_views import forecast_view
+    from scheduler.client.analysis import forecast_view
     from scheduler.model.texts import listed
     from scheduler.operations.schedules import forecast
 

@@ -40,7 +40,7 @@ _SHAPES = {"success": "#9be89b", "running": "#9bdfe8", "failed": "#f2a6a6", "dea
 @watchable
 def graph_command(session: Session, /, task_id: int, style: str, limit: int, every: bool) -> None:
     """The tasks that edges connect with a task, directly or not, when they may have ended, and what blocks most."""
-    from scheduler.client.analysis_views import estimate_view, graph_view
+    from scheduler.client.analysis import estimate_view, graph_view
     from scheduler.operations.analysis import graph, graph_estimate
 
     if style in ("dot", "mermaid") and (session.output != "table" or session.columns is not None):
@@ -162,7 +162,7 @@ def compare_command(session: Session, /, task_id: int, other: int | None) -> int
     OTHER defaults to the last good run of the schedule that made the task. Without a schedule, it is the last good
     task of the same kind whose correlation and key differ only in numbers. The status is 3 if there is none.
     """
-    from scheduler.client.analysis_views import comparison_view
+    from scheduler.client.analysis import comparison_view
     from scheduler.operations.analysis import beside
 
     with session.desk.read() as tx:

@@ -202,7 +202,7 @@ def show_command(session: Session, /, ids: tuple[int, ...], at: int | None, reve
 
 
 def _show_at(session: Session, ids: tuple[int, ...], at: int) -> None:
-    from scheduler.client.analysis_views import past_task_view
+    from scheduler.client.analysis import past_task_view
     from scheduler.operations.details import get_task, task_at
 
     with session.existing().read() as tx:

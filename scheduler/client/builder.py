@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, overload
 
 import msgspec
 
-from scheduler.client.given import Given
-from scheduler.client.placing_calls import PlacingCalls
-from scheduler.client.recurrence_calls import RecurrenceCalls
+from scheduler.client.builder_parts import Given, PlacingCalls, RecurrenceCalls
 from scheduler.client.submitter import TaskSubmitter
 from scheduler.errors import ConfigError, InvalidScheduleError, PayloadError
 from scheduler.model.lanes import check_fairness_key, check_weight

@@ -1,4 +1,4 @@
-"""``jobs.publish``: messages to sinks, committed with the caller's own rows if wanted."""
+"""``jobs.publish`` sends messages to sinks; ``jobs.release_held`` runs what waits for messages before it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from scheduler.client.submitter import TaskSubmitter
 from scheduler.client.threads import in_thread
+from scheduler.model.actor import acting_as
 from scheduler.model.outgoing import outgoing_spec
 from scheduler.model.running import inherit
 from scheduler.model.spec import TaskId, TaskSpec
 from scheduler.model.times import span_us
+from scheduler.operations import messages
+from scheduler.operations.desk import Desk
 from scheduler.store import outbox
 from scheduler.store.db.tx import Tx
 from scheduler.store.tasks.enqueue import callers_connection
@@ -110,3 +113,22 @@ class PublishOperations:
         return made
 
     publish_async = in_thread(publish)
+
+
+class MessageOperations:
+    """The part of the Scheduler that steers messages. Needs ``desk`` and ``threads``."""
+
+    desk: Desk
+
+    def release_held(
+        self, source: str, *, subject: str | None = None, by: str | None = None, reason: str | None = None
+    ) -> list[int]:
+        """Run messages of a source that are held since others of their subject are missing; returns the tasks' ids.
+
+        ``subject``: of this one only. They run in their order; a missing message that comes later does not run. The
+        audit records ``by`` and ``reason``. Raises StoreUnavailableError.
+        """
+        with acting_as(by, reason=reason):
+            return messages.release(self.desk, source, subject)
+
+    release_held_async = in_thread(release_held)

@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, Self, overload
 import msgspec
 
 from scheduler.client.builder import TaskBuilder, make_builder, unique_recurs
-from scheduler.client.recurrence_calls import RecurrenceCalls
+from scheduler.client.builder_parts import RecurrenceCalls
 from scheduler.client.submitter import TaskSubmitter
 from scheduler.errors import ConfigError, InvalidScheduleError
 from scheduler.model.graph import batch_order

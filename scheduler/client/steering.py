@@ -10,10 +10,9 @@ import msgspec
 
 from scheduler.client.bulks import Bulks
 from scheduler.client.dead_letters import warn_left
-from scheduler.client.live_settings import LiveSettings
+from scheduler.client.fleet import LiveSettings, Workers
 from scheduler.client.tasks import TaskOperations, warn_done
 from scheduler.client.threads import in_thread
-from scheduler.client.workers import Workers
 from scheduler.errors import ConfigError
 from scheduler.model.spec import TaskId
 from scheduler.operations import bulk as many

@@ -27,10 +27,9 @@ from scheduler import (
 )
 from scheduler.client.bulks import Bulks
 from scheduler.client.dead_letters import DeadLetters
-from scheduler.client.live_settings import LiveSettings
+from scheduler.client.fleet import LiveSettings, Workers
 from scheduler.client.schedules import Schedules
 from scheduler.client.threads import THREADS
-from scheduler.client.workers import Workers
 from scheduler.testing import drain
 from support.databases import Database
 

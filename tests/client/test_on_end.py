@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from scheduler import ConfigError, PermanentError, Scheduler, TaskState
-from scheduler.client import ends as client_ends
 from scheduler.client.info import TaskInfo
 from scheduler.ports import SECOND
 from scheduler.store.read.ended import OVERLAP, EndsReader, Wanted
@@ -93,7 +92,7 @@ def test_a_program_is_called_for_what_another_one_runs(schedulers: Ours) -> None
 
 
 def test_it_is_woken_and_does_not_poll(schedulers: Ours, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_ends, "WOKEN_POLL", 600.0)
+    monkeypatch.setattr(completions, "WOKEN_POLL", 600.0)
     program, worker = schedulers(), schedulers()
     worker.start()
     seen = Seen()

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from scheduler.client import analysis_views
 from scheduler.client import json_views as views
+from scheduler.client.analysis import estimate_view, forecast_view, graph_view
 from scheduler.console.api import arguments as args
 from scheduler.console.pages.bulks import bulk_view
 from scheduler.console.pages.task import plain_log
@@ -100,13 +100,13 @@ def show_graph(visit: Visit, given: args.Graph) -> dict[str, Any]:
     with visit.read() as tx:
         found = analysis.graph(tx, visit.params["id"], given.limit)
         left = analysis.graph_estimate(tx, found)
-    return analysis_views.graph_view(found) | {"estimate": analysis_views.estimate_view(left)}
+    return graph_view(found) | {"estimate": estimate_view(left)}
 
 
 def forecast(visit: Visit, given: args.Ahead) -> dict[str, Any]:
     """What the schedules will run, when, for how long, and where slots are too few."""
     with visit.read() as tx:
-        found = analysis_views.forecast_view(schedules.forecast(tx, given.hours))
+        found = forecast_view(schedules.forecast(tx, given.hours))
     for one in found["schedules"]:
         one["fires"] = one["fires"][: given.fires]
     del found["load"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from scheduler.client.analysis_views import comparison_view
+from scheduler.client.analysis import comparison_view
 from scheduler.console.masks import TaskMasks
 from scheduler.console.pages.task import plain_log
 from scheduler.console.render import Page

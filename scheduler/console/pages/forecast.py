@@ -6,7 +6,7 @@ from datetime import UTC, timedelta
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
-from scheduler.client.analysis_views import forecast_view
+from scheduler.client.analysis import forecast_view
 from scheduler.console.render import Page
 from scheduler.console.routes import Nav, page
 from scheduler.console.visit import BadInputError, Visit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from scheduler.client.analysis_views import estimate_view
+from scheduler.client.analysis import estimate_view
 from scheduler.console.drawing import draw, states_of
 from scheduler.console.past import asked_instant
 from scheduler.console.render import Page

@@ -1,16 +1,63 @@
-"""The calls that say when something recurs: common to builders of single tasks and of graphs."""
+"""Parts of builders: the arguments given, and the calls that say when something recurs and where it runs."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import Generic, Literal, Self, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
 
 from scheduler.client.submitter import TaskSubmitter
-from scheduler.errors import ConfigError, InvalidScheduleError
+from scheduler.errors import ConfigError, InvalidScheduleError, PayloadError
 from scheduler.model import recurrence as recur
 from scheduler.model.catchup import CATCHUPS, MAX_JITTER, OVERLAPS
 from scheduler.model.recurrence import Recurrence, Weekday
+from scheduler.model.registry import Kind, context_hint
+from scheduler.model.resources import Resources
+from scheduler.model.spec import TaskSpec
+from scheduler.model.task import TaskFunction
 from scheduler.model.times import SECOND, instant_us, span_us
+from scheduler.operations.new_task import set_executor, set_option
+from scheduler.operations.published import PublishedKind
+
+
+class Given(NamedTuple):
+    """The payload that a builder was made with, by its names.
+
+    ``parameters``: of a @task function; None for others, whose parents may have any names.
+    """
+
+    kind: Kind | PublishedKind
+    parameters: tuple[str, ...] | None
+    given: tuple[str, ...]
+
+    def free(self) -> str | None:
+        """The first parameter without an argument."""
+        return next((name for name in self.parameters or () if name not in self.given), None)
+
+    def check(self, name: str) -> None:
+        """Raise ConfigError if no parent can have this name."""
+        kind = self.kind.name
+        if self.parameters is not None and name not in self.parameters:
+            there = f"there are {', '.join(self.parameters)}" if self.parameters else "it has none"
+            raise ConfigError(f"{kind} has no parameter {name!r} for the result of a parent: {there}")
+        if name in self.given:
+            raise ConfigError(f"{kind} gets {name!r} twice: as an argument, and from a parent")
+
+    def refuse_lacking(self, lacking: frozenset[str], payload: str, names: Iterable[str]) -> None:
+        """Raise PayloadError for an argument that the caller has not given and no parent of its name brings."""
+        missing = lacking - frozenset(names)
+        if not missing:
+            return
+        if self.parameters is None:
+            self.kind.without(lacking - missing).decode(payload)  # says what it misses
+        first = next(name for name in self.parameters or sorted(missing) if name in missing)
+        source = getattr(self.kind, "source", None)
+        hint = context_hint(source) if isinstance(source, TaskFunction) else ""
+        raise PayloadError(
+            f"payload of {self.kind.name} does not fit: missing a required argument: {first!r}{hint}; "
+            f"pass it, or name a parent so: depend_on(parent, name={first!r})"
+        )
+
 
 B = TypeVar("B")
 _SETTINGS = ("_catchup", "_overlap", "_run_on_startup", "_jitter", "_starts_at", "_ends_at")
@@ -18,7 +65,10 @@ _NAMES = frozenset(_SETTINGS)
 
 
 class RecurrenceCalls(Generic[B]):
-    """Needs ``_caller``, and ``_recurring``, which gives the builder of type ``B`` a recurrence."""
+    """The calls that say when something recurs, common to builders of single tasks and of graphs.
+
+    Needs ``_caller``, and ``_recurring``, which gives the builder of type ``B`` a recurrence.
+    """
 
     # Class attributes: most builders of a large batch keep the defaults, and need no memory for them.
     _caller: TaskSubmitter
@@ -125,3 +175,33 @@ class RecurrenceCalls(Generic[B]):
         if given:
             listed = ", ".join(name.removeprefix("_") for name in given)
             raise InvalidScheduleError(f"{listed}: this needs a recurrence such as cron() or every()")
+
+
+class PlacingCalls:
+    """The calls that say where a task runs. Needs ``_spec``."""
+
+    _spec: TaskSpec
+
+    def executor(self, name: str, options: Mapping[str, Any] | None = None) -> Self:
+        """Run the task as a job of ``[executors.NAME]``; ``"local"``: in a worker, whatever its kind says.
+
+        ``options``: the executor's own, such as a partition; without them the kind's count, if it names the same
+        executor. Raises ConfigError.
+        """
+        set_executor(self._spec, name, options)
+        return self
+
+    def resources(
+        self,
+        cpu: float | None = None,
+        memory: int | str | None = None,
+        gpu: int | None = None,
+        disk: int | str | None = None,
+    ) -> Self:
+        """The needs of the task of the machine that its executor finds, in place of those of its kind.
+
+        ``cpu``: cores; ``memory``, ``disk``: bytes, or a text such as ``"32G"``. Workers do not look at it. Raises
+        ConfigError.
+        """
+        set_option(self._spec, "resources", Resources(cpu=cpu, memory=memory, gpu=gpu, disk=disk))
+        return self
