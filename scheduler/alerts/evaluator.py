@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scheduler.alerts import messages
-from scheduler.alerts.looking import Looker, Retained
 from scheduler.alerts.machine import Limits, Notice, advance
+from scheduler.alerts.observer import Looker, Retained
 from scheduler.alerts.rules import rules_of, us
 from scheduler.model.alerts import Event
 from scheduler.store import alerts as store

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from scheduler.alerts.delivery import Courier, MessageCourier, StateCourier
 from scheduler.alerts.evaluator import Evaluator
-from scheduler.alerts.looking import Retained
 from scheduler.alerts.messages import Origin
+from scheduler.alerts.observer import Retained
 from scheduler.alerts.rules import us
 from scheduler.alerts.sinks import Alertmanager, make_sink
 from scheduler.alerts.store_watch import RULE, StoreWatch

@@ -1,8 +1,9 @@
-"""A process that forks jobs: ``python -P -m scheduler.daemon.job_template FD MODULE…``. executors/warm.py starts it.
+"""A process that forks jobs: ``python -P -m scheduler.daemon.job_template FD MODULE…``.
 
-It has imported schedd, and nothing of the user's; it has read no configuration, opened no connection and started no
-thread. So a job that is forked from it goes the same way as one that was started anew, and only begins sooner. Jobs
-are in sessions of their own and do not end with it; it ends with the daemon.
+``executors/job_fork_server.py`` starts it. It has imported schedd, and nothing of the user's; it has read no
+configuration, opened no connection and started no thread. So a job that is forked from it goes the same way as one
+that was started anew, and only begins sooner. Jobs are in sessions of their own and do not end with it; it ends with
+the daemon.
 
 A request is a job's directory, its arguments, its niceness and variables, with the descriptor of its lock. The answer
 is None, or why there is no process.

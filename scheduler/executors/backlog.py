@@ -1,13 +1,18 @@
-"""BacklogView: the tasks that an executor's workers could run now, and since when the oldest of them is due."""
+"""How many workers an executor starts: by the age of the backlog that it sees, within bounds.
+
+Age, not length: a thousand short tasks may be gone before a worker has begun, and one task that waits for an hour needs
+one. Workers end by themselves when they are idle, so nothing is decided about fewer.
+"""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from scheduler.model.inbox import INBOX
 from scheduler.model.lanes import executor_of, kind_of
 from scheduler.model.outgoing import OUTBOX
 from scheduler.model.pauses import Pauses
 from scheduler.model.registry import Registry
-from scheduler.model.scaling import Backlog
 from scheduler.ports import SECOND
 from scheduler.store import worker_jobs
 from scheduler.store.db.tx import Tx
@@ -61,3 +66,58 @@ def _has_room(tx: Tx, known: KnownLimits, head: LaneHead) -> bool:
         return True
     rooms = caps.headroom(tx, known.of(head.queue, head.lane), locked=False)
     return all(room.free != 0 and room.starts != 0 for room in rooms.values())
+
+
+class ScaleRules(NamedTuple):
+    """``least``, ``most``: workers at a time; ``older``: seconds that a task is due before more of them are started;
+    ``cooldown``: seconds from the last start to the next."""
+
+    least: int
+    most: int
+    older: float
+    cooldown: float
+
+
+class Workforce(NamedTuple):
+    """``waiting``: jobs that have not begun; ``working``: those that have. ``rest``: seconds since one was last
+    submitted or begun, None: none ever was."""
+
+    waiting: int
+    working: int
+    rest: float | None
+
+    @property
+    def jobs(self) -> int:
+        """All that there are."""
+        return self.waiting + self.working
+
+
+class Backlog(NamedTuple):
+    """Tasks that are due, and that a worker could run. ``age``: seconds since the oldest was due, None: there is none;
+    ``tasks``: how many, as far as they were counted."""
+
+    age: float | None = None
+    tasks: int = 0
+
+
+def more_workers(rules: ScaleRules, force: Workforce, backlog: Backlog) -> int:
+    """How many workers to start now.
+
+    At least as many as make up ``least``. One for a backlog that is old; for one that stays old, as many again as work,
+    so that ten thousand tasks have enough after some rounds. None while others have not begun: whether they are enough
+    shows when they work.
+    """
+    room = max(0, rules.most - force.jobs)
+    missing = min(room, rules.least - force.jobs)
+    if missing > 0:
+        return missing
+    if backlog.age is None or backlog.age < rules.older or force.waiting:
+        return 0
+    if force.rest is not None and force.rest < rules.cooldown:
+        return 0
+    return min(room, max(1, min(force.working, backlog.tasks)))
+
+
+def superfluous(rules: ScaleRules, force: Workforce, quiet: float, idle: float) -> int:
+    """How many of the jobs that have not begun to cancel, as nothing has been due for ``quiet`` seconds."""
+    return max(0, min(force.waiting, force.jobs - rules.least)) if quiet >= idle else 0

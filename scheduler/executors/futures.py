@@ -1,7 +1,7 @@
 """The executor ``futures``: jobs run in whatever has ``submit(function, *arguments)`` and gives futures.
 
 Pools of ``concurrent.futures``, Dask's Client, Parsl's, executorlib's and submitit's executors have it. The pool runs
-a function that starts the job's process and waits for it: see ``pool_job.py``. The job's files say
+a function that starts the job's process and waits for it: ``job_process.run_in_pool``. The job's files say
 what became of it, in a directory that the daemon and the pool share; futures tell only what has not begun, and why it
 never will.
 """
@@ -20,10 +20,9 @@ import msgspec
 
 from scheduler.engine.child.imports import resolve
 from scheduler.errors import ConfigError
-from scheduler.executors import pool_job
 from scheduler.executors.directory import DirectoryExecutor
 from scheduler.executors.job_files import explained
-from scheduler.executors.job_process import ask_to_end, look, was_started
+from scheduler.executors.job_process import ask_to_end, look, run_in_pool, was_started
 from scheduler.executors.ports import Capabilities, ExecutorError, Finding, Job, Phase, Refused, Seen, Submitted
 
 CLOSE_S = 5.0  # that a pool has for its end
@@ -136,7 +135,7 @@ class FuturesExecutor(DirectoryExecutor):
         pool = self._made_pool()
         given = (str(place), list(job.argv), dict(job.env), job.limit, sys.executable, list(job.without))
         try:
-            future = pool.submit(pool_job.run, *given, **job.options)
+            future = pool.submit(run_in_pool, *given, **job.options)
         except TypeError as error:
             return Refused(job.name, False, f"submit() of the pool refuses it: {error}")
         except Exception as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -37,6 +38,7 @@ done
 echo $code > "$dir/exit.new" && mv "$dir/exit.new" "$dir/exit"
 kill -KILL 0
 """
+POLL_S = 0.2  # between two looks of a pool whether its job is to end
 _LOCK_TRIES, _LOCK_PAUSE_S = 20, 0.005
 _GRACE_OVER_LIMIT_S = 10.0  # from SIGTERM to SIGKILL for a job that has run for too long
 _SIGNALLED = 128  # a shell's exit status of a job that a signal ended: this, and the signal's number
@@ -197,3 +199,36 @@ def look(place: Path) -> Seen | None:
         return Seen(name=name, handle=name, phase=ended, reason=f"ended by {_signal_name(number)}", signal=number)
     phase = Phase.FAILED if code == NOT_MINE else ended
     return Seen(name=name, handle=name, phase=phase, reason=f"exit status {code}", exit_code=code)
+
+
+def run_in_pool(
+    directory: str,
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    limit: float | None,
+    python: str,
+    without: Sequence[str] = (),
+) -> int | None:
+    """Run a job whose files are in this directory; its exit status. None: it runs elsewhere, has run, or is to end.
+
+    The executor ``futures`` sends it to a pool, which may be on another machine, by its name.
+    ``python``: the daemon's interpreter, in whose place this one's stands in ``argv``.
+    """
+    place = Path(directory)
+    lock = lock_to_start(place)
+    if lock is None:
+        return None
+    try:
+        if (place / "cancel").exists():  # asked with the lock: a daemon that saw it free says that the job is over
+            return None
+        process = start(place, lock, [sys.executable if part == python else part for part in argv], env, without)
+    finally:
+        os.close(lock)  # the job has it, too
+    began, asked = time.time(), False
+    while process.poll() is None:
+        if not asked and (place / "cancel").exists():
+            send_signal(place, signal.SIGTERM)
+            asked = (place / "pid").exists()
+        end_if_due(place, began, limit)
+        time.sleep(POLL_S)
+    return process.returncode

@@ -14,7 +14,7 @@ import msgspec
 
 from scheduler.config.sources import Duration
 from scheduler.errors import ConfigError
-from scheduler.executors import kubernetes_words as words
+from scheduler.executors import kubernetes_parse
 from scheduler.executors.kubernetes_api import Api, access_of
 from scheduler.executors.kubernetes_spec import PREFIX, Template, is_same, label_value, manifest, wrong_option
 from scheduler.executors.ports import Capabilities, Finding, Job, Refused, Seen, Submitted
@@ -84,7 +84,11 @@ class KubernetesExecutor:
     def find(self, names: Sequence[str]) -> Mapping[str, str]:
         """See :class:`scheduler.executors.ports.Executor`."""
         wanted = set(names)
-        found = (job["metadata"]["name"] for job in self._api.list(self._api.jobs(), self._ours) if words.is_ours(job))
+        found = (
+            job["metadata"]["name"]
+            for job in self._api.list(self._api.jobs(), self._ours)
+            if kubernetes_parse.is_ours(job)
+        )
         return {name: name for name in found if name in wanted}
 
     def observe(self) -> Sequence[Seen]:
@@ -96,9 +100,9 @@ class KubernetesExecutor:
             for owner in pod["metadata"].get("ownerReferences") or ():
                 if owner.get("kind") == "Job":
                     pods[owner["name"]].append(pod)
-        left = [name for name in pods if name not in jobs and words.NAME.fullmatch(name)]
-        mine = [name for name, job in jobs.items() if words.is_ours(job)]
-        return [words.seen_of(name, jobs.get(name), pods.get(name, ())) for name in (*mine, *left)]
+        left = [name for name in pods if name not in jobs and kubernetes_parse.NAME.fullmatch(name)]
+        mine = [name for name, job in jobs.items() if kubernetes_parse.is_ours(job)]
+        return [kubernetes_parse.seen_of(name, jobs.get(name), pods.get(name, ())) for name in (*mine, *left)]
 
     def cancel(self, handles: Sequence[str], grace: float) -> None:
         """See :class:`scheduler.executors.ports.Executor`. The grace is that which the pods were made with.
@@ -148,7 +152,7 @@ class KubernetesExecutor:
             return Submitted(job.name, job.name)
         if answer.status == 409 and answer.reason == "AlreadyExists":
             return self._adopt(job.name, made)
-        refused = words.refusal(job.name, answer)
+        refused = kubernetes_parse.refusal(job.name, answer)
         if refused is None:
             raise self._api.trouble(answer)
         return refused
@@ -158,7 +162,7 @@ class KubernetesExecutor:
         answer = self._api.ask("GET", self._api.jobs(name))
         meta = answer.fields.get("metadata") or {}
         if answer.status == 404 or meta.get("deletionTimestamp"):
-            return Refused(name, True, f"a Job {name} is being deleted", words.RETRY_S)
+            return Refused(name, True, f"a Job {name} is being deleted", kubernetes_parse.RETRY_S)
         if not answer.ok:
             raise self._api.trouble(answer)
         if is_same(made, answer.fields):
@@ -167,7 +171,7 @@ class KubernetesExecutor:
 
     def _delete(self, name: str, propagation: str) -> None:
         """Raises ExecutorError."""
-        if not words.NAME.fullmatch(name):
+        if not kubernetes_parse.NAME.fullmatch(name):
             return
         body = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": propagation}
         answer = self._api.ask("DELETE", self._api.jobs(name), body=body)

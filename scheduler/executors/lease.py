@@ -6,7 +6,7 @@ import logging
 
 from scheduler.config.executors import Executor as Section
 from scheduler.executors import ports
-from scheduler.executors.link import Answers, EngineLink
+from scheduler.executors.backend_state import BackendLink, BackendState
 from scheduler.executors.ports import NOT_MINE
 from scheduler.model.capacity import Scale
 from scheduler.model.placement import Phase
@@ -28,7 +28,7 @@ class ExecutorLease:
         self,
         name: str,
         section: Section,
-        link: EngineLink,
+        link: BackendLink,
         database: Database,
         holder: str,
     ) -> None:
@@ -78,7 +78,7 @@ class LeasedExecutor:
         self.name = name
         self._section = section
         self._database = database
-        self._link = EngineLink(name, executor, database)
+        self._link = BackendLink(name, executor, database)
         self._lease = ExecutorLease(name, section, self._link, database, holder)
 
     @property
@@ -94,11 +94,11 @@ class LeasedExecutor:
         """Close the executor."""
         self._link.executor.close()
 
-    def _why_lost(self, placement: Placement, answers: Answers, now: int) -> str | None:
+    def _why_lost(self, placement: Placement, polled: BackendState, now: int) -> str | None:
         """Why this job will not begin; None if it may."""
-        if answers.jobs is None:
+        if polled.jobs is None:
             return None
-        seen = answers.of(placement)
+        seen = polled.of(placement)
         if seen is None or seen.phase is Phase.GONE:
             submitted = placement.submitted_at or placement.reserved_at
             late = now - submitted > round(self._section.submit_grace * SECOND)

@@ -1,7 +1,7 @@
 """The executor ``process``: jobs are processes on the daemon's machine, which outlive the daemon.
 
 Each job has a directory of its name with files, so that any later daemon finds it: see ``job_process.py``; and
-``job.json`` has its resources. ``warm.py`` has jobs forked by a process that has imported schedd already.
+``job.json`` has its resources. ``job_fork_server.py`` has jobs forked by a process that has imported schedd already.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import msgspec
 from scheduler.errors import ConfigError
 from scheduler.executors.directory import DirectoryExecutor
 from scheduler.executors.job_files import explained, write_private
+from scheduler.executors.job_fork_server import JobTemplate, TemplateGoneError, arguments_of
 from scheduler.executors.job_process import (
     ask_to_end,
     end_if_due,
@@ -31,7 +32,6 @@ from scheduler.executors.job_process import (
     start,
 )
 from scheduler.executors.ports import Capabilities, Finding, Job, Refused, Resources, Seen, Submitted
-from scheduler.executors.warm import JobTemplate, TemplateGoneError, arguments_of
 from scheduler.model.limits import parse_size, size_text
 from scheduler.system import LINUX, NEEDS_LINUX
 from scheduler.system.processes import cpus, memory_of_machine

@@ -18,7 +18,7 @@ import msgspec
 
 from scheduler.config.sources import Duration
 from scheduler.errors import ConfigError
-from scheduler.executors import ray_words as words
+from scheduler.executors import ray_parse
 from scheduler.executors.ports import Capabilities, ExecutorError, Finding, Job, Phase, Refused, Seen, Submitted
 from scheduler.model.secrets import Secret
 from scheduler.transports.ports import require
@@ -66,7 +66,7 @@ class RayExecutor:
             raise ConfigError(f"executors.{name}.url must begin with http:// or https://, not {settings.url!r:.80}")
         if "@" in settings.url:
             raise ConfigError(f"executors.{name}.url must have no user and password: Ray takes a token")
-        wrong = words.wrong_option(settings.defaults)
+        wrong = ray_parse.wrong_option(settings.defaults)
         if wrong is not None:
             raise ConfigError(f"executors.{name}.defaults: {wrong}")
         self._settings = settings
@@ -113,10 +113,10 @@ class RayExecutor:
         if answer.status == 404:
             return None
         if answer.status == 200 and answer.whole:
-            return words.own_words(str(_decoded(answer, dict[str, str]).get("logs", "")), tail)
+            return ray_parse.own_words(str(_decoded(answer, dict[str, str]).get("logs", "")), tail)
         answer = self._ask("GET", f"/api/jobs/{handle}")
-        record = _decoded(answer, words.Record) if answer.status == 200 else words.Record()
-        return words.own_words(record.logged or "", tail)
+        record = _decoded(answer, ray_parse.Record) if answer.status == 200 else ray_parse.Record()
+        return ray_parse.own_words(record.logged or "", tail)
 
     def forget(self, handles: Sequence[str]) -> None:
         """See :class:`scheduler.executors.ports.Executor`."""
@@ -149,21 +149,21 @@ class RayExecutor:
 
     def _submit(self, job: Job) -> Submitted | Refused:
         options = {**self._settings.defaults, **job.options}
-        wrong = words.wrong_option(options)
+        wrong = ray_parse.wrong_option(options)
         if wrong is not None:
             return Refused(job.name, False, f"executor_options: {wrong}")
-        wrong = words.unfit(job.resources)
+        wrong = ray_parse.unfit(job.resources)
         if wrong is not None:
             return Refused(job.name, False, wrong)
         if self._settings.python is not None and job.argv[0] == sys.executable:
             job = replace(job, argv=[self._settings.python, *job.argv[1:]])
-        fields = words.request(job, options, self._settings.grace)
+        fields = ray_parse.request(job, options, self._settings.grace)
         answer = self._ask("POST", "/api/jobs/", msgspec.json.encode(fields))
         if answer.status == 200:
             return Submitted(job.name, job.name)
-        if words.exists(answer.text):
+        if ray_parse.exists(answer.text):
             return self._adopt(job)
-        refused = words.refusal(job.name, answer.status, answer.text, answer.after)
+        refused = ray_parse.refusal(job.name, answer.status, answer.text, answer.after)
         if refused is None:
             raise _unwell(answer)
         return refused
@@ -172,19 +172,19 @@ class RayExecutor:
         """Take the job that has the name already, if it is this one."""
         there = next((record for record in self._list() if record.name == job.name), None)
         if there is None:
-            return Refused(job.name, True, "Ray had a job of this name a moment ago", words.RETRY_S)
+            return Refused(job.name, True, "Ray had a job of this name a moment ago", ray_parse.RETRY_S)
         if there.store not in (None, job.labels.get("store")):
             return Refused(job.name, False, f"Ray has a job of this name, of the store {there.store}")
         return Submitted(job.name, job.name)
 
     # Requests
 
-    def _list(self) -> list[words.Record]:
+    def _list(self) -> list[ray_parse.Record]:
         """All jobs of schedd, in one question."""
         answer = self._ask("GET", "/api/jobs/")
         if answer.status != 200:
             raise _unwell(answer)
-        return [record for record in _decoded(answer, list[words.Record]) if record.name]
+        return [record for record in _decoded(answer, list[ray_parse.Record]) if record.name]
 
     def _ask(self, method: str, path: str, content: bytes | None = None, most: int = MAX_ANSWER) -> _Answer:
         """An answer, whatever its status; of at most ``most`` bytes. Raises ExecutorError: there is none."""
@@ -220,7 +220,7 @@ class RayExecutor:
 
 
 def _checked(handle: str) -> str:
-    if not words.NAME.fullmatch(handle):
+    if not ray_parse.NAME.fullmatch(handle):
         raise ExecutorError(f"{handle!r:.80} is no job of schedd's")
     return handle
 
@@ -240,10 +240,10 @@ def _unwell(answer: _Answer) -> ExecutorError:
         return ExecutorError(f"Ray answered {answer.status}: it does not take the token; set token_file")
     if answer.status == 404:
         return ExecutorError("there is no Ray dashboard at this url: it answered 404")
-    return ExecutorError(f"Ray answered {answer.status}: {words.last_line(answer.text)}", answer.after)
+    return ExecutorError(f"Ray answered {answer.status}: {ray_parse.last_line(answer.text)}", answer.after)
 
 
-def _long_gone(records: Iterable[words.Record], now: float) -> Iterable[str]:
+def _long_gone(records: Iterable[ray_parse.Record], now: float) -> Iterable[str]:
     """Those that the placer does not have forgotten, since it takes them for neither alive nor over."""
     for record in records:
         ended = record.end_time

@@ -16,14 +16,15 @@ from scheduler.app import Scheduler
 from scheduler.backoff import LogOnce
 from scheduler.config.executors import Executor as Section
 from scheduler.config.executors import resources_of_worker
+from scheduler.config.extensions import Group, find, settings_of
 from scheduler.config.model import Config
 from scheduler.config.sources import format_duration
 from scheduler.engine.dead_letter_hook import DeadLetterHook
 from scheduler.errors import StoreUnavailableError
+from scheduler.executors import ports
+from scheduler.executors.job_fork_server import START
 from scheduler.executors.placer import Placer
 from scheduler.executors.ports import Executor, ExecutorError, Finding
-from scheduler.executors.types import make_executor
-from scheduler.executors.warm import START
 from scheduler.executors.worker_placer import WorkerPlacer
 from scheduler.model.job_token import job_token
 from scheduler.model.placement import GATEWAY_VARIABLE, GRACE_VARIABLE, TOKEN_VARIABLE
@@ -32,6 +33,28 @@ from scheduler.ports import SECOND, spawn_thread
 
 if TYPE_CHECKING:
     from scheduler.executors.gateway import JobGateway
+
+
+EXECUTORS = Group(
+    "schedd.executors",
+    "executor",
+    "executors",
+    {
+        "futures": "scheduler.executors.futures:FuturesExecutor",
+        "kubernetes": "scheduler.executors.kubernetes:KubernetesExecutor",
+        "process": "scheduler.executors.process:ProcessExecutor",
+        "ray": "scheduler.executors.ray:RayExecutor",
+        "slurm": "scheduler.executors.slurm:SlurmExecutor",
+    },
+)
+
+
+def make_executor(config: Config, name: str) -> ports.Executor:
+    """The executor ``[executors.NAME]``. Does no I/O but reading files of secrets. Raises ConfigError."""
+    section = config.executors[name]
+    factory: ports.ExecutorFactory = find(EXECUTORS, section.type)
+    return factory(name, settings_of(factory.Settings, EXECUTORS, name, section, config.origins))
+
 
 STEP_TIMEOUT_S = 60.0  # of one look, in the database
 GOODBYE_S = 2.0  # for giving the leases up

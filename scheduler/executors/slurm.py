@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from scheduler.errors import ConfigError
-from scheduler.executors import slurm_words as words
+from scheduler.executors import slurm_parse
 from scheduler.executors.job_files import explained, tail_of, write_private
 from scheduler.executors.ports import Capabilities, ExecutorError, Finding, Job, Phase, Refused, Seen, Submitted
 from scheduler.system.processes import user_id
@@ -64,10 +64,10 @@ class SlurmExecutor:
             raise ConfigError(
                 f"executors.{name}.directory must be an absolute path without % and \\, not {settings.directory!r}"
             )
-        wrong = words.wrong_option(settings.defaults)
+        wrong = slurm_parse.wrong_option(settings.defaults)
         if wrong is not None:
             raise ConfigError(f"executors.{name}.defaults: {wrong}")
-        bad = next((one for one in settings.environment if not words.is_variable(one)), None)
+        bad = next((one for one in settings.environment if not slurm_parse.is_variable(one)), None)
         if bad is not None:
             raise ConfigError(f"executors.{name}.environment: {bad!r:.80} is not the name of a variable")
         self._defaults = settings.defaults
@@ -127,8 +127,8 @@ class SlurmExecutor:
         found.append(Finding(usable, f"partitions: {shown}" if shown else "there are no partitions"))
         if wanted is not None and not usable:
             found.append(Finding(False, f"partition {wanted}, which defaults names, is not up"))
-        config = words.config_of(self._run("scontrol", "show", "config").stdout)
-        for name, meaning in words.CONFIG.items():
+        config = slurm_parse.config_of(self._run("scontrol", "show", "config").stdout)
+        for name, meaning in slurm_parse.CONFIG.items():
             found.append(Finding(True, f"{name} is {config.get(name, 'unknown')}: {meaning}"))
         warned = any("send_user_signal" in value for value in config.values())
         found.append(Finding(True, f"jobs {'' if warned else 'do not '}get SIGTERM before they are preempted"))
@@ -141,10 +141,10 @@ class SlurmExecutor:
 
     def _submit(self, job: Job) -> Submitted | Refused:
         options = {**self._defaults, **job.options}
-        wrong = words.wrong_option(options)
+        wrong = slurm_parse.wrong_option(options)
         if wrong is not None:
             return Refused(job.name, False, f"executor_options: {wrong}")
-        unfit = next((one for one in job.env if not words.is_variable(one)), None)
+        unfit = next((one for one in job.env if not slurm_parse.is_variable(one)), None)
         if unfit is not None:
             return Refused(job.name, False, f"{unfit!r:.80} is not the name of a variable")
         place = self._place_of(job.name)
@@ -154,13 +154,13 @@ class SlurmExecutor:
                 place / "env", "".join(f"{name}={shlex.quote(value)}\n" for name, value in self._env(job).items())
             )
         except OSError as error:
-            return Refused(job.name, True, f"no files can be made in {place}: {error.strerror}", words.RETRY_S)
+            return Refused(job.name, True, f"no files can be made in {place}: {error.strerror}", slurm_parse.RETRY_S)
         script = _BATCH_SCRIPT.format(env=shlex.quote(str(place / "env")), command=shlex.join(job.argv))
         done = self._run("sbatch", *self._arguments(job, options), input=script, may_fail=True)
-        number = words.job_number(done.stdout)
+        number = slurm_parse.job_number(done.stdout)
         if done.returncode == 0 and number is not None:
             return Submitted(job.name, job.name)
-        return words.refusal(job.name, done.stderr or f"sbatch ended with exit status {done.returncode}")
+        return slurm_parse.refusal(job.name, done.stderr or f"sbatch ended with exit status {done.returncode}")
 
     def _arguments(self, job: Job, options: Mapping[str, Any]) -> Iterator[str]:
         yield from ("--parsable", "--no-requeue", "--dependency=singleton", "--export=NONE", "--open-mode=append")
@@ -168,31 +168,31 @@ class SlurmExecutor:
         yield f"--signal=B:TERM@{WARNING_S}"
         if job.limit is not None:
             yield f"--time={math.ceil((job.limit + 2 * WARNING_S) / 60)}"
-        yield from words.asked_for(job.resources, options, timed=job.limit is not None)
+        yield from slurm_parse.asked_for(job.resources, options, timed=job.limit is not None)
 
     def _env(self, job: Job) -> dict[str, str]:
         """What the job has of the daemon's environment, its configuration first, and what is set for it."""
         inherited = {
             name: value
             for name, value in os.environ.items()
-            if (name in self._passed_on or (name.startswith("SCHEDD_") and words.is_variable(name)))
+            if (name in self._passed_on or (name.startswith("SCHEDD_") and slurm_parse.is_variable(name)))
             and name not in job.without
         }
         return {**inherited, **job.env}
 
     # What Slurm says
 
-    def _rows(self, names: Iterable[str]) -> list[words.Row]:
-        ours = [name for name in names if words.NAME.fullmatch(name)]
+    def _rows(self, names: Iterable[str]) -> list[slurm_parse.Row]:
+        ours = [name for name in names if slurm_parse.NAME.fullmatch(name)]
         return [row for some in _parts(ours) for row in self._squeue([f"--name={','.join(some)}"])]
 
-    def _squeue(self, which: Sequence[str]) -> list[words.Row]:
+    def _squeue(self, which: Sequence[str]) -> list[slurm_parse.Row]:
         user = f"--user={user_id()}"
-        return words.rows(self._run("squeue", "-h", "-t", "all", user, *which, "-O", words.COLUMNS).stdout)
+        return slurm_parse.rows(self._run("squeue", "-h", "-t", "all", user, *which, "-O", slurm_parse.COLUMNS).stdout)
 
-    def _seen(self, rows: Iterable[words.Row]) -> dict[str, Seen]:
+    def _seen(self, rows: Iterable[slurm_parse.Row]) -> dict[str, Seen]:
         """One job for each name: that which is not over, or else the one that was submitted last."""
-        best: dict[str, words.Row] = {}
+        best: dict[str, slurm_parse.Row] = {}
         for row in rows:
             other = best.get(row.name)
             if other is None or (not row.phase.over, row.age) > (not other.phase.over, other.age):
@@ -223,20 +223,20 @@ class SlurmExecutor:
             )
         except subprocess.TimeoutExpired as error:
             output = (error.stderr or b"").decode(errors="replace")
-            if may_fail and words.is_full(output):  # sbatch itself tries again for minutes
+            if may_fail and slurm_parse.is_full(output):  # sbatch itself tries again for minutes
                 return subprocess.CompletedProcess([program], -1, "", output)
-            output = words.first_line(output)
+            output = slurm_parse.first_line(output)
             raise ExecutorError(f"{program} has not ended within {_COMMAND_S:g} s{output and f': {output}'}") from None
         except OSError as error:
             raise ExecutorError(f"{program} cannot be run: {error.strerror}") from error
-        if done.returncode and (not may_fail or words.is_away(done.stderr)):
-            raise ExecutorError(f"{program}: {words.first_line(done.stderr) or f'exit status {done.returncode}'}")
+        if done.returncode and (not may_fail or slurm_parse.is_away(done.stderr)):
+            raise ExecutorError(f"{program}: {slurm_parse.first_line(done.stderr) or f'exit status {done.returncode}'}")
         return done
 
     # Its files
 
     def _place_of(self, handle: str) -> Path:
-        if not words.NAME.fullmatch(handle):
+        if not slurm_parse.NAME.fullmatch(handle):
             raise ExecutorError(f"{handle!r:.80} is no job of schedd's")
         return self._place / handle
 
@@ -251,7 +251,7 @@ class SlurmExecutor:
         for name in names:
             with suppress(OSError):
                 place = self._place / name
-                if words.NAME.fullmatch(name) and time.time() - place.stat().st_mtime > KEPT_S:
+                if slurm_parse.NAME.fullmatch(name) and time.time() - place.stat().st_mtime > KEPT_S:
                     shutil.rmtree(place, ignore_errors=True)
 
 

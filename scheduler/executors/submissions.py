@@ -9,7 +9,7 @@ from typing import Protocol
 import msgspec
 
 from scheduler.backoff import bounded_wait
-from scheduler.executors.link import EngineLink
+from scheduler.executors.backend_state import BackendLink
 from scheduler.executors.ports import ExecutorError, Job, Submitted
 from scheduler.model.fingerprint import describe
 from scheduler.model.resources import resources_from_json
@@ -56,7 +56,7 @@ class Submissions:
     def __init__(
         self,
         name: str,
-        link: EngineLink,
+        link: BackendLink,
         database: Database,
         make: Callable[[Placement], Job],
         refused: Callable[[int, Placement, str], object],

@@ -16,17 +16,16 @@ from scheduler.config.executors import Executor as Section
 from scheduler.config.executors import resources_of_worker
 from scheduler.engine.dead_letter_hook import DeadLetterHook
 from scheduler.executors import ports
-from scheduler.executors.backlog import BacklogView
+from scheduler.executors.backend_state import BackendState
+from scheduler.executors.backlog import Backlog, BacklogView, ScaleRules, Workforce, more_workers, superfluous
+from scheduler.executors.claim_release import ClaimRelease
 from scheduler.executors.lease import LeasedExecutor
-from scheduler.executors.link import Answers
 from scheduler.executors.ports import Job
 from scheduler.executors.submissions import START_ALLOWANCE_S, Submissions
-from scheduler.executors.take_back import TakeBack
 from scheduler.model.capacity import Scale
 from scheduler.model.pauses import Pauses
 from scheduler.model.placement import Phase, name_prefix, worker_job_key
 from scheduler.model.registry import Registry
-from scheduler.model.scaling import Backlog, ScaleRules, Workforce, more_workers, superfluous
 from scheduler.model.texts import counted
 from scheduler.ports import FAILPOINTS, SECOND
 from scheduler.store import placements, worker_jobs
@@ -73,7 +72,7 @@ class WorkerPlacer(LeasedExecutor):
         self._rules = ScaleRules(section.min_workers, section.max_workers, section.scale_when_older, section.cooldown)
         self._backlog = BacklogView(name, section.queues, registry)
         self._submissions = Submissions(name, self._link, database, self._job, self._refused, section.submit_grace)
-        self._take_back = TakeBack(name, section.interval, database, ring, DeadLetterHook(None, None))
+        self._claim_release = ClaimRelease(name, section.interval, database, ring, DeadLetterHook(None, None))
         self._ranks: dict[str, int] = {}  # how many jobs are older, by the name
         self._leaving: dict[str, float] = {}  # jobs that no worker is any more and that still run, and since when
         self._changed_at: float | None = None  # when a worker was last started, or began (monotonic)
@@ -93,25 +92,25 @@ class WorkerPlacer(LeasedExecutor):
         if lease is None:
             self._published = None
             return self._section.interval
-        answers = self._link.ask()
+        polled = self._link.poll()
         with self._database.read() as tx:
             found, live, now = worker_jobs.open_workers(tx, self.name), worker_jobs.live(tx), tx.now
             wanted, of_tasks = placements.commands(tx, lease.worker), placements.open_placements(tx, self.name)
             backlog = self._backlog.look(tx, Pauses.of(wanted.pauses), self._rules.most)
         self._give_back_tasks(lease.worker, of_tasks)
-        if answers.jobs is None:
+        if polled.jobs is None:
             return self._section.interval
-        self._link.note(found, answers)
-        self._link.forget_ended([*found, *of_tasks], answers)
-        left = self._settle(lease.worker, found, answers, live, now)
-        self._cancel_strangers(lease.worker, found, answers)
+        self._link.note(found, polled)
+        self._link.forget_ended([*found, *of_tasks], polled)
+        left = self._settle(lease.worker, found, polled, live, now)
+        self._cancel_unknown_jobs(lease.worker, found, polled)
         self._ranks = {placement.name: rank for rank, placement in enumerate(left)}
         waiting = [placement for placement in left if placement.state < ATTACHED]
         self._submissions.again(lease.worker, waiting, now)
         force = self._workforce(left, waiting)
         if backlog.age is not None:
             self._due_at = self._database.clock.monotonic()
-        self._cancel_superfluous(lease.worker, force, waiting, answers)
+        self._cancel_superfluous(lease.worker, force, waiting, polled)
         more = 0 if wanted.drain or self._is_resting() else more_workers(self._rules, force, backlog)
         if more:
             more = self._start(lease.worker, more, backlog)
@@ -121,19 +120,19 @@ class WorkerPlacer(LeasedExecutor):
     # What there is
 
     def _settle(
-        self, row: int, found: Sequence[Placement], answers: Answers, live: Mapping[str, int], now: int
+        self, row: int, found: Sequence[Placement], polled: BackendState, live: Mapping[str, int], now: int
     ) -> list[Placement]:
         """Remove jobs that are over, or that will not begin. Returns the others, the oldest first."""
         left, over, lost, ended = [], [], [], []
         for placement in found:
-            seen = answers.of(placement)
+            seen = polled.of(placement)
             away = seen is None or seen.phase.over or seen.phase is Phase.GONE
             if placement.state < ATTACHED:
-                why = self._why_lost(placement, answers, now)
+                why = self._why_lost(placement, polled, now)
                 if why is None:
                     left.append(placement)
                 else:
-                    self._note_lost(placement, why, answers)
+                    self._note_lost(placement, why, polled)
                     lost.append(placement)
             elif placement.name in live:
                 if seen is not None and seen.phase.over and self._link.executor.capabilities.names_unique:
@@ -142,23 +141,23 @@ class WorkerPlacer(LeasedExecutor):
             elif away:
                 over.append(placement)
             else:
-                self._end_lingering(placement, answers)
+                self._end_lingering(placement, polled)
                 left.append(placement)
         if over or lost:
             self._remove(row, over, attached=True)
             self._remove(row, lost, attached=False)
-            self._link.cancel(lost, answers, self._section.grace)  # what begins late finds no row, and ends
+            self._link.cancel(lost, polled, self._section.grace)  # what begins late finds no row, and ends
         if ended:
             self._database.change(lambda tx: placements.expire(tx, ended))
             self._ring()
         self._note_begun({placement.name for placement in left if placement.state == ATTACHED})
         return sorted(left, key=lambda one: one.claim)
 
-    def _note_lost(self, placement: Placement, why: str, answers: Answers) -> None:
-        seen = answers.of(placement)
+    def _note_lost(self, placement: Placement, why: str, polled: BackendState) -> None:
+        seen = polled.of(placement)
         if seen is not None and seen.phase in (Phase.PREEMPTED, Phase.CANCELLED):
             return
-        wrote = (self._link.tail(placement, answers) or "").strip()
+        wrote = (self._link.tail(placement, polled) or "").strip()
         last = f"; it wrote: {wrote.splitlines()[-1][:LAST_LINE]}" if wrote else ""
         self._did_not_begin(f"worker {placement.name}: {why}{last}")
 
@@ -176,20 +175,20 @@ class WorkerPlacer(LeasedExecutor):
             self._lost.reset()
         self._begun = begun
 
-    def _end_lingering(self, placement: Placement, answers: Answers) -> None:
+    def _end_lingering(self, placement: Placement, polled: BackendState) -> None:
         """End a job whose worker has stopped or was found dead, if it does not end by itself."""
         mono = self._database.clock.monotonic()
         if mono - self._leaving.setdefault(placement.name, mono) >= self._section.grace:
             self._leaving[placement.name] = mono
-            self._link.cancel([placement], answers, self._section.grace)
+            self._link.cancel([placement], polled, self._section.grace)
 
-    def _cancel_strangers(self, row: int, found: Sequence[Placement], answers: Answers) -> None:
+    def _cancel_unknown_jobs(self, row: int, found: Sequence[Placement], polled: BackendState) -> None:
         """End jobs of this executor that have no row: they were cancelled, or given up, while nothing was known."""
         identity = self._database.same.identity
         assert identity is not None, "an open store has one"
         ours, known = f"{name_prefix(identity.store)}w{row}-", {placement.name for placement in found}
         mono, handles = self._database.clock.monotonic(), []
-        for name, seen in (answers.jobs or {}).items():
+        for name, seen in (polled.jobs or {}).items():
             if not name.startswith(ours) or name in known or seen.phase.over or seen.phase is Phase.GONE:
                 continue
             if name not in self._leaving or mono - self._leaving[name] >= self._section.grace:
@@ -197,14 +196,14 @@ class WorkerPlacer(LeasedExecutor):
                 handles.append(seen.handle)
         if handles:
             self._link.attempt(lambda: self._link.executor.cancel(handles, self._section.grace))
-        there = known | set(answers.jobs or {})
+        there = known | set(polled.jobs or {})
         self._leaving = {name: at for name, at in self._leaving.items() if name in there}
 
     def _give_back_tasks(self, row: int, found: Sequence[Placement]) -> None:
         """Give back what was claimed for jobs of tasks, before this executor started workers."""
         held = [placement for placement in found if placement.holder == row]
         if held:
-            self._take_back.asked_for(row, held)
+            self._claim_release.asked_for(row, held)
         over = [placement.key for placement in found if placement.holder is None]
         if over:
             self._database.change(lambda tx: placements.end(tx, over))
@@ -241,7 +240,9 @@ class WorkerPlacer(LeasedExecutor):
         self._submissions.submit(row, found[-made:])
         return made
 
-    def _cancel_superfluous(self, row: int, force: Workforce, waiting: Sequence[Placement], answers: Answers) -> None:
+    def _cancel_superfluous(
+        self, row: int, force: Workforce, waiting: Sequence[Placement], polled: BackendState
+    ) -> None:
         quiet = self._database.clock.monotonic() - self._due_at
         number = superfluous(self._rules, force, quiet, self._section.idle)
         if number:
@@ -250,7 +251,7 @@ class WorkerPlacer(LeasedExecutor):
                 "executor %s: nothing is due any more for %s that had not begun", self.name, counted(number, "job")
             )
             self._remove(row, last, attached=False)
-            self._link.cancel(last, answers, self._section.grace)
+            self._link.cancel(last, polled, self._section.grace)
 
     def _remove(self, row: int, gone: Sequence[Placement], *, attached: bool) -> None:
         numbers = [placement.claim for placement in gone]

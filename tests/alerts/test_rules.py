@@ -10,7 +10,7 @@ import pytest
 
 from scheduler import Context, Retry, Scheduler, Task, Weekday
 from scheduler.alerts.evaluator import Evaluator
-from scheduler.alerts.looking import Retained
+from scheduler.alerts.observer import Retained
 from scheduler.config.alerts import AlertRules, Alerts, AlertSink
 from scheduler.model.alerts import Alert, Phase, Silence
 from scheduler.model.trouble import Trouble

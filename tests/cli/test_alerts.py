@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scheduler.alerts.evaluator import Evaluator
-from scheduler.alerts.looking import Retained
+from scheduler.alerts.observer import Retained
 from scheduler.config.alerts import Alerts, AlertSink
 from scheduler.ports import SECOND
 from support.bench import Bench

@@ -13,7 +13,7 @@ import pytest
 
 from scheduler import Context, Task, Unique
 from scheduler.alerts.evaluator import Evaluator
-from scheduler.alerts.looking import Retained
+from scheduler.alerts.observer import Retained
 from scheduler.cli.root import root
 from scheduler.config.alerts import AlertRules, Alerts, AlertSink, PresentRule
 from scheduler.model.alerts import Phase

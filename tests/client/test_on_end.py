@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from scheduler import ConfigError, PermanentError, Scheduler, TaskState
+from scheduler.client import completions
 from scheduler.client.info import TaskInfo
 from scheduler.ports import SECOND
 from scheduler.store.read.ended import OVERLAP, EndsReader, Wanted

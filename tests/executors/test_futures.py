@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from scheduler import ConfigError
-from scheduler.executors import pool_job
+from scheduler.executors import job_process
 from scheduler.executors.futures import FuturesExecutor
 from scheduler.executors.job_process import ask_to_end, lock_to_start, was_started
 from scheduler.executors.ports import ExecutorError, Job, Phase, Refused, Seen, Submitted
@@ -111,8 +111,8 @@ def test_a_job_that_is_to_end_while_the_pool_takes_it_up_does_not_begin(
         ask_to_end(place, 5.0)
         return lock_to_start(place)
 
-    monkeypatch.setattr(pool_job, "lock_to_start", late)
-    assert pool_job.run(str(place), ["/bin/sh", "-c", "exit 3"], {}, None, "python") is None
+    monkeypatch.setattr(job_process, "lock_to_start", late)
+    assert job_process.run_in_pool(str(place), ["/bin/sh", "-c", "exit 3"], {}, None, "python") is None
     assert not was_started(place)
 
 

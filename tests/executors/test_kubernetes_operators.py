@@ -9,7 +9,7 @@ import pytest
 
 from scheduler.config.load import load
 from scheduler.executors.kubernetes import MAY, KubernetesExecutor
-from scheduler.executors.types import make_executor
+from scheduler.executors.service import make_executor
 from support.kube_api import KubeApi
 from support.kube_jobs import documents, make, role
 from support.kube_pods import IMAGE

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from scheduler import TaskState
-from scheduler.executors import kubernetes_api, kubernetes_words
+from scheduler.executors import kubernetes_api, kubernetes_parse
 from scheduler.executors.kubernetes import KubernetesExecutor
 from scheduler.executors.ports import NOT_MINE, ExecutorError, Phase, Refused, Submitted
 from scheduler.model.placement import PlacementState
@@ -76,7 +76,7 @@ def test_what_no_cluster_takes_is_refused_for_good(real: Namespace, pod: dict[st
 
 
 def test_a_full_quota_is_waited_for(real: Namespace, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kubernetes_words, "FULL_S", 1.0)
+    monkeypatch.setattr(kubernetes_parse, "FULL_S", 1.0)
     path = limit(real, "count/jobs.batch", 1)
     place.shut()
     first = place.schedule()

@@ -17,7 +17,7 @@ from scheduler import ConfigError, Resources
 from scheduler.config.extensions import find
 from scheduler.executors.ports import Executor, ExecutorError, Job, Phase, Refused, Submitted
 from scheduler.executors.process import ProcessExecutor
-from scheduler.executors.types import EXECUTORS
+from scheduler.executors.service import EXECUTORS
 from support.fleet import until
 from support.job_ends import end_all, over, seen
 

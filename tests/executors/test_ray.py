@@ -16,10 +16,10 @@ import pytest
 
 from scheduler import ConfigError, Resources
 from scheduler.config.load import load
-from scheduler.executors import ray_words as words
+from scheduler.executors import ray_parse
 from scheduler.executors.ports import Executor, ExecutorError, Job, Phase, Refused, Submitted
 from scheduler.executors.ray import KEPT_S, RayExecutor
-from scheduler.executors.types import make_executor
+from scheduler.executors.service import make_executor
 from scheduler.model.placement import PlacementState
 from support.databases import Database
 from support.fleet import until
@@ -39,8 +39,8 @@ def record(status: str, **more: Any) -> dict[str, Any]:
     return {"type": "SUBMISSION", "submission_id": NAME, "status": status, **more}
 
 
-def read(given: dict[str, Any]) -> words.Record:
-    return msgspec.json.decode(msgspec.json.encode(given), type=words.Record)
+def read(given: dict[str, Any]) -> ray_parse.Record:
+    return msgspec.json.decode(msgspec.json.encode(given), type=ray_parse.Record)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_jobs_that_are_not_ours_are_left_out() -> None:
 )
 def test_refusals_are_for_now_or_for_good(status: int, text: str, later: bool | None) -> None:
     """Or they are no refusals: Ray itself is unwell, whatever job is submitted."""
-    refused = words.refusal(NAME, status, text, None)
+    refused = ray_parse.refusal(NAME, status, text, None)
     if later is None:
         assert refused is None
     else:
@@ -123,19 +123,19 @@ def test_refusals_are_for_now_or_for_good(status: int, text: str, later: bool | 
         ({"label_selector": {"zone": 1}}, "label_selector.zone must be a text"),
         ({"runtime_env": {"pips": []}}, "runtime_env has no 'pips'"),
         ({"runtime_env": {"env_vars": {"A": 1}}}, "runtime_env.env_vars must be a table of texts"),
-        ({"runtime_env": {"env_vars": {words.STOP_VARIABLE: "1"}}}, "is set by grace of the executor"),
+        ({"runtime_env": {"env_vars": {ray_parse.STOP_VARIABLE: "1"}}}, "is set by grace of the executor"),
         ({"runtime_env": {"working_dir": "/srv/code"}}, "runtime_env.working_dir must be the address of an archive"),
         ({"runtime_env": {"py_modules": ["./a"]}}, "runtime_env.py_modules must be the address of an archive"),
     ],
 )
 def test_options_that_it_does_not_know_are_refused(options: dict[str, Any], why: str) -> None:
-    assert why in str(words.wrong_option(options))
+    assert why in str(ray_parse.wrong_option(options))
     with pytest.raises(ConfigError, match=re.escape(why)):
         RayExecutor("it", Made(url="http://head:8265", defaults=options))
     executor = RayExecutor("it", Made(url="http://127.0.0.1:1"))
     (refused,) = executor.submit([Job(name=NAME, argv=["true"], options=options)])
     assert isinstance(refused, Refused)
-    assert (refused.later, refused.reason) == (False, f"executor_options: {words.wrong_option(options)}")
+    assert (refused.later, refused.reason) == (False, f"executor_options: {ray_parse.wrong_option(options)}")
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_submission_has_what_was_asked_for() -> None:
         "label_selector": {"zone": "a"},
         "runtime_env": {"env_vars": {"PYTHONPATH": "/b"}},
     }
-    assert words.request(job, options, 9.5) == {
+    assert ray_parse.request(job, options, 9.5) == {
         "entrypoint": "exec /opt/python -c 'print('\"'\"'it is'\"'\"')'",
         "submission_id": NAME,
         "metadata": {"schedd.store": "5005a013", "schedd.task": "7"},
@@ -175,16 +175,16 @@ def test_a_submission_has_what_was_asked_for() -> None:
         "entrypoint_label_selector": {"zone": "a"},
     }
     assert options["runtime_env"] == {"env_vars": {"PYTHONPATH": "/b"}}
-    assert words.request(Job(name=NAME, argv=["true"]), {}, 1.0)["entrypoint_num_cpus"] == 1
-    assert "disk" in str(words.unfit(Resources(disk="1G")))
+    assert ray_parse.request(Job(name=NAME, argv=["true"]), {}, 1.0)["entrypoint_num_cpus"] == 1
+    assert "disk" in str(ray_parse.unfit(Resources(disk="1G")))
 
 
 def test_what_ray_wrote_into_a_log_is_left_out() -> None:
     ray = "2026-11-24 16:02:40,915\tINFO job_manager.py:581 -- Runtime env is setting up.\n"
     own = f"one\nRunning entrypoint for job {NAME}: exec true\ntwo\nRunning away\n"
-    assert words.own_words(ray + own, 1000) == "one\ntwo\nRunning away\n"
-    assert words.own_words(ray + own, 5) == "away\n"
-    assert words.own_words(ray, 1000) is None
+    assert ray_parse.own_words(ray + own, 1000) == "one\ntwo\nRunning away\n"
+    assert ray_parse.own_words(ray + own, 5) == "away\n"
+    assert ray_parse.own_words(ray, 1000) is None
 
 
 # With a server that answers what a test says

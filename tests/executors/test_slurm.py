@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from scheduler import ConfigError, Resources
-from scheduler.executors import slurm_words as words
+from scheduler.executors import slurm_parse
 from scheduler.executors.ports import Executor, ExecutorError, Job, Phase, Refused, Submitted
 from scheduler.executors.slurm import SlurmExecutor
 from support.databases import Database
@@ -29,7 +29,7 @@ NAME = "schedd-0a1b2c3d-7-1"
 
 def line(state: str, code: int = 0, why: str = "None", number: str = "4711", name: str = NAME) -> str:
     columns = {"JobID": number, "Name": name, "State": state, "exit_code": str(code), "NodeList": "n1", "Reason": why}
-    widths = dict(re.findall(r"(\w+):(\d+)\|", words.COLUMNS))
+    widths = dict(re.findall(r"(\w+):(\d+)\|", slurm_parse.COLUMNS))
     return "".join(f"{columns[one]:{width}}|" for one, width in widths.items()) + "\n"
 
 
@@ -55,7 +55,7 @@ def line(state: str, code: int = 0, why: str = "None", number: str = "4711", nam
     ],
 )
 def test_states_become_phases(state: str, code: int, why: str, phase: Phase, reason: str) -> None:
-    (row,) = words.rows(line(state, code, why))
+    (row,) = slurm_parse.rows(line(state, code, why))
     seen = row.seen()
     assert (seen.name, seen.handle, seen.phase, seen.node) == (NAME, NAME, phase, "n1")
     if phase is not Phase.GONE:
@@ -63,19 +63,19 @@ def test_states_become_phases(state: str, code: int, why: str, phase: Phase, rea
 
 
 def test_an_exit_status_is_told_as_such() -> None:
-    (row,) = words.rows(line("FAILED", 75 << 8, "NonZeroExitCode"))
+    (row,) = slurm_parse.rows(line("FAILED", 75 << 8, "NonZeroExitCode"))
     assert (row.seen().exit_code, row.seen().signal) == (75, None)
-    (row,) = words.rows(line("COMPLETED"))
+    (row,) = slurm_parse.rows(line("COMPLETED"))
     assert (row.seen().exit_code, row.seen().signal) == (0, None)
-    (row,) = words.rows(line("RUNNING"))
+    (row,) = slurm_parse.rows(line("RUNNING"))
     assert (row.seen().exit_code, row.seen().signal) == (None, None)
 
 
 def test_jobs_that_are_not_ours_are_left_out_and_what_is_cut_off_is_an_error() -> None:
     text = line("RUNNING", name="mine|with a bar") + "\n" + line("RUNNING") + line("RUNNING", name="schedd-x")
-    assert [row.name for row in words.rows(text)] == [NAME]
+    assert [row.name for row in slurm_parse.rows(text)] == [NAME]
     with pytest.raises(ExecutorError, match="cannot be read"):
-        words.rows(f"4711|{NAME}|RUNNING|\n")
+        slurm_parse.rows(f"4711|{NAME}|RUNNING|\n")
 
 
 @pytest.mark.parametrize(
@@ -99,16 +99,18 @@ def test_jobs_that_are_not_ours_are_left_out_and_what_is_cut_off_is_an_error() -
     ],
 )
 def test_refusals_are_for_now_or_for_good(text: str, later: bool) -> None:
-    refused = words.refusal(NAME, f"sbatch: error: {text}\n")
+    refused = slurm_parse.refusal(NAME, f"sbatch: error: {text}\n")
     assert (refused.later, refused.after is not None) == (later, later)
     assert "sbatch" not in refused.reason
     assert "Batch job submission failed" not in refused.reason
 
 
 def test_a_controller_that_is_away_refuses_nothing() -> None:
-    assert words.is_away("sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect fail")
-    assert words.is_away("squeue: error: slurm_receive_msgs: Socket timed out on send/recv operation")
-    assert not words.is_away("sbatch: error: invalid partition specified: nix")
+    assert slurm_parse.is_away(
+        "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect fail"
+    )
+    assert slurm_parse.is_away("squeue: error: slurm_receive_msgs: Socket timed out on send/recv operation")
+    assert not slurm_parse.is_away("sbatch: error: invalid partition specified: nix")
 
 
 @pytest.mark.parametrize(
@@ -126,7 +128,7 @@ def test_a_controller_that_is_away_refuses_nothing() -> None:
     ],
 )
 def test_options_that_it_does_not_know_are_refused(options: dict[str, Any], why: str) -> None:
-    assert why in str(words.wrong_option(options))
+    assert why in str(slurm_parse.wrong_option(options))
     with pytest.raises(ConfigError, match=re.escape(why)):
         SlurmExecutor("it", Made(directory="/tmp/jobs", defaults=options))
 
@@ -140,7 +142,7 @@ def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any]) -> None:
 def test_resources_and_options_become_arguments() -> None:
     resources = Resources(cpu=1.5, memory="1000K", gpu=2, disk="1G")
     options = {"gres": "shard:1", "partition": "gpu", "time": 90, "nice": 3}
-    assert list(words.asked_for(resources, options, timed=False)) == [
+    assert list(slurm_parse.asked_for(resources, options, timed=False)) == [
         "--cpus-per-task=2",
         "--mem=1M",
         "--tmp=1024M",
@@ -149,8 +151,8 @@ def test_resources_and_options_become_arguments() -> None:
         "--partition=gpu",
         "--time=90",
     ]
-    assert "--time=90" not in list(words.asked_for(resources, options, timed=True))
-    assert list(words.asked_for(Resources(), {}, timed=False)) == ["--cpus-per-task=1"]
+    assert "--time=90" not in list(slurm_parse.asked_for(resources, options, timed=True))
+    assert list(slurm_parse.asked_for(Resources(), {}, timed=False)) == ["--cpus-per-task=1"]
 
 
 # With a cluster

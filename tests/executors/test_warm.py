@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from scheduler import ConfigError
-from scheduler.executors import warm
+from scheduler.executors import job_fork_server
 from scheduler.executors.ports import Job, Phase
 from scheduler.executors.process import ProcessExecutor
 from support.databases import Database
@@ -119,7 +119,7 @@ def test_one_environment_for_each(place: Place) -> None:
 def test_what_a_job_says_and_how_it_ended_are_kept(tmp_path: Path) -> None:
     """A job of schedd that cannot run, one that is ended by a signal, and one that is niced; another command."""
     made = ProcessExecutor("it", ProcessExecutor.Settings(directory=str(tmp_path / "jobs"), cpus=4, warm=True))
-    start = [*warm.START, "it"]
+    start = [*job_fork_server.START, "it"]
     environ = {"SCHEDD_CONFIG": str(tmp_path / "none.toml")}
     wrong = Job(name="schedd-0-1-1", argv=[*start, "1", "1"], env=environ)
     usage = Job(name="schedd-0-2-1", argv=[*start, "one", "1"], env=environ, options={"nice": 3})
@@ -141,9 +141,13 @@ def test_what_a_job_says_and_how_it_ended_are_kept(tmp_path: Path) -> None:
 
 def test_a_template_that_ends_at_once_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It cannot be imported, say."""
-    monkeypatch.setattr(warm, "TEMPLATE_MODULE", "scheduler.nothing")
+    monkeypatch.setattr(job_fork_server, "TEMPLATE_MODULE", "scheduler.nothing")
     made = ProcessExecutor("it", ProcessExecutor.Settings(directory=str(tmp_path / "jobs"), warm=True))
-    one = Job(name="schedd-0-1-1", argv=[*warm.START, "it", "1", "1"], env={"SCHEDD_CONFIG": str(tmp_path / "none")})
+    one = Job(
+        name="schedd-0-1-1",
+        argv=[*job_fork_server.START, "it", "1", "1"],
+        env={"SCHEDD_CONFIG": str(tmp_path / "none")},
+    )
     try:
         made.submit([one])
         assert over(made, one.name).exit_code == 76

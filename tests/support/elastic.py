@@ -10,8 +10,7 @@ from pathlib import Path
 from scheduler import Resources, Scheduler
 from scheduler.config.load import load
 from scheduler.executors.ports import Job
-from scheduler.executors.service import JobCommands
-from scheduler.executors.types import make_executor
+from scheduler.executors.service import JobCommands, make_executor
 from scheduler.executors.worker_placer import WorkerPlacer
 from scheduler.model.placement import name_prefix
 from scheduler.store import reaper, worker_jobs

@@ -22,8 +22,8 @@ from scheduler.executors.kubernetes import KubernetesExecutor
 from scheduler.executors.ports import Executor, ExecutorError, Job, Refused, Seen, Submitted
 from scheduler.executors.process import ProcessExecutor
 from scheduler.executors.ray import RayExecutor
+from scheduler.executors.service import make_executor
 from scheduler.executors.slurm import SlurmExecutor
-from scheduler.executors.types import make_executor
 from support.kube_rig import start_second_pod
 from support.placed import note
 from support.placing import NAME, Place, Unreliable

@@ -20,8 +20,7 @@ from scheduler.config.model import Config
 from scheduler.executors.gateway import JobGateway
 from scheduler.executors.placer import Placer
 from scheduler.executors.ports import Capabilities, Executor, ExecutorError, Finding, Job, Refused, Seen, Submitted
-from scheduler.executors.service import JobCommands
-from scheduler.executors.types import make_executor
+from scheduler.executors.service import JobCommands, make_executor
 from scheduler.model.placement import name_prefix
 from scheduler.ports import FAILPOINTS
 from scheduler.store import placements, reaper

@@ -37,7 +37,12 @@ HIDDEN_PLACES = ("/proc", "/sys")
 _ISOLATION = ("scheduler/engine/child/", "scheduler/engine/processes/", "scheduler/daemon/job_template.py")
 REFUSED: dict[str, tuple[str, ...]] = {
     "darwin": (*_ISOLATION, "tasks/command/reaper.py"),  # which asks for each, and goes on without
-    "win32": (*_ISOLATION, "tasks/command/", "scheduler/executors/job_process.py", "scheduler/executors/warm.py"),
+    "win32": (
+        *_ISOLATION,
+        "tasks/command/",
+        "scheduler/executors/job_process.py",
+        "scheduler/executors/job_fork_server.py",
+    ),
 }
 LINUX_ONLY = (
     *("scheduler.engine.child.fork_server", "scheduler.engine.child.main", "scheduler.engine.child.rlimits"),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from scheduler.model.scaling import Backlog, ScaleRules, Workforce, more_workers, superfluous
+from scheduler.executors.backlog import Backlog, ScaleRules, Workforce, more_workers, superfluous
 
 RULES = ScaleRules(least=0, most=10, older=10.0, cooldown=30.0)
 

@@ -29,7 +29,7 @@ _STATES = {
 }
 
 
-class TakeBack:
+class ClaimRelease:
     """Ends claims of one executor. ``interval``: seconds between two looks; ``ring``: tasks may run that could not."""
 
     def __init__(

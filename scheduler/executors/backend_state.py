@@ -1,4 +1,4 @@
-"""EngineLink: asks an engine, and bears with it while it is away."""
+"""BackendLink: asks an engine, and bears with it while it is away."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOG_TAIL = 4000  # characters of what a job wrote that died before it could say 
 log = logging.getLogger("scheduler.executors")
 
 
-class Answers(NamedTuple):
+class BackendState(NamedTuple):
     """An answer of an engine: jobs by their names; None: it could not be asked."""
 
     jobs: Mapping[str, Seen] | None
@@ -40,7 +40,7 @@ class Answers(NamedTuple):
         return handles
 
 
-class EngineLink:
+class BackendLink:
     """One executor's engine. For one thread. ``trouble``: why it could not be asked, as it is stored for people."""
 
     def __init__(self, name: str, executor: ports.Executor, database: Database) -> None:
@@ -52,21 +52,21 @@ class EngineLink:
         self._ask_again = 0.0  # when an engine that was away is asked again (monotonic)
         self._logged = LogOnce()
 
-    def ask(self) -> Answers:
+    def poll(self) -> BackendState:
         """What the engine says of all jobs, in one question. Raises StoreUnavailableError."""
         if self._database.clock.monotonic() < self._ask_again:
-            return Answers(None)
+            return BackendState(None)
         try:
             found = {seen.name: seen for seen in self.executor.observe()}
         except ExecutorError as error:
             self.was_away(error)
-            return Answers(None)
+            return BackendState(None)
         self._backoff.reset()
         if self.trouble is not None:
             log.info("executor %s can be asked again", self._name)
             self._logged.clear()
             self._set_trouble(None)
-        return Answers(found)
+        return BackendState(found)
 
     def attempt(self, work: Callable[[], object]) -> bool:
         """Ask something of the engine. False: it is away, and is asked again later."""
@@ -77,11 +77,11 @@ class EngineLink:
             return False
         return True
 
-    def note(self, found: Sequence[Placement], answers: Answers) -> None:
+    def note(self, found: Sequence[Placement], polled: BackendState) -> None:
         """Store what the engine says that is new. Raises StoreUnavailableError."""
         rows = []
         for placement in found:
-            seen = answers.of(placement)
+            seen = polled.of(placement)
             if seen is None:
                 continue
             state = (seen.handle, seen.phase.code, seen.reason)
@@ -90,20 +90,20 @@ class EngineLink:
         if rows:
             self._database.change(lambda tx: placements.seen(tx, rows))
 
-    def forget_ended(self, found: Sequence[Placement], answers: Answers) -> None:
+    def forget_ended(self, found: Sequence[Placement], polled: BackendState) -> None:
         """Have the engine forget jobs of this store that are over, and whose placements are."""
-        over = [seen.handle for seen in self._unplaced(found, answers) if seen.phase.over]
+        over = [seen.handle for seen in self._unplaced(found, polled) if seen.phase.over]
         if over:
             self.attempt(lambda: self.executor.forget(over))
 
-    def strangers(self, found: Sequence[Placement], answers: Answers) -> list[Seen]:
+    def unknown_jobs(self, found: Sequence[Placement], polled: BackendState) -> list[Seen]:
         """The jobs of tasks of this store that are not over, though their placements are. Raises StoreUnavailableError.
 
         ``found``: the open placements of this executor; an engine may have jobs of another one, too.
         """
         running = {
             job_key(seen.name): seen
-            for seen in self._unplaced(found, answers)
+            for seen in self._unplaced(found, polled)
             if not seen.phase.over and seen.phase is not Phase.GONE
         }
         keys = [key for key in running if key is not None]
@@ -113,16 +113,16 @@ class EngineLink:
             ended = placements.ended(tx, keys)
         return [running[key] for key in keys if key in ended]
 
-    def _unplaced(self, found: Sequence[Placement], answers: Answers) -> list[Seen]:
+    def _unplaced(self, found: Sequence[Placement], polled: BackendState) -> list[Seen]:
         """The jobs of this store without a placement among these."""
         identity = self._database.same.identity
         assert identity is not None, "an open store has one"
         ours, still = name_prefix(identity.store), {placement.name for placement in found}
-        return [seen for seen in (answers.jobs or {}).values() if seen.name.startswith(ours) and seen.name not in still]
+        return [seen for seen in (polled.jobs or {}).values() if seen.name.startswith(ours) and seen.name not in still]
 
-    def cancel(self, found: Sequence[Placement], answers: Answers, grace: float) -> None:
+    def cancel(self, found: Sequence[Placement], polled: BackendState, grace: float) -> None:
         """Have the engine end these jobs, within ``grace`` seconds."""
-        handles = answers.handles(found)
+        handles = polled.handles(found)
         if handles:
             self.attempt(lambda: self.executor.cancel(handles, grace))
 
@@ -139,9 +139,9 @@ class EngineLink:
         self.trouble = text
         self._database.change(lambda tx: placements.set_trouble(tx, self._name, text))
 
-    def tail(self, placement: Placement, answers: Answers) -> str | None:
+    def tail(self, placement: Placement, polled: BackendState) -> str | None:
         """The end of what a job wrote, if the engine keeps it."""
-        handles = answers.handles([placement])
+        handles = polled.handles([placement])
         if not handles or not self.executor.capabilities.has_logs:
             return None
         try:

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler import ConfigError, Resources
-from scheduler.executors import kubernetes_api
-from scheduler.executors import kubernetes_words as words
+from scheduler.executors import kubernetes_api, kubernetes_parse
 from scheduler.executors.kubernetes import KubernetesExecutor
 from scheduler.executors.kubernetes_api import Answer
 from scheduler.executors.kubernetes_spec import OPTIONS, label_value, manifest, wrong_option
@@ -112,7 +111,7 @@ WHY = "0/3 nodes are available: 3 Insufficient cpu."
     ],
 )
 def test_pods_become_phases(found: Any, phase: Phase, reason: str) -> None:
-    seen = words.seen_of(NAME, {}, [found])
+    seen = kubernetes_parse.seen_of(NAME, {}, [found])
     assert (seen.name, seen.handle, seen.phase, seen.reason) == (NAME, NAME, phase, reason)
     assert (seen.exit_code is None) or (seen.signal is None)
 
@@ -139,7 +138,7 @@ def test_pods_become_phases(found: Any, phase: Phase, reason: str) -> None:
     ],
 )
 def test_jobs_without_pods_become_phases(job: Any, phase: Phase, reason: str) -> None:
-    seen = words.seen_of(NAME, job, [])
+    seen = kubernetes_parse.seen_of(NAME, job, [])
     assert (seen.phase, seen.reason) == (phase, reason)
 
 
@@ -148,10 +147,10 @@ def test_a_job_lives_as_long_as_one_of_its_pods() -> None:
     over = {"status": {"conditions": condition("Complete", "CompletionsReached")}}
     first = pod("Running", RUNS, name="p1", deleted=True)
     second = pod("Failed", ended(75), name="p2")
-    assert words.seen_of(NAME, over, [second, first]).phase is Phase.RUNNING
-    seen = words.seen_of(NAME, over, [pod("Failed", ended(137), name="p1"), second])
+    assert kubernetes_parse.seen_of(NAME, over, [second, first]).phase is Phase.RUNNING
+    seen = kubernetes_parse.seen_of(NAME, over, [pod("Failed", ended(137), name="p1"), second])
     assert (seen.signal, seen.exit_code, seen.reason) == (9, None, "pod p1, ended by SIGKILL")
-    seen = words.seen_of(NAME, over, [second])
+    seen = kubernetes_parse.seen_of(NAME, over, [second])
     assert (seen.phase, seen.exit_code) == (Phase.FAILED, 75)
 
 
@@ -167,7 +166,7 @@ def test_a_job_lives_as_long_as_one_of_its_pods() -> None:
 )
 def test_a_job_is_ours_if_its_labels_fit_its_name(name: str, task: str, claim: str | None, ours: bool) -> None:
     labels = {"schedd.dev/task": task, "schedd.dev/claim": claim}
-    assert words.is_ours({"metadata": {"name": name, "labels": labels}}) == ours
+    assert kubernetes_parse.is_ours({"metadata": {"name": name, "labels": labels}}) == ours
 
 
 @pytest.mark.parametrize(
@@ -187,7 +186,7 @@ def test_a_job_is_ours_if_its_labels_fit_its_name(name: str, task: str, claim: s
 def test_refusals_are_for_now_or_for_good_or_of_everything(
     status: int, reason: str, message: str, later: bool | None
 ) -> None:
-    refused = words.refusal(NAME, Answer(status, {"reason": reason, "message": message}, "", None))
+    refused = kubernetes_parse.refusal(NAME, Answer(status, {"reason": reason, "message": message}, "", None))
     assert (None if refused is None else refused.later) == later
     if refused is not None:
         assert refused.reason == message
