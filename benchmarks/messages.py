@@ -34,8 +34,7 @@ import servers  # puts the tests' own modules on the path
 from scheduler import Context, Scheduler, Task
 from scheduler.config.load import load
 from scheduler.messages.intake import Intake
-from scheduler.messages.outbox import sink_kinds
-from scheduler.messages.packing import pack
+from scheduler.messages.outbox import pack, sink_kinds
 from scheduler.messages.receiver import Receiver
 from scheduler.messages.service import MessageService
 from scheduler.model.outgoing import OUTBOX

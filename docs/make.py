@@ -24,8 +24,7 @@ from scheduler.config.alerts import AlertRules, AlertSink
 from scheduler.config.executors import Executor
 from scheduler.config.messages import Sink, Source
 from scheduler.config.model import Config
-from scheduler.config.section import Section
-from scheduler.config.sources import format_duration, is_duration
+from scheduler.config.sources import Section, format_duration, is_duration
 from scheduler.store.read.problems import TABLE, ProblemType, Voice
 
 REFERENCE = Path(__file__).resolve().parent / "reference"

@@ -36,6 +36,17 @@ SHORTEST_HIDDEN = 6  # of a URL's parts: a shorter one is no secret
 Body = Mapping[str, Any]  # of a message: see messages.compose
 
 
+_SLACK_SIGNS = {"critical": ":rotating_light:", "warning": ":warning:"}
+_NTFY_PRIORITIES = {"critical": "urgent", "warning": "high"}
+_NTFY_TAGS = {"critical": "rotating_light", "warning": "warning"}
+MAX_REMEMBERED = 100  # mails of which it is known who has got them
+REFRESH_EVERY = 60.0  # seconds
+LIFE = 5 * 60 * SECOND  # after which Alertmanager takes an alert for resolved that was not posted again
+MAX_SKEW = 10 * SECOND  # by which the database's clock may be ahead of Alertmanager's
+ALERTMANAGER_PATH = "/api/v2/alerts"
+_HTTP = ("webhook", "slack", "ntfy", "alertmanager")
+
+
 class SinkError(SchedulerError):
     """A message did not arrive; the text says why, without secrets."""
 
@@ -111,9 +122,6 @@ class Webhook:
         post(self._sink, data, headers, self._settings)
 
 
-_SIGNS = {"critical": ":rotating_light:", "warning": ":warning:"}
-
-
 class Slack:
     """POSTs ``{"text": …}``, as incoming webhooks of Slack, Mattermost and Rocket.Chat want it."""
 
@@ -123,7 +131,7 @@ class Slack:
 
     def deliver(self, body: Body) -> None:
         """Raises SinkError."""
-        sign = ":white_check_mark:" if body["event"] == "recovered" else _SIGNS[body["severity"]]
+        sign = ":white_check_mark:" if body["event"] == "recovered" else _SLACK_SIGNS[body["severity"]]
         text = f"{sign} *{_escaped(body['title'])}*\n{_escaped(plain_text(body))}"
         data = msgspec.json.encode({"text": text})
         post(self._sink, data, {"content-type": "application/json"}, self._settings)
@@ -132,10 +140,6 @@ class Slack:
 def _escaped(text: str) -> str:
     """No error's text may mention a channel or make a link."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
-_PRIORITIES = {"critical": "urgent", "warning": "high"}
-_TAGS = {"critical": "rotating_light", "warning": "warning"}
 
 
 class Ntfy:
@@ -151,8 +155,8 @@ class Ntfy:
         headers = {
             "content-type": "text/plain; charset=utf-8",
             "title": _header(body["title"]),
-            "priority": "default" if over else _PRIORITIES[body["severity"]],
-            "tags": "white_check_mark" if over else _TAGS[body["severity"]],
+            "priority": "default" if over else _NTFY_PRIORITIES[body["severity"]],
+            "tags": "white_check_mark" if over else _NTFY_TAGS[body["severity"]],
             "x-schedd-message": body["id"],
         }
         if body["url"] is not None:
@@ -164,9 +168,6 @@ def _header(text: str) -> str:
     """One line of ASCII; other characters as RFC 2047 encodes them, which ntfy reads."""
     line = " ".join(text.split())
     return line if line.isascii() else Header(line, "utf-8", maxlinelen=10_000).encode()
-
-
-MAX_REMEMBERED = 100  # messages
 
 
 class Mail:
@@ -253,12 +254,6 @@ class Command:
             raise SinkError(f"{program} ended with status {process.returncode}: {text}".rstrip(": "))
 
 
-REFRESH_EVERY = 60.0  # seconds
-LIFE = 5 * 60 * SECOND  # after which Alertmanager takes an alert for resolved that was not posted again
-MAX_SKEW = 10 * SECOND  # by which the database's clock may be ahead of Alertmanager's
-PATH = "/api/v2/alerts"
-
-
 class Alertmanager:
     """Posts what fires again each minute, not messages. Remembers what it has posted, so as to say that it is over.
 
@@ -312,10 +307,15 @@ class Alertmanager:
         return {} if self._origin.label is None else {"installation": self._origin.label}
 
     def _post(self, rows: list[dict[str, Any]]) -> None:
-        post(self._sink, msgspec.json.encode(rows), {"content-type": "application/json"}, self._settings, PATH)
+        post(
+            self._sink,
+            msgspec.json.encode(rows),
+            {"content-type": "application/json"},
+            self._settings,
+            ALERTMANAGER_PATH,
+        )
 
 
-_HTTP = ("webhook", "slack", "ntfy", "alertmanager")
 _TYPES: Mapping[str, Callable[[AlertSink, Mapping[str, Any]], Sink]] = {
     "webhook": Webhook,
     "slack": Slack,

@@ -17,6 +17,13 @@ if TYPE_CHECKING:
     from scheduler.operations.desk import Tx
 
 
+PATIENCE_S = 1.0
+MANY = 100  # ids, queues
+Source = Callable[[click.Context, str], Iterable[tuple[str, str | None]]]
+_LISTS = frozenset({"kind", "queue", "states", "columns"})
+_OF_SCHEDULES = frozenset({("cron", "name"), ("cron", "names")})
+
+
 @click.command(name="completion")
 @click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
 def completion_command(shell: str) -> None:
@@ -32,11 +39,6 @@ def completion_command(shell: str) -> None:
     made = kind(root, {}, "schedctl", VARIABLE)
     # click's own source() would first start a bash to ask its version
     click.echo(made.source_template % made.source_vars())
-
-
-PATIENCE_S = 1.0
-MANY = 100  # ids, queues
-Source = Callable[[click.Context, str], Iterable[tuple[str, str | None]]]
 
 
 def attach(command: click.Command, group: str = "") -> None:
@@ -114,7 +116,6 @@ def _columns(ctx: click.Context, _start: str) -> Iterable[tuple[str, str | None]
     return [(name, None) for name in (() if callable(fields) else fields)]
 
 
-_LISTS = frozenset({"kind", "queue", "states", "columns"})
 _SOURCES: dict[str, Source] = {
     "kind": _kinds,
     "queue": _queues,
@@ -123,4 +124,3 @@ _SOURCES: dict[str, Source] = {
     "ids": _ids,
     "task_id": _ids,
 }
-_OF_SCHEDULES = frozenset({("cron", "name"), ("cron", "names")})

@@ -25,7 +25,7 @@ def config_command() -> None:
 def check(session: Session, /) -> None:
     """Show each setting in effect and where it comes from, without passwords."""
     from scheduler.config import user_modules
-    from scheduler.config.describe import describe
+    from scheduler.config.load import describe
     from scheduler.config.messages import warnings
     from scheduler.config.paths import settled
     from scheduler.operations.desk import parse_url

@@ -15,6 +15,10 @@ from scheduler.errors import ConfigError
 NEEDS = ("starlette", "uvicorn", "jinja2")
 
 
+AGENTS_NEED = ("mcp", "starlette", "jinja2")
+_CONNECTIONS = 3  # a call, a bulk that runs, and a look at whose lock is in the way
+
+
 @click.command(name="console")
 @click.option("--listen", metavar="HOST:PORT|unix:PATH", help="Where to listen; by default [console] listen.")
 @click.option("--read-only", is_flag=True, help="Allow no changes.")
@@ -76,10 +80,6 @@ def _print_user(text: str, auth: str) -> None:
     token = secrets.token_urlsafe(32)
     note(f"the token of {name}, shown this once: {token}")
     say(f"{name} {role} {hash_token(token)}")
-
-
-AGENTS_NEED = ("mcp", "starlette", "jinja2")
-_CONNECTIONS = 3  # a call, a bulk that runs, and a look at whose lock is in the way
 
 
 @click.command(name="mcp")

@@ -23,6 +23,9 @@ FOLDED = 4  # tasks that are alike are drawn as one from this number on
 _SHAPES = {"success": "#9be89b", "running": "#9bdfe8", "failed": "#f2a6a6", "dead": "#f2a6a6"}
 
 
+_COMPARE_FIELDS = ("task", "other", "time", "other_time", "roles", "payload", "log", "truncated")
+
+
 @click.command(name="graph")
 @click.argument("task_id", metavar="ID", type=TASK_ID)
 @click.option(
@@ -146,9 +149,6 @@ def _mermaid(found: Graph) -> list[str]:
         arrow = "-->" if edge.when == "success" else f"-->|{edge.when}|"
         lines.append(f"  t{edge.parent} {arrow} t{edge.child}")
     return lines
-
-
-_COMPARE_FIELDS = ("task", "other", "time", "other_time", "roles", "payload", "log", "truncated")
 
 
 @click.command(name="compare")

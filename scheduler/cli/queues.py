@@ -31,6 +31,10 @@ _COLUMNS = (
 _NOTED = 10  # queues that nobody serves, in sentences
 
 
+_PAUSE_FIELDS = ("scope", "name", "since", "by", "reason", "changed")
+_PAUSE_COLUMNS = ("scope", "name", "since", "by", "reason")
+
+
 @click.command(name="queues")
 @common
 @prints(FIELDS)
@@ -83,10 +87,6 @@ def _row(queue: QueueRecord, view: dict[str, Any]) -> dict[str, Any]:
 
 def _rate(value: float) -> float:
     return round(value, 1 if value >= 0.1 else 3)
-
-
-_PAUSE_FIELDS = ("scope", "name", "since", "by", "reason", "changed")
-_PAUSE_COLUMNS = ("scope", "name", "since", "by", "reason")
 
 
 @click.command(name="pause")

@@ -30,6 +30,9 @@ _UNITS = ((1, 0.001, "ms"), (120, 1, "s"), (7200, 60, "m"), (172_800, 3600, "h")
 _COLUMNS = ("kind", "attempts", "per_min", "failed", "p50", "p95", "p99", "wait_p50", "wait_p95")
 
 
+FILE_MODE = 0o644  # the reader is another user
+
+
 @click.command(name="stats")
 @click.argument("kind", metavar="[KIND]", required=False)
 @click.option("--queue", metavar="Q", help="Only attempts of this queue's tasks.")
@@ -126,9 +129,6 @@ def duration(seconds: float | None) -> str:
     unit, name = next((unit, name) for most, unit, name in _UNITS if seconds < most)
     number = seconds / unit
     return f"{number:.0f}{name}" if number >= 100 else f"{number:.2g}{name}" if number < 10 else f"{number:.3g}{name}"
-
-
-FILE_MODE = 0o644  # the reader is another user
 
 
 @click.command(name="metrics")

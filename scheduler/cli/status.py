@@ -17,8 +17,7 @@ from scheduler.client.json_views import status_view
 from scheduler.errors import StoreUnavailableError
 
 if TYPE_CHECKING:
-    from scheduler.operations.report import Health
-    from scheduler.operations.status import Glance
+    from scheduler.operations.status import Glance, Health
 
 
 CAUSES = 3  # of dead letters that are named
@@ -134,15 +133,15 @@ def health(ctx: click.Context, session: Session, /, as_json: bool) -> None:
 
     Exit status 0 if all is well, 5 if the store cannot be reached, else 1. The same state gives the same report.
     """
-    from scheduler.operations import report
+    from scheduler.operations import status
 
     if as_json:
         session.output = "json"
     try:
         with session.desk.read() as tx:
-            found = report.health_of(tx)
+            found = status.health_of(tx)
     except StoreUnavailableError as error:
-        _print_health(session, report.unreachable(error))
+        _print_health(session, status.unreachable(error))
         raise
     _print_health(session, found)
     if found.causes:

@@ -30,6 +30,9 @@ _EDGES = {
 }
 
 
+_CHANGED = ("after", "at", "priority", "queue", "headers", "retry", "timeout")
+
+
 class _Kind(NamedTuple):
     """``read``: the field's value of what click read; ``more``: for click."""
 
@@ -102,9 +105,6 @@ def _kind_of(annotation: Any) -> _Kind:
     if int in found:
         return _Kind(Number(**bounds) if any(bound is not None for bound in bounds.values()) else int)
     return _Kind(float if float in found else None)
-
-
-_CHANGED = ("after", "at", "priority", "queue", "headers", "retry", "timeout")
 
 
 def change_options(queue: str) -> Callable[[F], F]:

@@ -24,6 +24,20 @@ COLUMNS = (*WORKER_COLUMNS[:-1], "pools", "kinds", "running")
 _DRAINED = ("id", "draining", "drained")
 
 
+_EXECUTOR_FIELDS = (
+    "executor",
+    "type",
+    "place",
+    "worker",
+    "placed_by",
+    "draining",
+    "wanted",
+    "pending",
+    "running",
+    "trouble",
+)
+
+
 @click.command(name="workers")
 @click.option("--all", "every", is_flag=True, help="Also the latest workers that stopped or died.")
 @common
@@ -131,20 +145,6 @@ def _look(session: Session, worker: int) -> Drained:
 
     with session.database.read() as tx:
         return drained(tx, worker)
-
-
-_EXECUTOR_FIELDS = (
-    "executor",
-    "type",
-    "place",
-    "worker",
-    "placed_by",
-    "draining",
-    "wanted",
-    "pending",
-    "running",
-    "trouble",
-)
 
 
 @click.group(name="executors", cls=Group)

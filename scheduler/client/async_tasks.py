@@ -24,6 +24,9 @@ from scheduler.store.read.tasks import TaskRecord
 EVERY = 0.5  # seconds between looks
 
 
+PAGE = 100  # tasks that one call in a thread takes
+
+
 class Progress:
     """``jobs.progress_async(id)``: awaited, (percent, message); iterated over, the task at each change, to its end."""
 
@@ -68,9 +71,6 @@ class Progress:
 
 def _shown(task: TaskInfo) -> tuple[object, ...]:
     return task.state, task.attempt, task.progress, task.progress_message
-
-
-PAGE = 100  # tasks that one call in a thread takes
 
 
 class IterArgs(Conditions, total=False):

@@ -19,6 +19,10 @@ from scheduler.model.times import SECOND, instant_us, span_us
 from scheduler.operations.new_task import set_executor, set_option
 from scheduler.operations.published import PublishedKind
 
+B = TypeVar("B")
+_SETTINGS = ("_catchup", "_overlap", "_run_on_startup", "_jitter", "_starts_at", "_ends_at")
+_NAMES = frozenset(_SETTINGS)
+
 
 class Given(NamedTuple):
     """The payload that a builder was made with, by its names.
@@ -57,11 +61,6 @@ class Given(NamedTuple):
             f"payload of {self.kind.name} does not fit: missing a required argument: {first!r}{hint}; "
             f"pass it, or name a parent so: depend_on(parent, name={first!r})"
         )
-
-
-B = TypeVar("B")
-_SETTINGS = ("_catchup", "_overlap", "_run_on_startup", "_jitter", "_starts_at", "_ends_at")
-_NAMES = frozenset(_SETTINGS)
 
 
 class RecurrenceCalls(Generic[B]):

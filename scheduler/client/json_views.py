@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from scheduler.model.problem import Problem
     from scheduler.operations.dead_letters import Group
     from scheduler.operations.masks import ViewMasks
-    from scheduler.operations.report import Health
     from scheduler.operations.schedules import ScheduleRecord, SchedulesNow
+    from scheduler.operations.status import Health
     from scheduler.store.db.tx import Tx
     from scheduler.store.durable.checkpoints import CheckpointRecord
     from scheduler.store.durable.events import EventRecord

@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from scheduler.config.section import Section
-from scheduler.config.sources import Duration
+from scheduler.config.sources import Duration, Section
 from scheduler.model.nearest import nearest
 
 Share = Annotated[float, Meta(gt=0, le=1)]

@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, field
 
-from scheduler.config.section import Section
-from scheduler.config.sources import Duration
+from scheduler.config.sources import Duration, Section
 from scheduler.model.names import is_name
 from scheduler.model.secrets import MARK, is_secret_name
 

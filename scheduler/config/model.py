@@ -10,11 +10,9 @@ import msgspec
 from msgspec import Meta
 
 from scheduler.config.alerts import Alerts, AlertSink
-from scheduler.config.executors import Executor
-from scheduler.config.gateway import Gateway
+from scheduler.config.executors import Executor, Gateway
 from scheduler.config.messages import Door, Sink, Source, common_settings
-from scheduler.config.section import Section
-from scheduler.config.sources import OPEN, Duration
+from scheduler.config.sources import OPEN, Duration, Section
 from scheduler.model.defaults import DRAIN, LEASE, MISFIRE_GRACE, POOL_SLOTS, PROCESS_GRACE, RETENTION, UNMOVED_AFTER
 from scheduler.system.processes import cpus
 

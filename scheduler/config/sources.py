@@ -365,3 +365,7 @@ def _list(value: object, text: bool) -> tuple[str, ...]:
     if isinstance(value, list | tuple) and all(isinstance(part, str) and part for part in value):
         return tuple(value)
     raise Unfit('a list of texts such as ["a", "b"]')
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of the sections."""

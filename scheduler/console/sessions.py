@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import anyio.to_thread
 from starlette.requests import Request
 
-from scheduler.operations import console_sessions
+from scheduler.operations import console
 from scheduler.operations.desk import Desk
 from scheduler.ports import SECOND
 
@@ -98,20 +98,20 @@ class StoredSessions(Sessions):
 
     async def _store(self, session: str, user: str) -> None:
         lasting = round(SESSION_SECONDS * SECOND)
-        await anyio.to_thread.run_sync(console_sessions.begin, self._desk, session, user, lasting)
+        await anyio.to_thread.run_sync(console.begin, self._desk, session, user, lasting)
 
     async def _find(self, session: str) -> str | None:
         known = self._known_user(session)
         if known is not None:
             return known
-        user = await anyio.to_thread.run_sync(console_sessions.user_of, self._desk, session)
+        user = await anyio.to_thread.run_sync(console.user_of, self._desk, session)
         if user is not None:
             self._remember(session, user, LOOKED_UP_SECONDS)
         return user
 
     async def _remove(self, session: str) -> None:
         self._known.pop(session, None)
-        await anyio.to_thread.run_sync(console_sessions.end, self._desk, session)
+        await anyio.to_thread.run_sync(console.end, self._desk, session)
 
 
 def _mark(key: str, value: str) -> str:

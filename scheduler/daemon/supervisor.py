@@ -13,8 +13,7 @@ import msgspec
 
 from scheduler import interpreter
 from scheduler.backoff import Backoff, LogOnce
-from scheduler.config.describe import changed
-from scheduler.config.load import load
+from scheduler.config.load import changed, load
 from scheduler.config.model import Config
 from scheduler.config.paths import settled
 from scheduler.config.scheduler_options import scheduler_options

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from scheduler.config.alerts import Alerts
-from scheduler.config.gateway import Gateway
+from scheduler.config.executors import Gateway
 from scheduler.config.load import load
 from scheduler.config.messages import Door
 from scheduler.config.model import Config, Console, Metrics

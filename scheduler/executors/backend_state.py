@@ -1,4 +1,4 @@
-"""BackendLink: asks an engine, and bears with it while it is away."""
+"""BackendLink: asks a backend, such as Slurm or Ray, for its jobs, and bears with it while it is away."""
 
 from __future__ import annotations
 

@@ -28,46 +28,6 @@ ALL_QUEUES = "*"
 _OF_DAEMONS = (INBOX, OUTBOX)  # queues of sources and sinks, which such workers have not
 
 
-class BacklogView:
-    """Looks for ``[executors.NAME]``: at the tasks of its queues that name no executor, or this one."""
-
-    def __init__(self, name: str, queues: tuple[str, ...], registry: Registry) -> None:
-        self._name = name
-        self._queues = frozenset(queues)
-        self._registry = registry
-        self._after: LaneHead | None = None  # where the next look at the lanes begins
-
-    def look(self, tx: Tx, pauses: Pauses, most: int) -> Backlog:
-        """What is due and neither paused nor held back by a cap or rate; ``most`` tasks are counted."""
-        heads = claims.lane_heads(tx, self._after, LANES_PER_LOOK)
-        self._after = heads[-1] if len(heads) >= LANES_PER_LOOK else None
-        due = sorted(
-            (head for head in heads if head.run_at <= tx.now and self._takes(head, pauses)), key=lambda one: one.run_at
-        )
-        if not due:
-            return Backlog()
-        known = caps.known(tx)
-        free = [head for head in due[:MAX_AGED] if _has_room(tx, known, head)]
-        if not free:
-            return Backlog()
-        since = min(ready_since(tx, head.id, head.run_at) for head in free)
-        return Backlog(max(0, tx.now - since) / SECOND, worker_jobs.count_due(tx, free, most))
-
-    def _takes(self, head: LaneHead, pauses: Pauses) -> bool:
-        kind = kind_of(head.lane)
-        ours = ALL_QUEUES in self._queues or head.queue in self._queues
-        ours = ours and executor_of(head.lane) in (None, self._name) and head.queue not in _OF_DAEMONS
-        return ours and self._registry.get(kind) is not None and not pauses.hold(head.queue, kind)
-
-
-def _has_room(tx: Tx, known: KnownLimits, head: LaneHead) -> bool:
-    """Whether no cap or rate keeps this lane's tasks from being claimed. A bound for each worker does not."""
-    if not known.concern(head.queue, kind_of(head.lane)):
-        return True
-    rooms = caps.headroom(tx, known.of(head.queue, head.lane), locked=False)
-    return all(room.free != 0 and room.starts != 0 for room in rooms.values())
-
-
 class ScaleRules(NamedTuple):
     """``least``, ``most``: workers at a time; ``older``: seconds that a task is due before more of them are started;
     ``cooldown``: seconds from the last start to the next."""
@@ -121,3 +81,43 @@ def more_workers(rules: ScaleRules, force: Workforce, backlog: Backlog) -> int:
 def superfluous(rules: ScaleRules, force: Workforce, quiet: float, idle: float) -> int:
     """How many of the jobs that have not begun to cancel, as nothing has been due for ``quiet`` seconds."""
     return max(0, min(force.waiting, force.jobs - rules.least)) if quiet >= idle else 0
+
+
+class BacklogView:
+    """Looks for ``[executors.NAME]``: at the tasks of its queues that name no executor, or this one."""
+
+    def __init__(self, name: str, queues: tuple[str, ...], registry: Registry) -> None:
+        self._name = name
+        self._queues = frozenset(queues)
+        self._registry = registry
+        self._after: LaneHead | None = None  # where the next look at the lanes begins
+
+    def look(self, tx: Tx, pauses: Pauses, most: int) -> Backlog:
+        """What is due and neither paused nor held back by a cap or rate; ``most`` tasks are counted."""
+        heads = claims.lane_heads(tx, self._after, LANES_PER_LOOK)
+        self._after = heads[-1] if len(heads) >= LANES_PER_LOOK else None
+        due = sorted(
+            (head for head in heads if head.run_at <= tx.now and self._takes(head, pauses)), key=lambda one: one.run_at
+        )
+        if not due:
+            return Backlog()
+        known = caps.known(tx)
+        free = [head for head in due[:MAX_AGED] if _has_room(tx, known, head)]
+        if not free:
+            return Backlog()
+        since = min(ready_since(tx, head.id, head.run_at) for head in free)
+        return Backlog(max(0, tx.now - since) / SECOND, worker_jobs.count_due(tx, free, most))
+
+    def _takes(self, head: LaneHead, pauses: Pauses) -> bool:
+        kind = kind_of(head.lane)
+        ours = ALL_QUEUES in self._queues or head.queue in self._queues
+        ours = ours and executor_of(head.lane) in (None, self._name) and head.queue not in _OF_DAEMONS
+        return ours and self._registry.get(kind) is not None and not pauses.hold(head.queue, kind)
+
+
+def _has_room(tx: Tx, known: KnownLimits, head: LaneHead) -> bool:
+    """Whether no cap or rate keeps this lane's tasks from being claimed. A bound for each worker does not."""
+    if not known.concern(head.queue, kind_of(head.lane)):
+        return True
+    rooms = caps.headroom(tx, known.of(head.queue, head.lane), locked=False)
+    return all(room.free != 0 and room.starts != 0 for room in rooms.values())

@@ -39,6 +39,10 @@ LANES_PER_LOOK = 2000  # lanes that one look reads; the next one goes on behind 
 MAX_BATCH = 200  # jobs of one submission
 
 
+LEAST_PENDING = 4  # jobs that have not begun, where nothing runs yet
+log = logging.getLogger("scheduler.executors")
+
+
 @dataclass(frozen=True)
 class _Scope:
     """What limits are read for: all queues, and the kinds of this program."""
@@ -107,11 +111,6 @@ class Reservations:
 
 def _own_level(budget: int) -> Callable[[int, LaneHead], int]:
     return lambda pool, head: budget if pool == head.priority else 0
-
-
-LEAST_PENDING = 4  # jobs that have not begun, where nothing runs yet
-
-log = logging.getLogger("scheduler.executors")
 
 
 class Placer(LeasedExecutor):

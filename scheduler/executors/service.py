@@ -34,7 +34,12 @@ from scheduler.ports import SECOND, spawn_thread
 if TYPE_CHECKING:
     from scheduler.executors.gateway import JobGateway
 
-
+STEP_TIMEOUT_S = 60.0  # of one look, in the database
+GOODBYE_S = 2.0  # for giving the leases up
+STOP_WITHIN_S = 3.0  # that a stop waits for all threads
+REST_FRACTION = 0.2  # of an interval: so long a placer rests after a look, however often it is woken
+WORKER_MODULE = "scheduler.daemon.worker_job"
+_OF_THE_DAEMON = ("SCHEDD_", "PG", "CREDENTIALS_DIRECTORY")  # beginnings of names
 EXECUTORS = Group(
     "schedd.executors",
     "executor",
@@ -48,22 +53,14 @@ EXECUTORS = Group(
     },
 )
 
+log = logging.getLogger("scheduler.executors")
+
 
 def make_executor(config: Config, name: str) -> ports.Executor:
     """The executor ``[executors.NAME]``. Does no I/O but reading files of secrets. Raises ConfigError."""
     section = config.executors[name]
     factory: ports.ExecutorFactory = find(EXECUTORS, section.type)
     return factory(name, settings_of(factory.Settings, EXECUTORS, name, section, config.origins))
-
-
-STEP_TIMEOUT_S = 60.0  # of one look, in the database
-GOODBYE_S = 2.0  # for giving the leases up
-STOP_WITHIN_S = 3.0  # that a stop waits for all threads
-REST_FRACTION = 0.2  # of an interval: so long a placer rests after a look, however often it is woken
-WORKER_MODULE = "scheduler.daemon.worker_job"
-_OF_THE_DAEMON = ("SCHEDD_", "PG", "CREDENTIALS_DIRECTORY")  # beginnings of names
-
-log = logging.getLogger("scheduler.executors")
 
 
 def make_executors(config: Config) -> dict[str, Executor]:

@@ -25,7 +25,7 @@ from scheduler.errors import (
 from scheduler.http_server import STRANGER_TIMEOUT, Bodies, Crowded, HttpServer, TooLarge, bears, headers_of, respond
 from scheduler.messages.group_commit import Busy, PushedIntake
 from scheduler.messages.intake import Intake
-from scheduler.messages.own_kinds import OwnKindError, refuse_own, refuse_results
+from scheduler.messages.reading import OwnKindError, refuse_own, refuse_results
 from scheduler.model.json_text import MAX_DEPTH, too_deep
 from scheduler.model.names import check_text
 from scheduler.model.registry import MAX_KEY

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -17,7 +17,6 @@ from scheduler.config.scheduler_options import task_settings
 from scheduler.engine.execution.context import AsyncContext
 from scheduler.errors import ConfigError, PermanentError, Retry
 from scheduler.messages.ending import Serving
-from scheduler.messages.packing import pack, too_large
 from scheduler.model.fingerprint import describe
 from scheduler.model.outgoing import OUTBOX, sink_kind
 from scheduler.model.retry import RetryPolicy
@@ -31,11 +30,45 @@ from scheduler.tasks.files.blob_store import BlobStore
 from scheduler.telemetry.metrics import MESSAGES_PUBLISHED, MESSAGES_REFUSED
 from scheduler.telemetry.traffic import Traffic
 from scheduler.transports.envelope import EnvelopeError, Message, encode, from_fields
-from scheduler.transports.ports import Outgoing, Published, Refused, Sink, TransportError
+from scheduler.transports.ports import Limits, Outgoing, Published, Refused, Sink, TransportError
 from scheduler.transports.types import make_sink
+
+HEADROOM = 0.02  # of each limit in bytes: transports count more than the body, and not all say how much
+
 
 TROUBLE_LASTS = 60.0  # seconds that a failed try counts, beside the wait for the next one
 _Waiting = tuple[Outgoing, "Future[Published | Refused]"]
+
+
+def too_large(one: Outgoing, limits: Limits) -> str | None:
+    """Why a message can never be published there; None if it can."""
+    most = _room(_least(limits.max_size, limits.max_batch_size))
+    size = one.size + limits.overhead
+    return None if most is None or size <= most else f"the message has {size:,} bytes, more than {most:,}"
+
+
+def pack(messages: Sequence[Outgoing], limits: Limits, most: int) -> Iterator[list[Outgoing]]:
+    """Batches in the order of the messages. Each of these fits by itself. ``most``: messages of a batch."""
+    most, room = min(most, limits.max_batch), _room(limits.max_batch_size)
+    batch: list[Outgoing] = []
+    size = 0
+    for one in messages:
+        more = one.size + limits.overhead
+        if batch and (len(batch) >= most or (room is not None and size + more > room)):
+            yield batch
+            batch, size = [], 0
+        batch.append(one)
+        size += more
+    if batch:
+        yield batch
+
+
+def _least(*limits: int | None) -> int | None:
+    return min((one for one in limits if one is not None), default=None)
+
+
+def _room(limit: int | None) -> int | None:
+    return None if limit is None else int(limit * (1 - HEADROOM))
 
 
 class Publisher(Serving):

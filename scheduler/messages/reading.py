@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 
 from scheduler.client.submitter import TaskSubmitter
 from scheduler.config.messages import Source
-from scheduler.errors import PayloadError, SchedulerError, StoreUnavailableError, UnregisteredKindError
-from scheduler.messages.own_kinds import refuse_own, refuse_results
+from scheduler.errors import PayloadError, SchedulerError, StoreUnavailableError, UnregisteredKindError, shown_as
 from scheduler.messages.texts import as_reason, checked_key, digest, key_of_unknown
 from scheduler.model.envelope import CREATED_AT
 from scheduler.model.fingerprint import describe
+from scheduler.model.inbox import UNREADABLE
+from scheduler.model.outgoing import PREFIX
 from scheduler.model.registry import Kind, encode_json
 from scheduler.model.sender_keys import sender_key
 from scheduler.model.spec import TaskSpec
@@ -24,8 +25,16 @@ from scheduler.operations.published import PublishedKind, encode_payload, read_k
 from scheduler.transports.envelope import MAX_TEXT, EnvelopeError, Message, decode, from_fields, json_of
 from scheduler.transports.ports import Delivery
 
-log = logging.getLogger("scheduler.messages")
+BUILT_IN = frozenset(
+    {
+        *("ActionCreatorTask", "ActionDeliveryTask", "ActionVerifierTask", "BackupTask", "BatchTask", "CommandTask"),
+        *("EmailTask", "FileIdGeneratorTask", "HttpTask", "ImageResizerTask", "TempFileCleanupTask"),
+    }
+)
+"""The names of ``scheduler.tasks.BUILTIN``: what workers of older versions have published does not say it."""
 
+
+log = logging.getLogger("scheduler.messages")
 _IN_HEADERS = (
     *("message_type", "correlation_id", "causation_id", "idempotency_key", "subject", "created_at", "payload_ref"),
     *("schema_version", "sequence"),
@@ -34,6 +43,32 @@ _NUMBERS = ("schema_version", "sequence")
 MAX_DIGITS = 19  # of a number in a text
 KINDS_LAST = 2.0  # seconds until it is looked again at what workers have published
 NEWEST = 0  # the schema version of a payload that says none
+
+
+@shown_as(PayloadError)
+class OwnKindError(PayloadError):
+    """A stranger's message asks for what is schedd's own."""
+
+
+def refuse_own(kind: Kind | PublishedKind, named: Collection[str], where: str) -> None:
+    """Refuse a kind of schedd's own that the settings ``where`` do not name. Raises OwnKindError."""
+    if kind.name not in named and is_own(kind):
+        raise OwnKindError(f"kind {kind.name} is schedd's own: it is taken here only if {where} names it")
+
+
+def is_own(kind: Kind | PublishedKind) -> bool:
+    """Whether a kind is schedd's own."""
+    if kind.name.startswith(PREFIX) or kind.name == UNREADABLE:
+        return True
+    if isinstance(kind, Kind):
+        return kind.built_in
+    return bool(kind.record.options.get("built_in", kind.name in BUILT_IN))
+
+
+def refuse_results(kind: Kind | PublishedKind, payload: Any) -> None:
+    """Refuse a message of strangers that is to carry the result of a task which it names. Raises OwnKindError."""
+    if kind.name.startswith(PREFIX) and isinstance(payload, Mapping) and payload.get("result_of") is not None:
+        raise OwnKindError(f"result_of is not taken from outside: it would send any task's result to {kind.name}")
 
 
 class Letter(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import logging
 import os
 import secrets
@@ -11,25 +12,55 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from scheduler.app import Scheduler
 from scheduler.config.model import Config
-from scheduler.errors import ConfigError, StoreUnavailableError
-from scheduler.messages.intake import Intake
+from scheduler.engine.execution.context import Context
+from scheduler.errors import ConfigError, PermanentError, StoreUnavailableError
+from scheduler.messages.intake import UNREADABLE, Intake
 from scheduler.messages.outbox import Outlet, Publisher, make_kind, make_outlet
 from scheduler.messages.receiver import Receiver
-from scheduler.messages.unreadable import UnreadableMessage
+from scheduler.model.inbox import INBOX
+from scheduler.model.task import Task
 from scheduler.model.webhooks import key_of
 from scheduler.store import inbox
-from scheduler.transports.ports import Finding, PushSource, Redrives, Sink, Source, TransportError
+from scheduler.transports.ports import Delivery, Finding, PushSource, Redrives, Sink, Source, TransportError
 from scheduler.transports.types import make_sink, make_source
 
 PURGE_EVERY = 3600.0  # seconds between removals of messages whose time is over
 AT_ONCE = 8  # sources and sinks that are examined at a time
 STOP_WITHIN = 3.0  # seconds that a stop waits for all receivers
-
 log = logging.getLogger("scheduler.messages")
+
+
+class UnreadableMessage(Task, kind=UNREADABLE, queue=INBOX):
+    """Reads its message again: a replay, once the settings or the program have changed, makes the task of it."""
+
+    source: str
+    message_id: str
+    reason: str
+    body: str
+    complete: bool
+    headers: dict[str, Any]
+
+    intakes: ClassVar[Mapping[str, Intake]] = {}
+    """Of the sources of this process. Their receipts are of no use: the messages were acknowledged long ago."""
+
+    def run(self, _ctx: Context) -> dict[str, Any]:
+        intake = self.intakes.get(self.source)
+        if intake is None:
+            raise PermanentError(f"{self.reason}; this worker has no source {self.source}")
+        if not self.complete:
+            raise PermanentError(f"{self.reason}; only the beginning of the message was kept")
+        delivery = Delivery(
+            message_id=self.message_id, body=base64.b64decode(self.body), receipt="", headers=self.headers
+        )
+        letter = intake.reader.read(delivery)
+        if letter.spec is None:
+            raise PermanentError(letter.error or self.reason)
+        (taken,) = intake.take([delivery])
+        return {"task": None if taken.entry is None else taken.entry.task_id}
 
 
 def make_sources(config: Config) -> dict[str, Source | PushSource]:

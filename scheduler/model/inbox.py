@@ -7,7 +7,7 @@ from enum import StrEnum
 INBOX = "schedd.inbox"
 """The queue of tasks that stand for messages which could not be read."""
 
-UNREADABLE = "messages.unreadable"
+UNREADABLE = "messages.service"
 """The kind of dead tasks that stand for messages of a source without a dead-letter queue."""
 
 

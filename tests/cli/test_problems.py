@@ -18,7 +18,7 @@ from scheduler.cli.root import root
 from scheduler.config.alerts import AlertRules, Alerts, AlertSink, PresentRule
 from scheduler.model.alerts import Phase
 from scheduler.model.problem import Problem
-from scheduler.operations.report import next_command
+from scheduler.operations.status import next_command
 from scheduler.ports import SECOND
 from scheduler.store import alerts as alert_rows
 from scheduler.store import inbox

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.config.describe import changed, describe
-from scheduler.config.load import load
+from scheduler.config.load import changed, describe, load
 from scheduler.config.model import Config
 from scheduler.errors import ConfigError
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.config.describe import changed, describe
-from scheduler.config.load import load
+from scheduler.config.load import changed, describe, load
 from scheduler.config.model import KINDS, Config
 from scheduler.config.scheduler_options import scheduler_options
 from scheduler.errors import ConfigError

@@ -8,8 +8,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 import pytest
 
-from scheduler.config.describe import changed, describe
-from scheduler.config.load import load
+from scheduler.config.load import changed, describe, load
 from scheduler.config.model import Config
 from scheduler.config.sources import Duration
 from scheduler.errors import ConfigError

@@ -9,7 +9,7 @@ import pytest
 
 from scheduler.console import sessions
 from scheduler.console.auth import hash_token
-from scheduler.operations import console_sessions
+from scheduler.operations import console
 from scheduler.ports import SECOND
 from scheduler.store import console_sessions as stored
 from scheduler.store.db.database import Database as Store
@@ -52,8 +52,8 @@ def test_a_made_up_cookie_costs_no_read_of_the_store(
     database: Database, users: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
-    monkeypatch.setattr(console_sessions, "user_of", lambda _desk, session: read.append(session))
-    monkeypatch.setattr(console_sessions, "end", lambda _desk, session: read.append(session))
+    monkeypatch.setattr(console, "user_of", lambda _desk, session: read.append(session))
+    monkeypatch.setattr(console, "end", lambda _desk, session: read.append(session))
     with served(database, auth="token", users=users) as server:
         value = logged_in(server.gate)["cookie"].partition("=")[2]
         head, _, mark = value.partition(".")

@@ -22,7 +22,6 @@ from scheduler.config.messages import Sink, Source
 from scheduler.config.model import Config, Store
 from scheduler.errors import ConfigError, StoreUnavailableError
 from scheduler.messages import duties, reading
-from scheduler.messages import own_kinds as own_kinds_module
 from scheduler.messages.door import Door
 from scheduler.messages.group_commit import PushedIntake
 from scheduler.messages.outbox import make_kind, make_outlet
@@ -370,7 +369,7 @@ def test_a_kind_of_schedds_own_that_is_named_is_taken_but_never_anothers_result(
 
 @pytest.mark.case(93, pure=True)
 def test_the_names_of_built_in_kinds_are_known() -> None:
-    assert set(tasks.BUILTIN) == own_kinds_module.BUILT_IN
+    assert set(tasks.BUILTIN) == reading.BUILT_IN
 
 
 @pytest.mark.case(93)

@@ -13,7 +13,7 @@ from scheduler.config.messages import Source
 from scheduler.errors import StoreUnavailableError
 from scheduler.messages.intake import UNREADABLE, Intake
 from scheduler.messages.receiver import Receiver
-from scheduler.messages.unreadable import UnreadableMessage
+from scheduler.messages.service import UnreadableMessage
 from scheduler.model.inbox import InboxState
 from scheduler.model.json_text import elements, too_deep
 from scheduler.model.times import to_datetime

@@ -19,8 +19,7 @@ from scheduler import AsyncContext, Context, PermanentError, Scheduler, Task
 from scheduler.config.messages import Sink
 from scheduler.config.model import Config, Files, Store
 from scheduler.errors import ConfigError, PayloadError
-from scheduler.messages.outbox import sink_kinds
-from scheduler.messages.packing import pack, too_large
+from scheduler.messages.outbox import pack, sink_kinds, too_large
 from scheduler.model.outgoing import OUTBOX
 from scheduler.tasks.files.blob_store import BlobStore
 from scheduler.testing import FakeClock, drain

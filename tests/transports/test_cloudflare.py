@@ -18,7 +18,7 @@ import pytest
 
 from scheduler.config.load import load
 from scheduler.errors import ConfigError
-from scheduler.messages.packing import pack, too_large
+from scheduler.messages.outbox import pack, too_large
 from scheduler.messages.service import make_sources
 from scheduler.transports import cloudflare
 from scheduler.transports.cloudflare import CloudflareSink, CloudflareSource, SinkSettings, SourceSettings

@@ -21,9 +21,7 @@ from scheduler.operations import (
     kinds,
     limits,
     pauses,
-    report,
     schedules,
-    search,
     workers,
 )
 from scheduler.operations import status as glances
@@ -38,8 +36,8 @@ def health(visit: Visit, given: args.Args) -> dict[str, Any]:
     with visit.read() as tx:
         seen = glances.glance(tx)
     wrong = [*seen.status.stuck, *([] if seen.status.idle is None else [seen.status.idle])]
-    problems = [masked(views.problem_view(one)) | {"next": report.next_command(one)} for one in wrong]
-    return {"ok": not wrong, **masked(views.health_view(report.verdict_of(seen))), "problems": problems}
+    problems = [masked(views.problem_view(one)) | {"next": glances.next_command(one)} for one in wrong]
+    return {"ok": not wrong, **masked(views.health_view(glances.verdict_of(seen))), "problems": problems}
 
 
 def status(visit: Visit, given: args.Args) -> dict[str, Any]:
@@ -54,7 +52,7 @@ def list_tasks(visit: Visit, given: args.Tasks) -> dict[str, Any]:
     """Tasks, the newest first; ``cursor``: of the next page; ``bounded``: not all were looked at."""
     with visit.read() as tx:
         wanted = visit.filter(tx, given.filter)
-        found = search.search(tx, wanted, limit=given.limit, cursor=given.cursor, broken=lambda _: None)
+        found = details.search(tx, wanted, limit=given.limit, cursor=given.cursor, broken=lambda _: None)
         rows = [views.task_view(one.at(tx.now)) for one in found.tasks]
         masks = ViewMasks(tx, {one.kind for one in found.tasks})
         shown = [masks.view(one, row) for one, row in zip(found.tasks, rows, strict=True)]

@@ -12,8 +12,18 @@ from scheduler.console.render import Done, Page
 from scheduler.console.roles import Verb
 from scheduler.console.routes import Nav, action, page
 from scheduler.console.visit import BadInputError, Visit
-from scheduler.operations.report import HealthCause, causes, verdict_of
-from scheduler.operations.status import BY_NAME, ByHand, Minute, Status, glance, minutes, status_at
+from scheduler.operations.status import (
+    BY_NAME,
+    ByHand,
+    HealthCause,
+    Minute,
+    Status,
+    causes,
+    glance,
+    minutes,
+    status_at,
+    verdict_of,
+)
 
 CHART_MINUTES = 60
 CAUSES = 5  # of dead letters that are named

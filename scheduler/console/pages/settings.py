@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from scheduler.config.describe import describe
+from scheduler.config.load import describe
 from scheduler.console.masks import MASK, masked_text
 from scheduler.console.render import Done, Page
 from scheduler.console.roles import Verb

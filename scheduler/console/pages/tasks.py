@@ -14,11 +14,10 @@ from scheduler.console.routes import Nav, action, page
 from scheduler.console.visit import Visit
 from scheduler.model.state import TaskState
 from scheduler.model.task_filter import TaskFilter
-from scheduler.operations import saved_views
-from scheduler.operations.details import TaskRecord, whys
+from scheduler.operations import console
+from scheduler.operations.details import WINDOW, TaskRecord, search, whys
 from scheduler.operations.filter import compose, quoted, words_of
 from scheduler.operations.kinds import kind_names
-from scheduler.operations.search import WINDOW, search
 
 PAGE_ROWS = 50
 MAX_ROWS = 500
@@ -48,7 +47,7 @@ def tasks(visit: Visit) -> Page:
         found = search(tx, wanted, limit=limit, cursor=cursor, broken=broken.append)
         masks = TaskMasks(tx, {task.kind for task in found.tasks})
         reasons = whys(tx, [task.id for task in found.tasks if not task.state.terminal][:WHYS])
-        views = saved_views.views(tx, _PAGE, visit.who.name)
+        views = console.views(tx, _PAGE, visit.who.name)
         kinds = kind_names(tx)
     rows = [_row(task, masks.of(task), reasons.get(task.id)) for task in found.tasks]
     took = time.perf_counter() - began
@@ -105,7 +104,7 @@ def save_view(visit: Visit) -> Done:
     with visit.read() as tx:
         visit.filter(tx, text)
     name, shared = visit.given("name"), visit.ticked("shared")
-    saved_views.save(visit.jobs.desk, _PAGE, name, text, visit.who.name, shared=shared)
+    console.save(visit.jobs.desk, _PAGE, name, text, visit.who.name, shared=shared)
     return Done(f"The view “{name}” is saved.")
 
 
@@ -113,7 +112,7 @@ def save_view(visit: Visit) -> Done:
 def forget_view(visit: Visit) -> Done:
     """Forget a view."""
     name, shared = visit.given("name"), visit.ticked("shared")
-    gone = saved_views.forget(visit.jobs.desk, _PAGE, name, visit.who.name, shared=shared)
+    gone = console.forget(visit.jobs.desk, _PAGE, name, visit.who.name, shared=shared)
     return Done(f"The view “{name}” is forgotten." if gone else "There is no such view.", ok=gone)
 
 

@@ -19,7 +19,7 @@ def test_the_list_names_the_tables_of_the_schema() -> None:
 def test_a_listing_makes_no_schema_and_loads_no_other_database() -> None:
     code = (
         "import sys; from scheduler.cli import main; sys.argv = ['schedctl', 'list', '--help']; "
-        "import scheduler.operations.search, scheduler.operations.status, scheduler.operations.details, "
+        "import scheduler.operations.details, scheduler.operations.status, scheduler.operations.details, "
         "scheduler.store.db.database; "
         "heavy = {'scheduler.store.schema', 'sqlalchemy.dialects.postgresql', 'alembic'}; "
         "print(sorted(heavy & set(sys.modules)))"

@@ -1,0 +1,37 @@
+"""Rows of the console's own: sessions that outlast a restart, and saved views.
+
+``session``: the hash of its id. Views are filters under a name, of one person or of everybody.
+"""
+
+from __future__ import annotations
+
+from scheduler.operations.desk import Desk
+from scheduler.store import console_sessions as sessions
+from scheduler.store import views as saved
+from scheduler.store.views import views as views
+
+
+def begin(desk: Desk, session: str, user: str, lasting: int) -> None:
+    """Store a session of ``lasting`` microseconds, and remove those that are over. Raises StoreUnavailableError."""
+    desk.database.change(lambda tx: sessions.begin(tx, session, user, lasting))
+
+
+def user_of(desk: Desk, session: str) -> str | None:
+    """The user whose session it is; None if there is none, or it is over. Raises StoreUnavailableError."""
+    with desk.read() as tx:
+        return sessions.user_of(tx, session)
+
+
+def end(desk: Desk, session: str) -> None:
+    """End a session. Raises StoreUnavailableError."""
+    desk.database.change(lambda tx: sessions.end(tx, session))
+
+
+def save(desk: Desk, page: str, name: str, query: str, owner: str, *, shared: bool = False) -> None:
+    """Keep a filter of a page under a name; ``shared``: for everybody. Raises ConfigError."""
+    desk.database.change(lambda tx: saved.save(tx, page, name, query, saved.EVERYBODY if shared else owner))
+
+
+def forget(desk: Desk, page: str, name: str, owner: str, *, shared: bool = False) -> bool:
+    """Forget a view. Returns False if there is none."""
+    return desk.database.change(lambda tx: saved.delete(tx, page, name, saved.EVERYBODY if shared else owner))
