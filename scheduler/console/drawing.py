@@ -1,4 +1,4 @@
-"""A graph of tasks as the boxes and lines of an SVG: numbers for attributes, no style."""
+"""Graphs of tasks and timelines as SVG: shapes with attributes only, as the pages' policy allows no styles."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from typing import NamedTuple
 
 from scheduler.model.graph_folding import Fold
 from scheduler.model.graph_layout import layout
+from scheduler.model.outcome import AttemptEnd
 from scheduler.model.state import TaskState
+from scheduler.model.texts import span_text
+from scheduler.model.timeline import Phase, Place, Span, place_of, places
+from scheduler.operations.analysis import TaskTimeline
 
 BOX_W, BOX_H = 168, 42
 _GAP_ACROSS, _GAP_ALONG = 18, 40
@@ -16,6 +20,12 @@ _MARGIN = 6
 _SIDEWAYS_FROM = 1_300  # pixels of width from which on layers are columns
 _ORDER = ("dead", "failed", "running", "claimed", "retry", "suspended", "scheduled", "waiting", "cancelled", "skipped")
 UNKNOWN = "unknown"
+
+
+MAX_LANES = 30  # attempts that are drawn, the last ones
+_HEIGHT, _LANE, _TOP = 14, 24, 6
+_NARROWEST = 0.25  # per cent: what is shorter is still seen
+_BAD = (AttemptEnd.FAILED, AttemptEnd.DEAD, AttemptEnd.RETRIED, AttemptEnd.LOST)
 
 
 class Part(NamedTuple):
@@ -124,3 +134,77 @@ def _line(start: tuple[int, int], end: tuple[int, int], sideways: bool) -> str:
     (x, y), (u, v) = (start[0] + BOX_W // 2, start[1] + BOX_H), (end[0] + BOX_W // 2, end[1])
     half = (y + v) // 2
     return f"M{x} {y}C{x} {half} {u} {half} {u} {v}"
+
+
+class Bar(NamedTuple):
+    """A bar: per cent of the width, a class, and what its title says."""
+
+    x: float
+    width: float
+    css: str
+    title: str
+    open: bool = False
+
+
+class Lane(NamedTuple):
+    """A row of bars with its label. ``y``: pixels."""
+
+    label: str
+    y: int
+    bars: list[Bar]
+
+
+class Timeline(NamedTuple):
+    """A timeline. ``marks``: (x in per cent, title); ``breaks``: where idle time is drawn shorter than it was."""
+
+    lanes: list[Lane]
+    height: int
+    marks: list[tuple[float, str]]
+    breaks: list[float]
+    start: int
+    end: int
+
+
+def draw_timeline(past: TaskTimeline, now: int, task_id: int) -> Timeline | None:
+    """A task's life: one lane of all its times, one for each attempt with its wait for a slot and its run."""
+    if not past.spans:
+        return None
+    drawn = places(past.spans, now)
+    if not drawn:
+        return None
+    lanes = [Lane("all", _TOP, [_bar(span, drawn, now) for span in past.spans])]
+    claims = [claim for claim in dict.fromkeys(span.claim for span in past.spans) if claim is not None][-MAX_LANES:]
+    for claim in claims:
+        own = [span for span in past.spans if span.claim == claim]
+        lanes.append(Lane(_label(own), _TOP + _LANE * len(lanes), [_bar(span, drawn, now) for span in own]))
+    steps = [
+        Bar(
+            100 * place_of(step.start if step.start is not None else step.end, drawn),
+            max(_NARROWEST, 100 * (place_of(step.end, drawn) - place_of(step.start or step.end, drawn))),
+            "b-step",
+            f"{step.type.label} {step.name}",
+        )
+        for step in past.steps[-200:]
+    ]
+    if steps:
+        lanes.append(Lane("steps", _TOP + _LANE * len(lanes), steps))
+    marks = [(100 * place_of(mark.at, drawn), mark.text) for mark in past.marks]
+    breaks = [100 * (place.left + place.right) / 2 for place in drawn if place.cut]
+    return Timeline(lanes, _TOP + _LANE * len(lanes), marks, breaks, drawn[0].start, drawn[-1].end)
+
+
+def _label(spans: Sequence[Span]) -> str:
+    number = next((span.number for span in spans if span.number is not None), None)
+    return f"#{number}" if number else "held"
+
+
+def _bar(span: Span, drawn: Sequence[Place], now: int) -> Bar:
+    end = now if span.end is None else span.end
+    left, right = place_of(span.start, drawn), place_of(end, drawn)
+    css = f"b-{span.phase.value}"
+    if span.phase is Phase.RUNNING and span.outcome is not None:
+        css += " b-ok" if span.outcome is AttemptEnd.SUCCEEDED else " b-bad" if span.outcome in _BAD else " b-other"
+    title = f"{span.phase.value} for {span_text(end - span.start)}"
+    if span.outcome is not None:
+        title += f", {span.outcome.value}"
+    return Bar(100 * left, max(_NARROWEST, 100 * (right - left)), css, title, span.end is None)

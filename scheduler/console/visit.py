@@ -1,10 +1,11 @@
-"""Visit: one request as the functions of pages and verbs get it."""
+"""Visit: one request as the functions of pages and verbs get it; the past instant that it asks for."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -12,6 +13,7 @@ from scheduler.console.roles import Principal, Verb
 from scheduler.errors import SchedulerError
 from scheduler.model.redact import redact
 from scheduler.model.task_filter import TaskFilter
+from scheduler.model.times import SECOND
 from scheduler.operations.desk import Desk, ReadTooLongError, Tx
 from scheduler.operations.filter import FilterError, parse
 from scheduler.operations.masks import secret_path
@@ -21,11 +23,16 @@ if TYPE_CHECKING:
     from scheduler.app import Scheduler
     from scheduler.config.model import Config, Console
 
+
 STATEMENT_SECONDS = 2.0  # that a statement of a page may take
 PREFERENCES = "schedd_console"  # the cookie of theme and zone
 THEMES = ("auto", "light", "dark")
 MAX_TEXT = 2000  # characters of one parameter
 _ZONE = re.compile(r"[A-Za-z0-9_+\-/]{1,64}")
+
+
+_AGO = re.compile(r"(\d{1,6})\s*(s|m|min|h|d)")
+_UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
 
 
 class BadInputError(Exception):
@@ -172,3 +179,28 @@ def _number(text: str, name: str, default: int | None, least: int, most: int) ->
     if not (text.isascii() and text.isdigit() and len(text) < 20) or not least <= int(text) <= most:
         raise BadInputError(f"{name} is a whole number from {least}, not {text[:40]!r}")
     return int(text)
+
+
+def asked_instant(visit: Visit, now: int) -> int | None:
+    """The instant of ``?at=`` in microseconds: RFC 3339, a local time of the visitor's zone, or how long ago (``2h``).
+
+    None if nothing is asked for. Raises BadInputError.
+    """
+    text = visit.asked("at")
+    if not text:
+        return None
+    ago = _AGO.fullmatch(text)
+    if ago is not None:
+        return now - int(ago[1]) * _UNITS[ago[2]] * SECOND
+    try:
+        found = datetime.fromisoformat(text)
+        if found.tzinfo is None:
+            found = found.replace(tzinfo=ZoneInfo(visit.preferences.zone))
+        instant = round(found.timestamp() * SECOND)
+    except (ValueError, OverflowError):
+        raise BadInputError(
+            f"at is a time such as 2026-03-01T02:30Z, or how long ago, like 2h, not {text!r:.60}"
+        ) from None
+    if instant > now:
+        raise BadInputError(f"{text!r:.60} is still to come: a past time is needed")
+    return instant

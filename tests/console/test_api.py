@@ -17,8 +17,8 @@ from test_desk import OPERATIONS
 from scheduler import Scheduler
 from scheduler.config.model import Api, Config, Console, Store
 from scheduler.console import app, principal
-from scheduler.console.api import arguments, openapi
-from scheduler.console.api.table import DOCUMENT, LEFT_OUT, PREFIX, ROUTES, Route
+from scheduler.console.api import arguments
+from scheduler.console.api.table import DOCUMENT, LEFT_OUT, PREFIX, ROUTES, Route, document
 from scheduler.console.auth import hash_password, hash_token
 from scheduler.console.gate import Gate
 from scheduler.console.roles import Verb
@@ -83,7 +83,7 @@ def test_each_operation_of_a_role_is_a_route_or_left_out() -> None:
 def test_the_description_is_of_the_table() -> None:
     from jsonschema import Draft202012Validator  # takes three seconds of whoever collects the tests
 
-    found = openapi.document("/schedd")
+    found = document("/schedd")
     assert (found["openapi"], found["servers"]) == ("3.1.0", [{"url": "/schedd"}])
     described = {
         (method.upper(), path): made["x-role-verb"]

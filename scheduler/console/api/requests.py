@@ -15,8 +15,7 @@ from starlette.responses import Response
 from scheduler.app import Scheduler
 from scheduler.console.answers import Refusal
 from scheduler.console.api.arguments import Args, check_texts
-from scheduler.console.api.openapi import document
-from scheduler.console.api.table import DOCUMENT, PREFIX, Route, find
+from scheduler.console.api.table import DOCUMENT, PREFIX, Route, document, find
 from scheduler.console.inputs import MAX_BODY, body_of, query_of
 from scheduler.console.roles import Principal, Verb
 from scheduler.console.visit import Visit

@@ -16,16 +16,13 @@ MODULES = (
     "graphs",
     "schedules",
     "forecast",
-    "compare",
     "workers",
     "kinds",
-    "queues",
     "events",
     "messages",
     "audit",
     "alerts",
     "settings",
-    "metrics",
 )
 
 

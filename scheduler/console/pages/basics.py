@@ -1,14 +1,17 @@
-"""Log-in, preferences, the style sheet, and the page of keys."""
+"""Log-in, preferences, the style sheet, the page of keys, and ``/metrics``, which ``schedctl metrics`` prints too."""
 
 from __future__ import annotations
 
 from starlette.responses import RedirectResponse, Response
 
+from scheduler.config.model import Config
 from scheduler.console.answers import own_path
 from scheduler.console.render import Page
 from scheduler.console.roles import Verb
 from scheduler.console.routes import Route, _register, action, page
 from scheduler.console.visit import PREFERENCES, THEMES, BadInputError, Visit, is_zone
+from scheduler.telemetry import prometheus
+from scheduler.telemetry.store_figures import read_figures
 
 YEAR = 365 * 86_400
 
@@ -50,3 +53,15 @@ def set_preferences(visit: Visit) -> Response:
         PREFERENCES, f"{theme}|{zone}", max_age=YEAR, path=visit.prefix or "/", httponly=True, samesite="strict"
     )
     return response
+
+
+@page("/metrics")
+def metrics(visit: Visit) -> Response:
+    """The figures. A program authenticates as for other pages, with a bearer token for example."""
+    prometheus.require("/metrics")
+    config = visit.site.config or Config()
+    kept = config.retention.failed if config.retention.dead is None else config.retention.dead
+    with visit.read() as tx:
+        found = read_figures(tx, dead_retention=kept, expiry=config.alerts.rules.dead_letters_expiring.within)
+    body, kind = prometheus.render(prometheus.make_registry(lambda: found, process=False))
+    return Response(body, headers={"content-type": kind})

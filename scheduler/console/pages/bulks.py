@@ -7,8 +7,8 @@ from typing import Any, get_args
 
 import msgspec
 
-from scheduler.console.kind_fields import fields_of
 from scheduler.console.masks import masked, masked_text
+from scheduler.console.pages.kinds import fields_of
 from scheduler.console.pages.task_verbs import without_commands
 from scheduler.console.render import Done, Page
 from scheduler.console.roles import Verb

@@ -6,8 +6,8 @@ import shlex
 from typing import Any
 
 from scheduler.client.json_views import task_view, time
-from scheduler.console.kind_fields import fields_of
 from scheduler.console.masks import TaskMasks, masked_text
+from scheduler.console.pages.kinds import fields_of
 from scheduler.console.render import Page
 from scheduler.console.roles import Verb
 from scheduler.console.routes import Nav, page

@@ -1,15 +1,16 @@
-"""``/graphs``: the newest graphs; ``/graphs/ID``: the graph of a task, drawn, as a table and as a tree."""
+"""``/graphs``: the newest graphs; ``/graphs/ID``: one of them; ``/compare/ID``: a run beside an earlier one."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from scheduler.client.analysis import estimate_view
+from scheduler.client.analysis import comparison_view, estimate_view
 from scheduler.console.drawing import draw, states_of
-from scheduler.console.past import asked_instant
+from scheduler.console.masks import TaskMasks
+from scheduler.console.pages.task import plain_log
 from scheduler.console.render import Page
 from scheduler.console.routes import Nav, page
-from scheduler.console.visit import BadInputError, Visit
+from scheduler.console.visit import BadInputError, Visit, asked_instant
 from scheduler.model.graph_folding import (
     MAX_DRAWN,
     Fold,
@@ -23,7 +24,8 @@ from scheduler.model.graph_folding import (
 from scheduler.model.graph_tree import tree
 from scheduler.model.state import TaskState
 from scheduler.model.texts import rfc3339
-from scheduler.operations.analysis import Graph, graph, graph_at, graph_estimate, newest_graphs
+from scheduler.operations.analysis import Graph, beside, graph, graph_at, graph_estimate, newest_graphs
+from scheduler.operations.details import get_task
 
 MAX_GRAPH = 10_000
 ROWS = 200  # of the table, and lines of the tree, on one page
@@ -32,6 +34,10 @@ LIVE_UP_TO = 1_000  # tasks of a graph that is read again while its page is open
 _FOLDS = {"whole": fold_none, "roles": fold_roles, "alike": fold_look_alikes, "layers": fold_layers}
 VIEWS = ("auto", "whole", "roles", "alike", "layers", "around")
 _ENDED_WELL = (TaskState.SUCCESS,)
+
+
+LINES = 400  # of the difference between two logs
+ROLES = 200
 
 
 @page("/graphs", nav=Nav("Graphs", "p", 30))
@@ -189,3 +195,31 @@ def _place(state: TaskState | None) -> int:
 
 def _box_tree(fold: Fold) -> list[Any]:
     return tree([box.id for box in fold.boxes], [(a, b) for a, b, _ in fold.edges])
+
+
+@page("/compare/{id:int}")
+def comparison(visit: Visit) -> Page:
+    """What is different in this run."""
+    task_id = visit.params["id"]
+    other = visit.number("with", least=1)
+    with visit.read() as tx:
+        task = get_task(tx, task_id)
+        both = beside(tx, task_id, other, masks=TaskMasks, shown=plain_log)
+    command = f"schedctl compare {task_id}" + (f" {other}" if other else "")
+    if both is None:
+        context: dict[str, Any] = {"task": task, "found": None, "other": other}
+        return Page("compare.html", {"task": task_id, "other": None}, context, command, live=False)
+    found, different, lines = both
+    data = comparison_view(found) | {"payload": [one._asdict() for one in different], "log": lines.lines}
+    context = {
+        "task": task,
+        "found": found,
+        "other": other,
+        "changes": different,
+        "lines": lines.lines[:LINES],
+        "more_lines": max(0, len(lines.lines) - LINES),
+        "roles": found.roles[:ROLES],
+        "cut": lines.truncated,
+        "more_roles": max(0, len(found.roles) - ROLES),
+    }
+    return Page("compare.html", data, context, command, live=False)

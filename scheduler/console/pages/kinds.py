@@ -1,11 +1,11 @@
-"""``/kinds`` and ``/queues/NAME``: how kinds and queues do; their caps and rates; pause and resume."""
+"""``/kinds``, ``/queues``, ``/queues/NAME``: how kinds and queues do; their caps and rates; pause and resume."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from scheduler.client.json_views import time
+from scheduler.client.json_views import queue_view, time
 from scheduler.config.sources import parse_duration
 from scheduler.console.masks import TaskMasks, masked_text
 from scheduler.console.render import Done, Page
@@ -15,18 +15,21 @@ from scheduler.console.visit import BadInputError, Visit
 from scheduler.errors import ConfigError
 from scheduler.model.defaults import POOLS
 from scheduler.model.rollup import BOUNDS, Histogram
+from scheduler.model.secrets import is_secret_name
 from scheduler.model.times import SECOND
 from scheduler.operations import kinds as operations
 from scheduler.operations.desk import Tx
-from scheduler.operations.kinds import FAILURES, KindRecord, Numbers, Pause, StatsRecord, WorkNow
+from scheduler.operations.kinds import FAILURES, KindRecord, Numbers, Pause, QueueRecord, StatsRecord, WorkNow
+from scheduler.operations.kinds import queues as read_queues
 from scheduler.operations.limits import Limit
 from scheduler.operations.masks import masked_schema
 
-SHOWN = 300  # kinds on one page
+SHOWN = 300  # kinds, or queues, on one page
 FAILED = 20  # recent failures of a kind
 TIMES = ("1h", "6h", "24h", "7d")
 MAX_TIME = 400 * 86_400  # seconds
 SHOWN_LIMITS = ("max_concurrency", "rate_limit")
+TOLD = 10  # queues that nobody serves, in sentences
 
 
 class Bar(NamedTuple):
@@ -238,3 +241,35 @@ def _whole(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 10):
         raise BadInputError(f"max_concurrency is a whole number or none, not {text[:40]!r}")
     return int(text)
+
+
+def fields_of(schema: Mapping[str, Any], payload: Any) -> dict[str, str]:
+    """The fields that may be changed, each with its JSON type: those of the published schema that hide no secret."""
+    inner = schema
+    if "$ref" in schema:
+        inner = schema.get("$defs", {}).get(str(schema["$ref"]).rpartition("/")[2], {})
+    fields = inner.get("properties", {})
+    hidden = {name for name, value in payload.items() if value == "***"} if isinstance(payload, dict) else set()
+    return {
+        name: str(field.get("type", "any")) if isinstance(field, Mapping) else "any"
+        for name, field in fields.items()
+        if name not in hidden and not is_secret_name(name) and not (isinstance(field, Mapping) and "x-secret" in field)
+    }
+
+
+@page("/queues", nav=Nav("Queues", "q", 55))
+def queues(visit: Visit) -> Page:
+    """The queues by name."""
+    with visit.read() as tx:
+        found, now = read_queues(tx, SHOWN), tx.now
+    rows = [_masked(one) for one in found.rows]
+    unserved = [one.unserved_text for one in rows if one.unserved is not None]
+    context: dict[str, Any] = {"rows": rows, "more": found.more, "unserved": unserved, "told": TOLD}
+    data = {"queues": [queue_view(one, now) for one in rows], "more": found.more}
+    return Page("queues.html", data, context, "schedctl queues")
+
+
+def _masked(one: QueueRecord) -> QueueRecord:
+    if one.pause is None:
+        return one
+    return one._replace(pause=one.pause._replace(reason=masked_text(one.pause.reason)))

@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 
 from scheduler.client.json_views import status_view, time
 from scheduler.console.masks import masked_text
-from scheduler.console.past import asked_instant
 from scheduler.console.render import Done, Page
 from scheduler.console.roles import Verb
 from scheduler.console.routes import Nav, action, page
-from scheduler.console.visit import BadInputError, Visit
+from scheduler.console.visit import BadInputError, Visit, asked_instant
 from scheduler.operations.status import (
     BY_NAME,
     ByHand,

@@ -19,12 +19,11 @@ from scheduler.client.json_views import (
     time,
     wait_view,
 )
-from scheduler.console.drawings import draw_timeline
+from scheduler.console.drawing import draw_timeline
 from scheduler.console.masks import TaskMask, TaskMasks, masked
-from scheduler.console.past import asked_instant
 from scheduler.console.render import Page
 from scheduler.console.routes import page
-from scheduler.console.visit import Visit
+from scheduler.console.visit import Visit, asked_instant
 from scheduler.errors import UnknownTaskError
 from scheduler.model.state import TaskState
 from scheduler.model.task_filter import Term
