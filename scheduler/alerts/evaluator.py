@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scheduler.alerts import messages
 from scheduler.alerts.machine import Limits, Notice, advance
-from scheduler.alerts.observer import Looker, Retained
+from scheduler.alerts.observer import Observer, Retained
 from scheduler.alerts.rules import rules_of, us
 from scheduler.model.alerts import Event
 from scheduler.store import alerts as store
@@ -40,7 +40,7 @@ class Evaluator:
         self._database = database
         self._settings = settings
         self._holder = holder
-        self._looker = Looker(settings.rules, self.rules, retained)
+        self._observer = Observer(settings.rules, self.rules, retained)
         self._origin = messages.Origin(settings.label, settings.console_url)
         self._limits = Limits(us(settings.repeat), settings.max_per_hour)
         self._outbox = {name: sink for name, sink in settings.sinks.items() if sink.type != "alertmanager"}
@@ -51,7 +51,7 @@ class Evaluator:
             seen = store.lease(tx)
             if not seen.free_for(self._holder, tx.now):
                 return Looked(False, [])
-            found, samples = self._looker.look(tx, seen.remembered.samples)
+            found, samples = self._observer.observe(tx, seen.remembered.samples)
 
         def write(tx: Tx) -> Looked:
             silences = [one.silence for one in store.silences(tx)]

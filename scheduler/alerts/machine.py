@@ -50,7 +50,7 @@ class Observation(NamedTuple):
     detail: Mapping[str, Any] = {}
 
 
-class Look(NamedTuple):
+class Observations(NamedTuple):
     """What one look found. Of ``complete`` rules an alert that is not among the observations is clear."""
 
     observations: Sequence[Observation] = ()
@@ -84,20 +84,20 @@ class Result(NamedTuple):
 def advance(
     rules: Mapping[str, Rule],
     alerts: Mapping[Key, Alert],
-    look: Look,
+    found: Observations,
     silences: Collection[Silence],
     memory: Memory,
     limits: Limits,
     now: int,
 ) -> Result:
     """Take one look into account. Alerts of rules that are no longer there are forgotten."""
-    seen = {one.key: one for one in look.observations}
+    seen = {one.key: one for one in found.observations}
     kept: dict[Key, Alert] = {}
     for key in dict.fromkeys([*alerts, *seen]):
         rule = rules.get(key.rule)
         if rule is None:
             continue
-        moved = _moved(rule, alerts.get(key), seen.get(key), key, now, key.rule in look.complete)
+        moved = _moved(rule, alerts.get(key), seen.get(key), key, now, key.rule in found.complete)
         if moved is not None:
             kept[key] = moved
     notices, memory = _notify(rules, kept, silences, memory, limits, now)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from scheduler.alerts import rules
-from scheduler.alerts.machine import Look, Observation, Rule
+from scheduler.alerts.machine import Observation, Observations, Rule
 from scheduler.alerts.rules import Samples, us
 from scheduler.backoff import LogOnce
 from scheduler.errors import InvalidScheduleError
@@ -43,7 +43,7 @@ class Retained(NamedTuple):
     outcomes: int
 
 
-class Looker:
+class Observer:
     """Looks at the store for the rules that are on. For one thread."""
 
     def __init__(self, settings: AlertRules, known: Mapping[str, Rule], retained: Retained) -> None:
@@ -55,7 +55,7 @@ class Looker:
         self._slots: dict[tuple[str, Recurrence, int], tuple[int | None, int]] = {}
         self._schedules_at: int | None = None
 
-    def look(self, tx: Tx, samples: Samples) -> tuple[Look, Samples]:
+    def observe(self, tx: Tx, samples: Samples) -> tuple[Observations, Samples]:
         """What there is to observe now, and the samples of the backlogs, old and new."""
         seen: list[Observation] = []
         complete: set[str] = set()
@@ -78,7 +78,7 @@ class Looker:
         part(rules.PROBLEM_RULES, lambda: (rules.problems(status(tx).stuck), True))
         part(("long_run",), lambda: self._long_runs(tx))
         part(("silent_schedule",), lambda: self._silent(tx))
-        return Look(seen, frozenset(complete)), taken
+        return Observations(seen, frozenset(complete)), taken
 
     @contextmanager
     def _apart(self, rule: str) -> Iterator[None]:

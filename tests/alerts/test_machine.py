@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from scheduler.alerts.machine import HOUR, Level, Limits, Look, Notice, Observation, Rule, advance
+from scheduler.alerts.machine import HOUR, Level, Limits, Notice, Observation, Observations, Rule, advance
 from scheduler.model.alerts import Alert, Event, Key, Memory, Phase, Silence
 from scheduler.ports import SECOND
 
@@ -34,7 +34,7 @@ class History:
         self.silences: list[Silence] = []
 
     def look(self, found: Iterable[Observation] = (), complete: bool = True) -> list[Notice]:
-        look = Look(tuple(found), frozenset(self.rules) if complete else frozenset())
+        look = Observations(tuple(found), frozenset(self.rules) if complete else frozenset())
         done = advance(self.rules, self.alerts, look, self.silences, self.memory, self.limits, self.now)
         self.alerts, self.memory = done.alerts, done.memory
         self.sent += [(self.now, notice) for notice in done.notices]

@@ -390,8 +390,8 @@ def test_an_evaluator_that_was_overtaken_writes_nothing(
     """It stood still between its reading and its writing, and another one has evaluated meanwhile."""
     bench.die("a")
     other = Watch(bench.jobs, bench.clock, "other", rules=AlertRules())
-    looker = watch.evaluator._looker
-    real = looker.look
+    observer = watch.evaluator._observer
+    real = observer.observe
 
     def slow(tx: Any, samples: Any) -> Any:
         found = real(tx, samples)
@@ -402,7 +402,7 @@ def test_an_evaluator_that_was_overtaken_writes_nothing(
         other.evaluator.give_up()
         return found
 
-    monkeypatch.setattr(looker, "look", slow)
+    monkeypatch.setattr(observer, "observe", slow)
     before = watch.evaluator.look()
     assert not before.leading
     assert watch.sent().count(("fired", "dead_letters")) == 1, "said by the other one"
