@@ -16,12 +16,11 @@ from scheduler.build import running
 from scheduler.client.analysis import AnalysisOperations
 from scheduler.client.async_tasks import AsyncTaskOperations
 from scheduler.client.audit import AuditOperations
-from scheduler.client.batch import Batch
+from scheduler.client.batch import Batch, RecurringGraph
 from scheduler.client.builder import SpecFactory, TaskBuilder, make_builder
 from scheduler.client.completions import EndOperations, Subscription
 from scheduler.client.publishing import MessageOperations, PublishOperations
 from scheduler.client.queues import PauseOperations, QueueOperations
-from scheduler.client.recurring_graph import RecurringGraph
 from scheduler.client.stats import StatsOperations
 from scheduler.client.submitter import TaskSubmitter
 from scheduler.client.threads import CallThreads, in_thread

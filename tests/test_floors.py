@@ -80,7 +80,7 @@ CIRCLES: dict[frozenset[str], str] = {
     frozenset({"scheduler.model.task", "scheduler.model.typed"}): "a task's options are typed by what takes them",
     frozenset({"scheduler.store.db.statements", "scheduler.store.db.tx"}): "bulk statements take a Tx",
     frozenset({"scheduler.store.tasks.claim", "scheduler.store.tasks.ready_children"}): "ready children become claims",
-    frozenset({"scheduler.client.batch", "scheduler.client.builder", "scheduler.client.recurring_graph"}): (
+    frozenset({"scheduler.client.batch", "scheduler.client.builder"}): (
         "a batch makes builders, and a builder may belong to a batch or a graph"
     ),
     frozenset({"scheduler.client.dead_letters", "scheduler.client.schedules", "scheduler.client.tasks"}): (

@@ -62,7 +62,7 @@ VERB = TaskVerb(postpone, "retry", {TaskState.SCHEDULED}, "Task {id} runs later.
     "cli/verb_postpone.py": '''
 import click
 
-from scheduler.cli.cancel_retry import act
+from scheduler.cli.task_verbs import act
 from scheduler.cli.options import TASK_ID, acts, common
 from scheduler.cli.session import prints
 

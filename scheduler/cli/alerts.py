@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from scheduler.cli import exits
-from scheduler.cli.group import Group
+from scheduler.cli.exits import Group
 from scheduler.cli.options import SPAN, Number, acts, common
 from scheduler.cli.output import print_rows, time
 from scheduler.cli.session import Session, note, prints

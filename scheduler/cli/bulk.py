@@ -9,8 +9,8 @@ import click
 
 from scheduler.cli import exits
 from scheduler.cli.echo import say
+from scheduler.cli.exits import Group
 from scheduler.cli.filters import filter_options, filter_text, task_filter
-from scheduler.cli.group import Group
 from scheduler.cli.options import Number, acts, common
 from scheduler.cli.output import masks_of, print_object, print_rows, time
 from scheduler.cli.session import Session, note, note_stale, prints
@@ -60,7 +60,7 @@ def plan_(
 
     Without --status the verb chooses the states: retry takes tasks that failed or died.
     """
-    from scheduler.cli.payload import read_params
+    from scheduler.cli.task_options import read_params
     from scheduler.model.bulk import MAX_TASKS, BulkOptions
     from scheduler.operations import stored_bulks
 

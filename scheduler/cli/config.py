@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from scheduler.cli.group import Group
+from scheduler.cli.exits import Group
 from scheduler.cli.options import common
 from scheduler.cli.output import print_rows
 from scheduler.cli.session import Session, note, prints

@@ -12,7 +12,7 @@ import click
 
 from scheduler.cli import exits
 from scheduler.cli.echo import say
-from scheduler.cli.group import Group
+from scheduler.cli.exits import Group
 from scheduler.cli.options import acts, common
 from scheduler.cli.output import print_fields, print_object, print_rows
 from scheduler.cli.session import Session, note, prints

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from scheduler.cli.cancel_retry import note_left
 from scheduler.cli.echo import say
+from scheduler.cli.exits import Group
 from scheduler.cli.filters import (
     MAX_LIMIT,
     breaking_off,
@@ -19,10 +19,10 @@ from scheduler.cli.filters import (
     rate_option,
     task_filter,
 )
-from scheduler.cli.group import Group
 from scheduler.cli.options import TASK_ID, Number, acts, common
 from scheduler.cli.output import masks_of, print_object, print_rows, reveals
 from scheduler.cli.session import Session, note, note_stale, prints
+from scheduler.cli.task_verbs import note_left
 from scheduler.cli.views import SHOW_FIELDS, TASK_FIELDS, task_view
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def replay(
     """
     from msgspec import UNSET
 
-    from scheduler.cli.payload import naming_option, read_json, read_params
+    from scheduler.cli.task_options import naming_option, read_json, read_params
     from scheduler.operations import dead_letters
 
     wanted = list(dict.fromkeys(ids))

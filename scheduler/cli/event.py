@@ -8,7 +8,7 @@ import click
 
 from scheduler.cli import exits
 from scheduler.cli.echo import say
-from scheduler.cli.group import Group
+from scheduler.cli.exits import Group
 from scheduler.cli.options import Number, acts, common
 from scheduler.cli.output import print_object, print_rows, time
 from scheduler.cli.session import Session, note, note_no_worker, prints

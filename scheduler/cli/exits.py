@@ -1,4 +1,4 @@
-"""Exit statuses, and errors as the one or two lines that users read."""
+"""Exit statuses, and errors as the one or two lines that users read; Group, which ends with its help as an error."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ import click
 
 from scheduler import errors
 from scheduler.cli.echo import say
-from scheduler.cli.group import NoCommandError
 
 DONE, FAILED, USAGE, UNKNOWN, CONFLICT, UNREACHABLE, TIMED_OUT, INTERRUPTED = 0, 1, 2, 3, 4, 5, 124, 130
-
 _STATUS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int], ...] = (
     (
         (
@@ -38,6 +36,19 @@ _STATUS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int], ...] =
     (errors.StoreUnavailableError, UNREACHABLE),
     ((errors.ConfigError, errors.PayloadError, errors.InvalidScheduleError, UnicodeEncodeError), USAGE),
 )
+
+
+class NoCommandError(click.UsageError):
+    """A group was called without a command; the message is the group's help."""
+
+
+class Group(click.Group):
+    """Prints its help as an error: click 8.1 prints it as a success, later versions raise their own error."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args and not ctx.resilient_parsing:
+            raise NoCommandError(ctx.get_help(), ctx)
+        return super().parse_args(ctx, args)
 
 
 def status_of(error: BaseException) -> int:

@@ -115,7 +115,7 @@ def task_filter(
     is looked for in errors. Raises UsageError."""
     from datetime import timedelta
 
-    from scheduler.cli.payload import read_params
+    from scheduler.cli.task_options import read_params
     from scheduler.operations.filter import FilterError, read
 
     same = ("key", "correlation", "subject", "message_type", "error_class", "fingerprint", "fairness_key")
@@ -167,7 +167,7 @@ def cancel_chosen(
 
 def change_chosen(session: Session, wanted: TaskFilter, changes: Changes, asked: Asked) -> int:
     """Change what the filters choose, after saying what that is. Returns the exit status."""
-    from scheduler.cli.payload import naming_option
+    from scheduler.cli.task_options import naming_option
     from scheduler.model.texts import counted
     from scheduler.operations import bulk
 

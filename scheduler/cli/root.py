@@ -13,7 +13,7 @@ import click
 
 from scheduler.cli import exits
 from scheduler.cli.echo import say
-from scheduler.cli.group import Group
+from scheduler.cli.exits import Group
 from scheduler.cli.options import common
 from scheduler.model.nearest import nearest
 
@@ -27,15 +27,15 @@ COMMANDS = {
     "why": ("tasks", "Why tasks do not run."),
     "run": ("submit", "Schedule a command."),
     "submit": ("submit", "Schedule a task of any kind that workers have registered."),
-    "cancel": ("cancel_retry", "End tasks, or ask running ones to end."),
-    "retry": ("cancel_retry", "Run tasks again that failed or were cancelled."),
+    "cancel": ("task_verbs", "End tasks, or ask running ones to end."),
+    "retry": ("task_verbs", "Run tasks again that failed or were cancelled."),
     **{
         one.name.removeprefix("verb_"): (one.name, "")
         for one in iter_modules([os.path.dirname(__file__)])
         if one.name[:5] == "verb_"
     },
-    "rerun": ("rerun_copy", "Run tasks again that have ended, also successes."),
-    "copy": ("rerun_copy", "Store a copy of a task, with other arguments."),
+    "rerun": ("task_verbs", "Run tasks again that have ended, also successes."),
+    "copy": ("task_verbs", "Store a copy of a task, with other arguments."),
     "set": ("set", "Change stored tasks, and settings while daemons run."),
     "settings": ("set", "Slots, caps and rates in effect, and their sources."),
     "pause": ("queues", "Claim nothing of a queue, of a kind, or at all."),

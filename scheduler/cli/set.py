@@ -8,6 +8,7 @@ import click
 
 from scheduler.cli import exits
 from scheduler.cli.echo import say
+from scheduler.cli.exits import Group
 from scheduler.cli.filters import (
     CHANGED_FIELDS,
     Asked,
@@ -18,7 +19,6 @@ from scheduler.cli.filters import (
     rate_option,
     task_filter,
 )
-from scheduler.cli.group import Group
 from scheduler.cli.options import Number, acts, common, common_but_timeout
 from scheduler.cli.output import masks_of, print_object, print_rows
 from scheduler.cli.session import Session, note, prints
@@ -79,7 +79,7 @@ def set_task(
 
 
 def _set_tasks(session: Session, wanted: list[int], changes: Changes) -> None:
-    from scheduler.cli.payload import naming_option
+    from scheduler.cli.task_options import naming_option
     from scheduler.operations import tasks
 
     with naming_option():

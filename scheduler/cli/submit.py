@@ -183,7 +183,7 @@ def submit_command(session: Session, /, kind: str, params: tuple[str, ...], **gi
 
     The payload is checked against the kind's schema. -P to=me@example.com gives a text, -P count:=3 any JSON.
     """
-    from scheduler.cli.payload import naming_option, read_params
+    from scheduler.cli.task_options import naming_option, read_params
     from scheduler.model.names import check_text
     from scheduler.operations.published import get_published
 

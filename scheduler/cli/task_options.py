@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
@@ -11,12 +12,15 @@ import click
 import msgspec
 
 from scheduler.cli.options import EDGE, INSTANT, SPAN, Number
-from scheduler.cli.payload import read_json, read_params
+from scheduler.errors import PayloadError
 from scheduler.model.times import to_datetime
 from scheduler.operations.new_task import NewTask, check_together, policy_of
 
 if TYPE_CHECKING:
     from scheduler.operations.changes import Changes
+
+
+_SHOWN = 60
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -28,9 +32,51 @@ _EDGES = {
     "help": "Wait for this task's success, or failure or finished; ID:when:otherwise says what happens else. With "
     "NAME= its result is the field NAME of the payload.",
 }
-
-
 _CHANGED = ("after", "at", "priority", "queue", "headers", "retry", "timeout")
+
+
+def read_params(params: Sequence[str]) -> dict[str, Any]:
+    """``name=text`` and ``name:=json`` as a dict. Raises UsageError."""
+    payload: dict[str, Any] = {}
+    for given in params:
+        name, equals, text = given.partition("=")
+        as_json = name.endswith(":")
+        name = name.removesuffix(":")
+        if not equals or not name:
+            raise click.UsageError(f"-P {given!r} is neither NAME=TEXT nor NAME:=JSON")
+        if name in payload:
+            raise click.UsageError(f"-P gives {name} twice")
+        payload[name] = _json(name, text) if as_json else text
+    return payload
+
+
+def read_json(option: str, text: str) -> Any:
+    """Decode an option's JSON. Raises UsageError."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise click.UsageError(f"{option} is not JSON: {error}") from None
+
+
+def _json(name: str, text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise click.UsageError(f"-P {name}:={text[:_SHOWN]}: not JSON: {error}") from None
+
+
+@contextmanager
+def naming_option() -> Iterator[None]:
+    """Says of a field that got a text and wants another type how ``-P`` gives that."""
+    from scheduler.operations.published import MisfitError
+
+    try:
+        yield
+    except MisfitError as error:
+        if error.text is None:
+            raise
+        name, text = error.text
+        raise PayloadError(f"{error} (-P {name}:={text[:_SHOWN]} gives it as JSON)") from None
 
 
 class _Kind(NamedTuple):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from scheduler.cli.cancel_retry import act
 from scheduler.cli.options import TASK_ID, acts, common
 from scheduler.cli.session import Session, prints
+from scheduler.cli.task_verbs import act
 
 
 @click.command(name="uncancel")

@@ -8,7 +8,7 @@ import click
 
 from scheduler.cli import exits
 from scheduler.cli.echo import say
-from scheduler.cli.group import Group
+from scheduler.cli.exits import Group
 from scheduler.cli.messages import CHECK_FIELDS, check
 from scheduler.cli.options import SPAN, Number, acts, common, common_but_timeout
 from scheduler.cli.output import print_object, print_rows
@@ -163,7 +163,7 @@ def list_executors(session: Session, /) -> None:
     jobs are workers for many tasks, WANTED is the number that the backlog asks for, and PENDING and RUNNING count
     workers.
     """
-    from scheduler.operations.executors import listed
+    from scheduler.operations.workers import listed
 
     rows = [one._asdict() for one in listed(session.desk, session.config.executors)]
     print_rows(session, rows)

@@ -30,8 +30,7 @@ from scheduler.operations.published import PublishedKind
 from scheduler.store.schedules import ScheduleSpec
 
 if TYPE_CHECKING:
-    from scheduler.client.batch import Batch
-    from scheduler.client.recurring_graph import RecurringGraph
+    from scheduler.client.batch import Batch, RecurringGraph
     from scheduler.client.submitter import AwaitedConnection, PlainConnection
 
 _ITS_OWN_TIMES = "a recurring schedule has times of its own: at() and after() are for single tasks"

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
+from scheduler.client.batch import RecurringGraph
 from scheduler.client.builder import RecurringBuilder
 from scheduler.client.info import RunInfo, ScheduleInfo, run_info, schedule_info
-from scheduler.client.recurring_graph import RecurringGraph
 from scheduler.client.threads import CallThreads, in_thread
 from scheduler.errors import ConfigError, DuplicateScheduleError
 from scheduler.model.names import check_text

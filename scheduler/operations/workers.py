@@ -1,9 +1,9 @@
-"""Workers of the fleet: which there are and how they do; drain one, let it claim again, restart it."""
+"""Workers of the fleet, how they do, and what steers them; executors, which are places of tasks and workers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from scheduler.errors import ConfigError, UnknownWorkerError
 from scheduler.model.registry import ASYNC, PROCESS, THREAD
@@ -11,6 +11,7 @@ from scheduler.operations.desk import Desk
 from scheduler.store import workers as store
 from scheduler.store.db.tx import Tx
 from scheduler.store.read import workers as read
+from scheduler.store.read.executors import executor_statuses
 from scheduler.store.read.workers import NOT_LIVE
 from scheduler.store.read.workers import Drained as Drained
 from scheduler.store.read.workers import Fleet as Fleet
@@ -19,6 +20,10 @@ from scheduler.store.read.workers import drained as drained
 from scheduler.store.read.workers import no_worker_reason as no_worker_reason
 from scheduler.store.read.workers import orphans_phrase as orphans_phrase
 from scheduler.store.read.workers import read_fleet as read_fleet
+
+if TYPE_CHECKING:
+    from scheduler.config.executors import Executor
+
 
 _SLOTS = (THREAD, ASYNC, PROCESS)
 Held = Mapping[tuple[int, str, int], int]  # tasks by worker, pool of their priority, and type of slot
@@ -118,3 +123,43 @@ def _check(worker: int) -> None:
         raise ConfigError(f"a worker's id is a number, not {worker!r:.80}")
     if not 0 < worker < 2**63:
         raise UnknownWorkerError(worker)
+
+
+class ExecutorInfo(NamedTuple):
+    """One executor. ``worker``: its id among the workers; ``placed_by``: the daemon that starts its jobs; ``wanted``:
+    how many workers the backlog asks for, where jobs are workers; ``pending``, ``running``: its jobs."""
+
+    executor: str
+    type: str | None = None
+    place: str | None = None
+    worker: int | None = None
+    placed_by: str | None = None
+    draining: bool = False
+    wanted: int | None = None
+    pending: int = 0
+    running: int = 0
+    trouble: str | None = None
+
+
+def listed(desk: Desk, sections: Mapping[str, Executor]) -> list[ExecutorInfo]:
+    """The executors of a configuration, and those that daemons of this store have had."""
+    with desk.read() as tx:
+        found = executor_statuses(tx, counted_too=True)
+    made = []
+    for name in sorted({*sections, *found}):
+        one, known, section = ExecutorInfo(name), found.get(name), sections.get(name)
+        if section is not None:
+            one = one._replace(type=section.type, place=section.place)
+        if known is not None:
+            scale = known.scale
+            one = one._replace(
+                worker=known.worker,
+                placed_by=known.placed_by,
+                draining=known.draining,
+                pending=known.pending,
+                running=known.running,
+                wanted=None if scale is None else scale.wanted,
+                trouble=known.trouble or (None if scale is None else scale.trouble),
+            )
+        made.append(one)
+    return made

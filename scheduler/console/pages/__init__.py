@@ -15,7 +15,6 @@ MODULES = (
     "dead",
     "graphs",
     "schedules",
-    "forecast",
     "workers",
     "kinds",
     "events",
