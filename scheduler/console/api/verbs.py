@@ -15,7 +15,7 @@ from scheduler.console.api.arguments import Changed
 from scheduler.console.api.looks import pause_view
 from scheduler.console.masks import MASK
 from scheduler.console.pages.bulks import bulk_view, of_verb
-from scheduler.console.pages.tasks import COMMAND_KINDS, check_command, without_commands
+from scheduler.console.pages.task_verbs import COMMAND_KINDS, check_command, without_commands
 from scheduler.console.visit import BadInputError, Visit
 from scheduler.model.bulk import Verb as BulkVerb
 from scheduler.model.retry import RetryPolicy

@@ -9,7 +9,7 @@ import msgspec
 
 from scheduler.console.masks import masked, masked_text
 from scheduler.console.pages.kinds import fields_of
-from scheduler.console.pages.tasks import without_commands
+from scheduler.console.pages.task_verbs import without_commands
 from scheduler.console.render import Done, Page
 from scheduler.console.roles import Verb
 from scheduler.console.routes import Nav, action, page
