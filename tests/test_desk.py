@@ -29,7 +29,7 @@ OPERATIONS: dict[Verb, tuple[str, ...]] = {
     Verb.SCHEDULE_DELETE: ("schedules.delete",),
     Verb.EVENT_EMIT: ("events.emit",),
     Verb.SILENCE: ("alerts.silence", "alerts.unsilence", "alerts.note_test"),
-    Verb.SAVE_VIEW: ("saved_views.save", "saved_views.forget"),
+    Verb.SAVE_VIEW: ("console.save_view", "console.forget_view"),
 }
 for _name, _verb in task_verbs().items():
     OPERATIONS[Verb(_verb.role)] += (f"verb_{_name}.{_name}",)

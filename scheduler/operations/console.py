@@ -27,11 +27,11 @@ def end(desk: Desk, session: str) -> None:
     desk.database.change(lambda tx: sessions.end(tx, session))
 
 
-def save(desk: Desk, page: str, name: str, query: str, owner: str, *, shared: bool = False) -> None:
+def save_view(desk: Desk, page: str, name: str, query: str, owner: str, *, shared: bool = False) -> None:
     """Keep a filter of a page under a name; ``shared``: for everybody. Raises ConfigError."""
     desk.database.change(lambda tx: saved.save(tx, page, name, query, saved.EVERYBODY if shared else owner))
 
 
-def forget(desk: Desk, page: str, name: str, owner: str, *, shared: bool = False) -> bool:
+def forget_view(desk: Desk, page: str, name: str, owner: str, *, shared: bool = False) -> bool:
     """Forget a view. Returns False if there is none."""
     return desk.database.change(lambda tx: saved.delete(tx, page, name, saved.EVERYBODY if shared else owner))

@@ -130,8 +130,8 @@ LEFT_OUT = {
     "alerts.silence": "silences belong to the person on duty",
     "alerts.unsilence": "the same",
     "alerts.note_test": "the same",
-    "saved_views.save": "views are of the pages",
-    "saved_views.forget": "the same",
+    "console.save_view": "views are of the pages",
+    "console.forget_view": "the same",
 }
 """Operations of roles that no route reaches, and why."""
 

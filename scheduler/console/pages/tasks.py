@@ -104,7 +104,7 @@ def save_view(visit: Visit) -> Done:
     with visit.read() as tx:
         visit.filter(tx, text)
     name, shared = visit.given("name"), visit.ticked("shared")
-    console.save(visit.jobs.desk, _PAGE, name, text, visit.who.name, shared=shared)
+    console.save_view(visit.jobs.desk, _PAGE, name, text, visit.who.name, shared=shared)
     return Done(f"The view “{name}” is saved.")
 
 
@@ -112,7 +112,7 @@ def save_view(visit: Visit) -> Done:
 def forget_view(visit: Visit) -> Done:
     """Forget a view."""
     name, shared = visit.given("name"), visit.ticked("shared")
-    gone = console.forget(visit.jobs.desk, _PAGE, name, visit.who.name, shared=shared)
+    gone = console.forget_view(visit.jobs.desk, _PAGE, name, visit.who.name, shared=shared)
     return Done(f"The view “{name}” is forgotten." if gone else "There is no such view.", ok=gone)
 
 
