@@ -1,1 +1,1 @@
-"""Executors: tasks run as jobs of an engine elsewhere. Each job is a worker for one claim, or for queues."""
+"""Executors: tasks run as jobs of a backend elsewhere. Each job is a worker for one claim, or for queues."""

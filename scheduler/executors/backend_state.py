@@ -14,14 +14,14 @@ from scheduler.store import placements
 from scheduler.store.db.database import Database
 from scheduler.store.placements import RESERVED, Placement
 
-BACKOFF_S = (1.0, 60.0)  # between questions to an engine that is away
+BACKOFF_S = (1.0, 60.0)  # between questions to a backend that is away
 LOG_TAIL = 4000  # characters of what a job wrote that died before it could say anything itself
 
 log = logging.getLogger("scheduler.executors")
 
 
 class BackendState(NamedTuple):
-    """An answer of an engine: jobs by their names; None: it could not be asked."""
+    """An answer of a backend: jobs by their names; None: it could not be asked."""
 
     jobs: Mapping[str, Seen] | None
 
@@ -30,7 +30,7 @@ class BackendState(NamedTuple):
         return None if self.jobs is None else self.jobs.get(placement.name)
 
     def handles(self, found: Iterable[Placement]) -> list[str]:
-        """The engine's own ids of these jobs, as far as they are known."""
+        """The backend's own ids of these jobs, as far as they are known."""
         handles = []
         for placement in found:
             seen = self.of(placement)
@@ -49,11 +49,11 @@ class BackendLink:
         self._name = name
         self._database = database
         self._backoff = Backoff(*BACKOFF_S)
-        self._ask_again = 0.0  # when an engine that was away is asked again (monotonic)
+        self._ask_again = 0.0  # when a backend that was away is asked again (monotonic)
         self._logged = LogOnce()
 
     def poll(self) -> BackendState:
-        """What the engine says of all jobs, in one question. Raises StoreUnavailableError."""
+        """What the backend says of all jobs, in one question. Raises StoreUnavailableError."""
         if self._database.clock.monotonic() < self._ask_again:
             return BackendState(None)
         try:
@@ -78,7 +78,7 @@ class BackendLink:
         return True
 
     def note(self, found: Sequence[Placement], polled: BackendState) -> None:
-        """Store what the engine says that is new. Raises StoreUnavailableError."""
+        """Store what the backend says that is new. Raises StoreUnavailableError."""
         rows = []
         for placement in found:
             seen = polled.of(placement)
@@ -91,7 +91,7 @@ class BackendLink:
             self._database.change(lambda tx: placements.seen(tx, rows))
 
     def forget_ended(self, found: Sequence[Placement], polled: BackendState) -> None:
-        """Have the engine forget jobs of this store that are over, and whose placements are."""
+        """Have the backend forget jobs of this store that are over, and whose placements are."""
         over = [seen.handle for seen in self._unplaced(found, polled) if seen.phase.over]
         if over:
             self.attempt(lambda: self.executor.forget(over))
@@ -99,7 +99,7 @@ class BackendLink:
     def unknown_jobs(self, found: Sequence[Placement], polled: BackendState) -> list[Seen]:
         """The jobs of tasks of this store that are not over, though their placements are. Raises StoreUnavailableError.
 
-        ``found``: the open placements of this executor; an engine may have jobs of another one, too.
+        ``found``: the open placements of this executor; a backend may have jobs of another one, too.
         """
         running = {
             job_key(seen.name): seen
@@ -121,13 +121,13 @@ class BackendLink:
         return [seen for seen in (polled.jobs or {}).values() if seen.name.startswith(ours) and seen.name not in still]
 
     def cancel(self, found: Sequence[Placement], polled: BackendState, grace: float) -> None:
-        """Have the engine end these jobs, within ``grace`` seconds."""
+        """Have the backend end these jobs, within ``grace`` seconds."""
         handles = polled.handles(found)
         if handles:
             self.attempt(lambda: self.executor.cancel(handles, grace))
 
     def was_away(self, error: ExecutorError) -> None:
-        """Note that the engine could not be asked."""
+        """Note that the backend could not be asked."""
         pause = max(self._backoff.next(), error.after or 0.0)
         self._ask_again = self._database.clock.monotonic() + pause
         if self._logged.is_new(str(error)):
@@ -140,7 +140,7 @@ class BackendLink:
         self._database.change(lambda tx: placements.set_trouble(tx, self._name, text))
 
     def tail(self, placement: Placement, polled: BackendState) -> str | None:
-        """The end of what a job wrote, if the engine keeps it."""
+        """The end of what a job wrote, if the backend keeps it."""
         handles = polled.handles([placement])
         if not handles or not self.executor.capabilities.has_logs:
             return None

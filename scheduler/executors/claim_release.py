@@ -72,7 +72,7 @@ class ClaimRelease:
         self._fail(worker, placement, Failure(text, "LostStart"), tail)
 
     def refused(self, worker: int, placement: Placement, reason: str) -> None:
-        """The engine never takes the job: the task fails."""
+        """The backend never takes the job: the task fails."""
         text = f"executor {self._name} never takes it: {reason}"
         self._fail(worker, placement, Failure(text, "ExecutorRefused"), None)
 

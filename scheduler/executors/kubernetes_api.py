@@ -188,7 +188,7 @@ class Api:
         raise ExecutorError(f"{self.server}: lists went out of date {_LIST_TRIES} times before their last page")
 
     def trouble(self, answer: Answer) -> ExecutorError:
-        """An answer as the reason why the engine cannot be asked."""
+        """An answer as the reason why the backend cannot be asked."""
         return ExecutorError(f"{self.server} answered {answer.status}: {answer.message}", answer.after)
 
     def close(self) -> None:

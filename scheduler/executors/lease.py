@@ -72,7 +72,7 @@ class ExecutorLease:
 
 
 class LeasedExecutor:
-    """``[executors.NAME]`` for the daemon ``holder``: its engine, and its lease. For one thread."""
+    """``[executors.NAME]`` for the daemon ``holder``: its backend, and its lease. For one thread."""
 
     def __init__(self, name: str, section: Section, executor: ports.Executor, database: Database, holder: str) -> None:
         self.name = name
@@ -102,7 +102,7 @@ class LeasedExecutor:
         if seen is None or seen.phase is Phase.GONE:
             submitted = placement.submitted_at or placement.reserved_at
             late = now - submitted > round(self._section.submit_grace * SECOND)
-            return "the engine does not know the job" if late and placement.state != RESERVED else None
+            return "the backend does not know the job" if late and placement.state != RESERVED else None
         if not seen.phase.over:
             return None
         what = "the task is not its own" if placement.kind is not None else "it is not wanted"

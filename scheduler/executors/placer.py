@@ -1,6 +1,6 @@
-"""Placer: has jobs started for an executor's tasks, and puts right what engines lose; one daemon does, by a lease.
+"""Placer: has jobs started for an executor's tasks, and puts right what backends lose; one daemon does, by a lease.
 
-What an engine says is a hint. A task whose job has not taken its claim over is taken back by the fence, and a job that
+What a backend says is a hint. A task whose job has not taken its claim over is taken back by the fence, and a job that
 starts late then changes nothing. Once the job holds the claim, its own lease decides.
 """
 
@@ -146,7 +146,7 @@ class Placer(LeasedExecutor):
         self._unknown_jobs: dict[str, float] = {}  # jobs whose placement is over and that still run, and since when
 
     def step(self) -> float:
-        """Ask the engine once, put right what is amiss, and place what is due. Returns seconds to wait.
+        """Ask the backend once, put right what is amiss, and place what is due. Returns seconds to wait.
 
         Raises StoreUnavailableError.
         """
@@ -194,7 +194,7 @@ class Placer(LeasedExecutor):
         return [placement for placement in found if placement.holder is not None]
 
     def _end_unknown_jobs(self, found: Sequence[Placement], polled: BackendState) -> None:
-        """End the jobs that the engine had forgotten, and knows again after their placements were over.
+        """End the jobs that the backend had forgotten, and knows again after their placements were over.
 
         They run no more, or hold what others wait for: a server that lost state may take them for running for ever.
         """
@@ -234,7 +234,7 @@ class Placer(LeasedExecutor):
     # Jobs that have
 
     def _watch(self, attached: Sequence[Placement], polled: BackendState, now: int) -> None:
-        """End jobs that should have ended, and take the engine's word that one has for a hint."""
+        """End jobs that should have ended, and take the backend's word that one has for a hint."""
         grace, ended, ignoring = round(self._section.grace * SECOND), [], []
         for placement in attached:
             seen = polled.of(placement)

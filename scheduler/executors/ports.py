@@ -1,19 +1,19 @@
-"""What schedd needs of an executor: it starts jobs in an engine, says what the engine knows of them, and ends them.
+"""What schedd needs of an executor: it starts jobs in a backend, says what the backend knows of them, and ends them.
 
 An executor runs no task. Each job that it starts is a schedd worker for exactly one claim: its first statement takes
 the claim over, and a job that cannot have it ends with exit status 75 (``NOT_MINE``). So a job that was submitted
-twice runs once, and what the engine says of a job is a hint: the store says how a task ended. With
+twice runs once, and what the backend says of a job is a hint: the store says how a task ended. With
 ``place = "worker"`` a job is a worker for queues, and its first statement marks its row in the same way.
 
 An executor is a class, found by the ``type`` of ``[executors.NAME]``: one of schedd's own, or an entry point of the
 group ``schedd.executors``. The class has the attribute ``Settings``, and is called as ``ProcessExecutor(name,
-settings)``: see :class:`ExecutorFactory`. Constructing one does no I/O. Import the engine's library in the constructor,
-not at the top of a module, and raise ConfigError with the extra to install if it is missing.
+settings)``: see :class:`ExecutorFactory`. Constructing one does no I/O. Import the backend's library in the
+constructor, not at the top of a module, and raise ConfigError with the extra to install if it is missing.
 
 The daemon that holds the executor's lease calls it, from one thread, one call at a time. Another daemon may take over
 at any moment, and ask :meth:`Executor.find` for what this one has submitted.
 
-Spans are seconds. A job's name is its identity: an engine's own numbers may come twice.
+Spans are seconds. A job's name is its identity: a backend's own numbers may come twice.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from scheduler.model.resources import Resources as Resources
 
 
 class ExecutorError(SchedulerError):
-    """The engine cannot be reached, or refuses everything; the text says why, without secrets.
+    """The backend cannot be reached, or refuses everything; the text says why, without secrets.
 
     The caller asks again after a pause that grows, and finds by their names the jobs that it may have submitted.
-    ``after``: seconds that the engine asked to be left alone.
+    ``after``: seconds that the backend asked to be left alone.
     """
 
     def __init__(self, text: str, after: float | None = None) -> None:
@@ -45,7 +45,7 @@ class ExecutorError(SchedulerError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What an engine can do.
+    """What a backend can do.
 
     ``names_unique``: it never has two jobs of one name. ``can_find``: :meth:`Executor.find` knows jobs that another
     daemon submitted. ``has_logs``: it keeps what a job wrote.
@@ -63,8 +63,8 @@ class Job:
     ``name``: its identity, at most 63 characters, a DNS label. ``argv``: the command, without secrets. ``env``: set
     beside what the job inherits; it may hold secrets, so that only the job's own user may read it. ``without``: names
     of the daemon's variables that the job does not inherit. ``limit``: seconds that it may run, None: for ever.
-    ``options``: the task's ``executor_options``. ``labels``: to tell jobs apart in the engine's own tools: store, task,
-    claim, kind, queue; of a worker for queues the task is 0.
+    ``options``: the task's ``executor_options``. ``labels``: to tell jobs apart in the backend's own tools: store,
+    task, claim, kind, queue; of a worker for queues the task is 0.
     """
 
     name: str
@@ -79,7 +79,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """The engine has the job. ``handle``: its own id of it, with which it can be cancelled."""
+    """The backend has the job. ``handle``: its own id of it, with which it can be cancelled."""
 
     name: str
     handle: str
@@ -87,7 +87,7 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The engine does not take the job.
+    """The backend does not take the job.
 
     ``later``: it may take it another time, ``after`` seconds at the earliest if it says so; else it never will, and the
     task fails with ``reason``. Neither uses an attempt before that.
@@ -101,7 +101,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What the engine says of a job. ``at``: when it was so, in microseconds since 1970 UTC, if the engine tells."""
+    """What the backend says of a job. ``at``: when it was so, in microseconds since 1970 UTC, if the backend tells."""
 
     name: str
     handle: str
@@ -123,23 +123,23 @@ class Finding:
 
 @runtime_checkable
 class Executor(Protocol):
-    """Starts jobs. Every method may raise ExecutorError if the engine is away."""
+    """Starts jobs. Every method may raise ExecutorError if the backend is away."""
 
     capabilities: Capabilities
 
     def submit(self, jobs: Sequence[Job]) -> Sequence[Submitted | Refused]:
         """Start these jobs; one answer for each, in their order. Never raises for one of them.
 
-        A job of a name that the engine has already is not started again, where the engine can tell.
+        A job of a name that the backend has already is not started again, where the backend can tell.
         """
         ...
 
     def find(self, names: Sequence[str]) -> Mapping[str, str]:
-        """The handles of those of these jobs that the engine knows now, by their names: also of some that ended."""
+        """The handles of those of these jobs that the backend knows now, by their names: also of some that ended."""
         ...
 
     def observe(self) -> Sequence[Seen]:
-        """What the engine says of all jobs of this executor, in as few questions as it can: never one for each."""
+        """What the backend says of all jobs of this executor, in as few questions as it can: never one for each."""
         ...
 
     def cancel(self, handles: Sequence[str], grace: float) -> None:
@@ -154,11 +154,11 @@ class Executor(Protocol):
         ...
 
     def forget(self, handles: Sequence[str]) -> None:
-        """Remove what the engine keeps of these jobs, which are over. Harmless when repeated."""
+        """Remove what the backend keeps of these jobs, which are over. Harmless when repeated."""
         ...
 
     def check(self) -> Sequence[Finding]:
-        """Look whether jobs can be started: is the engine there, may we use it? Starts no job."""
+        """Look whether jobs can be started: is the backend there, may we use it? Starts no job."""
         ...
 
     def close(self) -> None:

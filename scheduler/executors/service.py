@@ -69,7 +69,7 @@ def make_executors(config: Config) -> dict[str, Executor]:
 
 
 def check_executor(config: Config, name: str) -> list[Finding]:
-    """What is found about an executor by asking its engine; a failure is a finding, too. Raises ConfigError."""
+    """What is found about an executor by asking its backend; a failure is a finding, too. Raises ConfigError."""
     executor, section = make_executor(config, name), config.executors[name]
     try:
         return [*executor.check(), *_finding_of_workers(section)]

@@ -1,4 +1,4 @@
-"""Submissions: jobs made of placements and given to the engine, until it has answered for each."""
+"""Submissions: jobs made of placements and given to the backend, until it has answered for each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from scheduler.store.db.database import Database
 from scheduler.store.db.tx import Tx
 from scheduler.store.placements import RESERVED, Placement
 
-RETRY_S = 5.0  # until a job is submitted again that the engine refused, if it does not say when
+RETRY_S = 5.0  # until a job is submitted again that the backend refused, if it does not say when
 START_ALLOWANCE_S = 60.0  # of a job's limit, beside its task's timeout
 
 log = logging.getLogger("scheduler.executors")
@@ -50,7 +50,7 @@ class Submissions:
     """Submits for one executor. Nothing depends on what it stores of the answers.
 
     ``make``: the job of a placement; ``refused``: called with the executor's row among the workers, a placement whose
-    job the engine never takes, and the reason. ``submit_grace``: seconds.
+    job the backend never takes, and the reason. ``submit_grace``: seconds.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Submissions:
         self._grace = round(submit_grace * SECOND)
 
     def again(self, worker: int, pending: Sequence[Placement], now: int) -> None:
-        """Submit what the engine refused for a while, and what it does not know after an answer that never came."""
+        """Submit what the backend refused for a while, and what it does not know after an answer that never came."""
         due, silent = [], []
         for placement in pending:
             if placement.state != RESERVED:
@@ -89,7 +89,7 @@ class Submissions:
             self.submit(worker, due)
 
     def _find(self, silent: Sequence[Placement]) -> Mapping[str, str] | None:
-        """Those of these jobs that the engine has after all; None if it is away."""
+        """Those of these jobs that the backend has after all; None if it is away."""
         executor = self._link.executor
         try:
             known = executor.find([placement.name for placement in silent]) if executor.capabilities.can_find else {}
@@ -103,7 +103,7 @@ class Submissions:
         return known
 
     def submit(self, worker: int, found: Sequence[Placement]) -> None:
-        """Submit jobs in one go, and store what the engine answers. Without an answer they are looked for later."""
+        """Submit jobs in one go, and store what the backend answers. Without an answer they are looked for later."""
         jobs = [job for placement in found if (job := self._made(worker, placement)) is not None]
         try:
             answers = self._link.executor.submit(jobs)

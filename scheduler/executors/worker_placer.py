@@ -1,7 +1,7 @@
-"""WorkerPlacer: has an engine run workers for an executor's queues, as many as the age of the backlog asks for.
+"""WorkerPlacer: has a backend run workers for an executor's queues, as many as the age of the backlog asks for.
 
 One daemon of the fleet decides, by the executor's lease. A job's row is stored before the job is submitted, and counts
-until the engine says that the job is over, so that neither a lost answer nor another daemon starts too many. Workers
+until the backend says that the job is over, so that neither a lost answer nor another daemon starts too many. Workers
 end by themselves: see ``BoundedRun``.
 """
 
@@ -84,7 +84,7 @@ class WorkerPlacer(LeasedExecutor):
         self._published: Scale | None = None
 
     def step(self) -> float:
-        """Ask the engine once, put right what is amiss, and start what is needed. Returns seconds to wait.
+        """Ask the backend once, put right what is amiss, and start what is needed. Returns seconds to wait.
 
         Raises StoreUnavailableError.
         """
@@ -259,7 +259,7 @@ class WorkerPlacer(LeasedExecutor):
             self._database.change(lambda tx: worker_jobs.remove(tx, row, numbers, attached=attached))
 
     def _refused(self, row: int, placement: Placement, reason: str) -> None:
-        self._did_not_begin(f"worker {placement.name}: the engine never takes it: {reason}")
+        self._did_not_begin(f"worker {placement.name}: the backend never takes it: {reason}")
         self._remove(row, [placement], attached=False)
 
     def _job(self, placement: Placement) -> Job:

@@ -1,4 +1,4 @@
-"""Placements: jobs of an executor, each for one claim of a task. What an engine says of a job is a hint."""
+"""Placements: jobs of an executor, each for one claim of a task. What a backend says of a job is a hint."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PlacementState(StrEnum):
 
 
 class Phase(StrEnum):
-    """What an engine says of a job. Stored by position: append, never reorder."""
+    """What a backend says of a job. Stored by position: append, never reorder."""
 
     QUEUED = "queued"
     STARTING = "starting"
@@ -40,7 +40,7 @@ class Phase(StrEnum):
     CANCELLED = "cancelled"
     PREEMPTED = "preempted"
     TIMED_OUT = "timed out"
-    GONE = "gone"  # the engine does not know it, or no longer
+    GONE = "gone"  # the backend does not know it, or no longer
 
     @property
     def code(self) -> int:

@@ -244,7 +244,7 @@ def test_an_engine_that_is_away_is_left_alone_and_told_of(jobs: Scheduler, clock
     assert engine.asked == asked
     with jobs.database.read() as tx:
         (one,) = unserved(tx)
-        assert "the engine of executor 'batch' cannot be asked: no route to host" in one.text
+        assert "the backend of executor 'batch' cannot be asked: no route to host" in one.text
     engine.away = ""
     clock.advance(5)
     placer.step()

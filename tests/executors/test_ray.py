@@ -465,7 +465,7 @@ def test_a_head_that_is_killed_loses_no_task_and_runs_none_twice(database: Datab
             place.until(lambda: place.ended(waits))
             assert (place.outcomes(runs), place.outcomes(waits)) == (["succeeded"], ["succeeded"])
             first, second = place.placements(waits)
-            assert (first.reason, first.lost, second.lost) == ("the engine does not know the job", True, False)
+            assert (first.reason, first.lost, second.lost) == ("the backend does not know the job", True, False)
             assert (len(place.lines("begin")), place.side_by_side()) == (2, 0)
         finally:
             place.close()

@@ -437,7 +437,7 @@ def test_what_the_engine_never_takes_is_said_and_not_tried_at_once_again(
     engine.refuses = Refused("", False, "no such partition")
     after(clock, 14, placer)
     assert open_jobs(jobs) == []
-    assert "the engine never takes it: no such partition" in said(jobs, task)
+    assert "the backend never takes it: no such partition" in said(jobs, task)
     engine.refuses = Refused("", True, "it is full")
     after(clock, 60, placer)
     assert len(open_jobs(jobs)) == 1

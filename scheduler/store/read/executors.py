@@ -47,7 +47,7 @@ class ExecutorStatus(NamedTuple):
         if self.draining:
             return f"executor {self.name!r} is drained: `schedctl worker resume {self.worker}` ends that"
         if self.trouble is not None:
-            return f"the engine of executor {self.name!r} cannot be asked: {self.trouble}"
+            return f"the backend of executor {self.name!r} cannot be asked: {self.trouble}"
         return None
 
     @property

@@ -213,7 +213,7 @@ def test_a_job_that_begins_after_its_claim_was_taken_back_changes_nothing(place:
     place.until(lambda: _running(place))
     place.commands.gate, place.engine.forgets = None, True  # so that it is taken back while it waits
     place.until(lambda: place.placements(task_id)[0].state is PlacementState.ENDED)
-    assert place.placements(task_id)[0].reason == "the engine does not know the job"
+    assert place.placements(task_id)[0].reason == "the backend does not know the job"
     late = place.engine.submitted[0]
     place.engine.forgets = False
     place.until(lambda: place.ended(task_id))
