@@ -17,7 +17,7 @@ from scheduler import ConfigError, Scheduler, task
 from scheduler.cli.root import COMMANDS, root
 from scheduler.config.model import Api, Config
 from scheduler.console import app, principal
-from scheduler.console.api.openapi import document
+from scheduler.console.api.table import document
 from scheduler.console.api.tools import Tools
 from scheduler.console.roles import Verb
 from scheduler.operations.verbs import task_verbs
