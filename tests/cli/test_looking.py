@@ -18,12 +18,14 @@ import pytest
 
 from scheduler import Context, Scheduler, SchedulerError, task
 from scheduler.cli.root import root
+from scheduler.operations.verbs import task_verbs
 from support.databases import Database
 from support.runner import Runner
 from support.stored_forms import everything, execute, load
 
 # Commands whose purpose is a change, or a file. Every other one is called here.
 CHANGES = {
+    *task_verbs(),
     *("run", "submit", "cancel", "retry", "rerun", "copy", "pause", "resume", "set key", "set kind", "set pool"),
     *("set queue", "set task", "bulk plan", "bulk run", "bulk stop", "bulk undo", "dlq purge", "dlq replay"),
     *("cron add", "cron from-apscheduler", "cron import", "cron sync"),
