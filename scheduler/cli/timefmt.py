@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, tzinfo
 
+from scheduler.errors import InvalidScheduleError
+
 _UNITS = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 
 
@@ -13,12 +15,12 @@ def zone_of(name: str) -> tzinfo | None:
         return None
     if name.upper() == "UTC":
         return UTC
-    from zoneinfo import ZoneInfo
+    from scheduler.model import zoned
 
     try:
-        return ZoneInfo(name)
-    except (ValueError, OSError, KeyError):
-        raise ValueError(f"there is no time zone {name!r}; such as Europe/Berlin, UTC or local") from None
+        return zoned.zone_of(name)
+    except InvalidScheduleError as error:
+        raise ValueError(str(error)) from None
 
 
 def instant_of(text: object) -> datetime | None:

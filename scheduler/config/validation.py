@@ -84,15 +84,14 @@ def check(config: Config) -> None:
             parse_listen(config.gateway.listen)
         except ConfigError as error:
             refuse("gateway.listen", str(error))
-    if config.console.zone != "UTC" and not _is_zone(config.console.zone):
-        refuse("console.zone", f"{shown(config.console.zone)} is not a time zone such as Europe/Berlin")
     if config.tasks.state is not None and not re.fullmatch(r"[\w.]+:[\w.]+", config.tasks.state):
         refuse("tasks.state", f'expected "module:function", not {shown(config.tasks.state)}')
-    if config.schedules.timezone != "UTC" and not _is_zone(config.schedules.timezone):
-        refuse(
-            "schedules.timezone",
-            f"{shown(config.schedules.timezone)} is not a time zone such as Europe/Berlin",
-        )
+    for name, zone in (("console.zone", config.console.zone), ("schedules.timezone", config.schedules.timezone)):
+        if zone != "UTC":
+            from scheduler.model.zoned import find_zone, no_zone  # imported only when another zone is asked for
+
+            if find_zone(zone) is None:
+                refuse(name, no_zone(zone))
 
 
 def _beside(config: Config, path: str) -> str | None:
@@ -140,13 +139,3 @@ _ENTRIES: dict[str, tuple[Callable[[str], object], str]] = {
     "console.trusted_proxies": (_is_proxy, 'an address, a network such as 10.0.0.0/8, or "unix"'),
     "batch.functions": (re.compile(r"[\w.]+:[\w.]+").fullmatch, '"module:function"'),
 }
-
-
-def _is_zone(name: str) -> bool:
-    import zoneinfo  # only when a zone other than UTC is asked for
-
-    try:
-        zoneinfo.ZoneInfo(name)
-    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
-        return False
-    return True

@@ -54,6 +54,7 @@ from scheduler.console.visit import PREFERENCES, BadInputError, Preferences, Sit
 from scheduler.errors import ConfigError, SchedulerError, StoreUnavailableError
 from scheduler.model.redact import redact
 from scheduler.model.times import to_datetime
+from scheduler.model.zoned import zone_of
 from scheduler.operations.desk import ReadTooLongError
 
 Scope = MutableMapping[str, Any]
@@ -392,8 +393,6 @@ class Gate:
         return render(page.template, self._context(visit, page, flash), fragment=fragment)
 
     def _context(self, visit: Visit, page: Page, flash: Mapping[str, Any] | None) -> dict[str, Any]:
-        from zoneinfo import ZoneInfo
-
         now = to_datetime(self.site.jobs.database.now())
         context: dict[str, Any] = {
             "visit": visit,
@@ -401,7 +400,7 @@ class Gate:
             "may": visit.may,
             "prefix": visit.prefix,
             "prefs": visit.preferences,
-            "zone": ZoneInfo(visit.preferences.zone),
+            "zone": zone_of(visit.preferences.zone),
             "now_at": now,
             "nav": routes.navigation(),
             "label": self.settings.label,

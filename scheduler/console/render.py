@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 from functools import cache
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
-from zoneinfo import ZoneInfo
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
 from jinja2.runtime import Context
@@ -84,7 +83,7 @@ def when(context: Context, value: int | datetime | None, exact: bool = False) ->
     if value is None or (isinstance(value, int) and value >= FOREVER):
         return Markup('<span class="none">–</span>')
     moment = _moment(value)
-    zone: ZoneInfo = context["zone"]
+    zone: tzinfo = context["zone"]
     local, today = moment.astimezone(zone), context["now_at"].astimezone(zone)
     shown = f"{local:%Y-%m-%d %H:%M:%S}" + (f".{local:%f}"[:4] if exact else "")
     if not exact:
@@ -108,7 +107,7 @@ def ago(context: Context, value: int | datetime | None) -> Markup:
     passed = (context["now_at"] - moment).total_seconds()
     text = rough(abs(passed))
     relative = f"in {text}" if passed < -0.5 else f"{text} ago"
-    zone: ZoneInfo = context["zone"]
+    zone: tzinfo = context["zone"]
     local = moment.astimezone(zone)
     return Markup('<time datetime="{}" title="{}">{}</time>').format(
         moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),

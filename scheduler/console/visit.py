@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from scheduler.console.roles import Principal, Verb
 from scheduler.errors import SchedulerError
 from scheduler.model.redact import redact
 from scheduler.model.task_filter import TaskFilter
 from scheduler.model.times import SECOND
+from scheduler.model.zoned import find_zone, zone_of
 from scheduler.operations.desk import Desk, ReadTooLongError, Tx
 from scheduler.operations.filter import FilterError, parse
 from scheduler.operations.masks import secret_path
@@ -58,13 +58,7 @@ class Preferences(NamedTuple):
 
 def is_zone(name: str) -> bool:
     """Whether there is a time zone of this name."""
-    if not _ZONE.fullmatch(name):
-        return False
-    try:
-        ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError, OSError):
-        return False
-    return True
+    return _ZONE.fullmatch(name) is not None and find_zone(name) is not None
 
 
 class Site(NamedTuple):
@@ -195,7 +189,7 @@ def asked_instant(visit: Visit, now: int) -> int | None:
     try:
         found = datetime.fromisoformat(text)
         if found.tzinfo is None:
-            found = found.replace(tzinfo=ZoneInfo(visit.preferences.zone))
+            found = found.replace(tzinfo=zone_of(visit.preferences.zone))
         instant = round(found.timestamp() * SECOND)
     except (ValueError, OverflowError):
         raise BadInputError(

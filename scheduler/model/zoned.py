@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from functools import lru_cache
 from zoneinfo import ZoneInfo, available_timezones
 
@@ -29,15 +29,37 @@ _PROBE_US = 1_767_225_600_000_000  # 2026-01-01, from where a new expression mus
 _read: set[str] = set()
 
 
-@lru_cache(maxsize=512)
-def zone_of(name: str) -> ZoneInfo:
-    """The zone of this IANA name. Raises InvalidScheduleError when there is none, with the nearest names."""
+def find_zone(name: str) -> tzinfo | None:
+    """The zone of this IANA name; None if this machine has none. UTC needs no zone data."""
+    if name == "UTC":
+        return UTC
     try:
-        zone = ZoneInfo(name)
+        return ZoneInfo(name)
     except (OSError, ValueError, LookupError):  # a directory, a path, or simply unknown
-        near = nearest(name, available_timezones(), 3)
-        hint = f"did you mean {', '.join(near)}?" if near else "use an IANA name such as Europe/Berlin or UTC"
-        raise InvalidScheduleError(f"unknown time zone {name!r}; {hint}") from None
+        return None
+
+
+def no_zone(name: str) -> str:
+    """Why this machine has no zone of this name, with the nearest names."""
+    known = available_timezones()
+    if not known:
+        return (
+            "this machine has no time zone data: install the system's package tzdata (`apt-get install tzdata`), "
+            "or `pip install tzdata`"
+        )
+    if name.startswith("US/"):
+        return f"unknown time zone {name!r}; old names are in Debian's package tzdata-legacy, or `pip install tzdata`"
+    near = nearest(name, known, 3)
+    hint = f"did you mean {', '.join(near)}?" if near else "use an IANA name such as Europe/Berlin or UTC"
+    return f"unknown time zone {name!r}; {hint}"
+
+
+@lru_cache(maxsize=512)
+def zone_of(name: str) -> tzinfo:
+    """The zone of this IANA name. Raises InvalidScheduleError when there is none."""
+    zone = find_zone(name)
+    if zone is None:
+        raise InvalidScheduleError(no_zone(name))
     _read.add(name)
     return zone
 
@@ -55,13 +77,13 @@ def forget_zones() -> None:
     zone_of.cache_clear()
 
 
-def offset_us(zone: ZoneInfo, instant_us: int) -> int:
+def offset_us(zone: tzinfo, instant_us: int) -> int:
     """The zone's offset from UTC at an instant, in microseconds, positive to the east."""
     return _us((_EPOCH + timedelta(microseconds=instant_us)).astimezone(zone).utcoffset())
 
 
 def _us(offset: timedelta | None) -> int:
-    assert offset is not None  # a ZoneInfo has an offset for every time
+    assert offset is not None  # these zones have an offset for every time
     return offset // _MICROSECOND
 
 
@@ -71,7 +93,7 @@ class ZonedCron:
     __slots__ = ("fields", "zone")
 
     fields: CronFields
-    zone: ZoneInfo
+    zone: tzinfo
 
     def __init__(self, expression: str, zone: str) -> None:
         self.fields = parse(expression)

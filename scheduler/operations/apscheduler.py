@@ -20,6 +20,7 @@ from scheduler.model.recurrence import Recurrence, cron, every
 from scheduler.model.spec import TaskSpec
 from scheduler.model.texts import rfc3339
 from scheduler.model.times import instant_us, span_us
+from scheduler.model.zoned import zone_of
 from scheduler.operations.desk import Desk
 from scheduler.operations.published import PublishedKind, get_published, root_of
 from scheduler.store import schedule_sets, schedules
@@ -135,7 +136,7 @@ class _Record:
 
 
 def _zone(name: str, *_: Any) -> tzinfo:
-    return ZoneInfo(name)
+    return zone_of(name)
 
 
 def _attribute(of: Any, name: str) -> Any:
@@ -150,7 +151,7 @@ _SAFE: Mapping[tuple[str, str], Any] = {
     ("zoneinfo", "ZoneInfo._unpickle"): _zone,
     ("builtins", "getattr"): _attribute,
     ("pytz", "_p"): _zone,
-    ("pytz", "_UTC"): lambda: ZoneInfo("UTC"),
+    ("pytz", "_UTC"): lambda: UTC,
 }
 
 
@@ -171,6 +172,8 @@ def _unpickled(job_id: str, state: bytes) -> Job:
     except _UnreadError as error:
         text = f"its pickle names {error}, which is not read: move it from the running scheduler"
         return Job(job_id, trouble=text)
+    except InvalidScheduleError as error:  # a zone that this machine does not have
+        return Job(job_id, trouble=str(error))
     except Exception as error:  # a pickle may be broken in any way
         return Job(job_id, trouble=f"its pickle cannot be read: {type(error).__name__}")
 

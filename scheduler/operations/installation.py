@@ -12,7 +12,6 @@ import sysconfig
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from schedd import PYPI
 from scheduler.build import running
@@ -20,12 +19,14 @@ from scheduler.config import user_modules
 from scheduler.config.model import SECRETS, Config
 from scheduler.config.paths import settled
 from scheduler.model.texts import listed
+from scheduler.model.zoned import find_zone, no_zone
 from scheduler.store.admin.doctor import NOTE, OK, PROBLEM, Finding
 from scheduler.store.db.dialect import sqlite_too_old, sqlite_version
-from scheduler.system import files, libc
+from scheduler.system import WINDOWS, files, libc
 from scheduler.system.processes import file_limits, user_id
 
 LOW_SPACE = 200 * 1024 * 1024
+_A_ZONE = "Europe/Berlin"
 FEW_FILES = 1024  # descriptors that a daemon with its listeners and child processes may well need
 RELEASED = 1_767_225_600  # 2026-01-01: no clock that is right shows an earlier time
 _REQUIREMENT = re.compile(r"([\w.-]+)(\[[\w,-]+\])?\s*(?:>=\s*([\w.]+))?[^;]*(?:;(.*))?")
@@ -175,10 +176,8 @@ def _is_secret(config: Config, name: str) -> bool:
 def _clock() -> Finding:
     if time.time() < RELEASED:
         return Finding("clock", PROBLEM, f"the clock shows {time.strftime('%Y-%m-%d', time.gmtime())}: set it right")
-    try:
-        ZoneInfo("Europe/Berlin")
-    except ZoneInfoNotFoundError:
-        return Finding("clock", PROBLEM, "this machine knows no time zones: pip install tzdata")
+    if find_zone(_A_ZONE) is None:
+        return Finding("clock", PROBLEM, no_zone(_A_ZONE))
     if _synchronised() is False:
         text = "no time server keeps this machine's clock right, so workers of several machines may disagree"
         return Finding("clock", NOTE, text)
@@ -243,8 +242,11 @@ def _requirements() -> Iterable[tuple[str, str, str | None]]:
         found = _REQUIREMENT.fullmatch(text)
         if found is None:
             continue
-        extra = _EXTRA.search(found[4] or "")
-        if "python_version <" in (found[4] or "") and sys.version_info >= (3, 12):
+        marker = found[4] or ""
+        extra = _EXTRA.search(marker)
+        if "python_version <" in marker and sys.version_info >= (3, 12):
+            continue
+        if "win32" in marker and not WINDOWS:
             continue
         name = found[1] + (found[2] or "") if found[1] == "schedd" else found[1]
         yield name, found[3] or "0", None if extra is None else extra[1]

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from typing import Any, NamedTuple
-from zoneinfo import ZoneInfo
 
 import sqlalchemy as sa
 
 from scheduler.errors import InvalidScheduleError
 from scheduler.model.recurrence import Recurrence
-from scheduler.model.zoned import DAY_US
+from scheduler.model.zoned import DAY_US, find_zone
 from scheduler.ports import FOREVER
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
@@ -87,11 +86,7 @@ def unknown_zone(text: str) -> str | None:
         name = json.loads(text)["tz"]
     except (ValueError, KeyError, TypeError):
         return None  # it cannot be read at all
-    try:
-        ZoneInfo(name)
-    except (OSError, ValueError, LookupError):
-        return str(name)
-    return None
+    return None if find_zone(name) is not None else str(name)
 
 
 class Moved(NamedTuple):

@@ -9,7 +9,6 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from zoneinfo import ZoneInfoNotFoundError
 
 import pytest
 
@@ -108,12 +107,6 @@ def test_commands_sqlite_zones_and_time_servers(tmp_path: Path, monkeypatch: pyt
     assert (found["commands"].level, found["sqlite"].level, found["clock"].level) == (NOTE, PROBLEM, NOTE)
     monkeypatch.setenv("PATH", "")
     assert "schedd is not on PATH" in examined(tmp_path)["commands"].text
-
-    def unknown(name: str) -> None:
-        raise ZoneInfoNotFoundError(name)
-
-    monkeypatch.setattr(installation, "ZoneInfo", unknown)
-    assert examined(tmp_path)["clock"].text == "this machine knows no time zones: pip install tzdata"
 
 
 def test_a_store_that_its_user_may_not_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

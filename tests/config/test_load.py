@@ -352,8 +352,11 @@ def test_a_byte_order_mark_is_no_mistake() -> None:
             '[log]\nformat = "xml"',
             'setting log.format: expected auto, console or json, not "xml", in config.toml',
         ),
-        ('[schedules]\ntimezone = "Europe/Bonn"', '"Europe/Bonn" is not a time zone'),
-        ('[schedules]\ntimezone = "../etc/passwd"', "is not a time zone"),
+        (
+            '[schedules]\ntimezone = "Europe/Bonn"',
+            "setting schedules.timezone (config.toml): unknown time zone 'Europe/Bonn'",
+        ),
+        ('[schedules]\ntimezone = "../etc/passwd"', "unknown time zone '../etc/passwd'"),
         ("[worker]\nqueues = []", 'setting worker.queues (config.toml): no queue; use ["*"] for all'),
         ('[worker]\nqueues = ["a b"]', 'expected the name of a queue, or "*", not "a b"'),
         ('[http]\nallow = ["999.1.1.1/99"]', 'an address, or a network such as 10.0.0.0/8, not "999.1.1.1/99"'),

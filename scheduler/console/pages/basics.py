@@ -10,6 +10,7 @@ from scheduler.console.render import Page
 from scheduler.console.roles import Verb
 from scheduler.console.routes import Route, _register, action, page
 from scheduler.console.visit import PREFERENCES, THEMES, BadInputError, Visit, is_zone
+from scheduler.model.zoned import no_zone
 from scheduler.telemetry import prometheus
 from scheduler.telemetry.store_figures import read_figures
 
@@ -47,7 +48,7 @@ def set_preferences(visit: Visit) -> Response:
     if theme not in THEMES:
         raise BadInputError(f"there is no theme {theme!r}; there are {', '.join(THEMES)}")
     if not is_zone(zone):
-        raise BadInputError(f"there is no time zone {zone!r}")
+        raise BadInputError(no_zone(zone))
     response = RedirectResponse(visit.prefix + (own_path(visit.given("next")) or "/"), 303)
     response.set_cookie(
         PREFERENCES, f"{theme}|{zone}", max_age=YEAR, path=visit.prefix or "/", httponly=True, samesite="strict"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, timedelta
+from datetime import UTC, timedelta, tzinfo
 from typing import Any, NamedTuple
-from zoneinfo import ZoneInfo
 
 from scheduler.client.analysis import forecast_view
 from scheduler.client.json_views import time
@@ -15,6 +14,7 @@ from scheduler.console.roles import Verb
 from scheduler.console.routes import Nav, action, page
 from scheduler.console.visit import BadInputError, Visit
 from scheduler.model.times import SECOND, to_datetime
+from scheduler.model.zoned import zone_of
 from scheduler.operations import schedules as operations
 from scheduler.operations.schedules import Forecast, RunRecord, ScheduleForecast, ScheduleRecord, forecast, group_text
 from scheduler.ports import FOREVER
@@ -212,7 +212,7 @@ def the_forecast(visit: Visit) -> Page:
         "loads": loads,
         "hours": hours,
         "all_hours": HOURS,
-        "ticks": _ticks(found, hours, ZoneInfo(visit.preferences.zone)),
+        "ticks": _ticks(found, hours, zone_of(visit.preferences.zone)),
         "label_w": LABEL,
         "width": WIDTH,
         "height": top + 14 + len(loads) * (LOAD_H + 22),
@@ -240,7 +240,7 @@ def _row(one: ScheduleForecast, number: int, found: Forecast) -> Row:
     return Row(one, number * ROW + 24, bars, one.every is not None)
 
 
-def _ticks(found: Forecast, hours: int, zone: ZoneInfo) -> list[tuple[float, str]]:
+def _ticks(found: Forecast, hours: int, zone: tzinfo) -> list[tuple[float, str]]:
     """Full hours of the visitor's clock, eight of them at most."""
     step = next(size for size in (1, 2, 3, 6, 12, 24) if hours / size <= 8)
     start = to_datetime(found.since).astimezone(zone).replace(minute=0, second=0, microsecond=0)

@@ -159,10 +159,10 @@ class _ContextBase(Generic[App_co]):
     @property
     def slot_local(self) -> datetime | None:
         """The schedule's fire time on the clock of the schedule's time zone; UTC for an interval."""
-        from zoneinfo import ZoneInfo
+        from scheduler.model.zoned import zone_of
 
         slot = self.slot
-        return None if slot is None else slot.astimezone(ZoneInfo(self._attempt.claimed.slot_tz or "UTC"))
+        return None if slot is None else slot.astimezone(zone_of(self._attempt.claimed.slot_tz or "UTC"))
 
     @property
     def missed(self) -> int:
