@@ -35,7 +35,7 @@ _WHERE = {
     "Context": "engine.execution.context",
     "CycleError": "errors",
     "ConfigError": "errors",
-    "DeadLetter": "model.dead_letter",
+    "DeadLetter": "model.outcome",
     "Debounce": "model.unique",
     "Unique": "model.unique",
     "DependencyFailed": "errors",
@@ -135,8 +135,8 @@ if TYPE_CHECKING:
     from scheduler.errors import UnknownScheduleError as UnknownScheduleError
     from scheduler.errors import UnknownTaskError as UnknownTaskError
     from scheduler.errors import UnregisteredKindError as UnregisteredKindError
-    from scheduler.model.dead_letter import DeadLetter as DeadLetter
     from scheduler.model.envelope import Envelope as Envelope
+    from scheduler.model.outcome import DeadLetter as DeadLetter
     from scheduler.model.recurrence import Weekday as Weekday
     from scheduler.model.retry import RetryPolicy as RetryPolicy
     from scheduler.model.secrets import Secret as Secret

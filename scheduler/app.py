@@ -29,7 +29,6 @@ from scheduler.engine.interrupted import end as end_at_interrupt
 from scheduler.engine.options import EngineOptions, ProcessOptions
 from scheduler.errors import ConfigError
 from scheduler.forking import after_fork, leave_to_parent
-from scheduler.model.dead_letter import DeadLetter
 from scheduler.model.defaults import (
     DRAIN,
     IN_TURN,
@@ -44,6 +43,7 @@ from scheduler.model.defaults import (
 )
 from scheduler.model.limits import parse_size
 from scheduler.model.names import is_name
+from scheduler.model.outcome import DeadLetter
 from scheduler.model.registry import Registry
 from scheduler.model.running import current_attempt
 from scheduler.model.spec import TaskId, TaskSpec

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 
 from scheduler import LeaseLost, PermanentError, RetryPolicy, StoreUnavailableError, Task, TaskTimeout
-from scheduler.tasks.allowed_functions import NAME, imported
-from scheduler.tasks.settings import section
+from scheduler.tasks.settings import NAME, imported, section
 
 if TYPE_CHECKING:
     from scheduler import Context

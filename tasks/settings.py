@@ -1,8 +1,12 @@
-"""Reads the settings of a built-in type, with an error that says how to set a missing one."""
+"""Reads the settings of a built-in type, with an error that says how to set a missing one, and the functions that they
+name as ``module:function``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+import inspect
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from scheduler import PermanentError
@@ -38,3 +42,19 @@ def filled(settings: Mapping[str, Any], name: str, key: str, default: str, **val
             raise PermanentError(f"[{name}] {key} must contain {{{word}}}, as in {default}")
         pattern = pattern.replace(f"{{{word}}}", value)
     return pattern
+
+
+NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")
+
+
+def imported(name: str) -> Callable[..., Any]:
+    """The function. Raises PermanentError for what cannot be imported, or is not a plain function."""
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise PermanentError(f"{name} cannot be imported: {error}") from None
+    if not callable(found) or inspect.iscoroutinefunction(found):
+        raise PermanentError(f"{name} is not a plain function")
+    function: Callable[..., Any] = found
+    return function

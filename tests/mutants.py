@@ -90,7 +90,7 @@ MUTANTS = (
         "handlers learn it when the lease runs out",
         (
             Change(
-                "scheduler/engine/maintenance/lease_watchdog.py",
+                "scheduler/engine/maintenance/lease.py",
                 "min(self._every, left) if left > 0 else self._every",
                 "self._every",
             ),
@@ -106,7 +106,7 @@ MUTANTS = (
         "a renewal gives back only what it has kept",
         (
             Change(
-                "scheduler/engine/maintenance/lease_watchdog.py",
+                "scheduler/engine/maintenance/lease.py",
                 "[attempt for attempt in list(self.engine_state.held.values()) if not attempt.lost]",
                 "list(self.engine_state.held.values())",
             ),
@@ -408,7 +408,7 @@ MUTANTS = (
     ),
     Mutant(
         "another file at the path is noticed",
-        (Change("scheduler/store/db/same_store.py", "if found == file.id:", "if found != ():"),),
+        (Change("scheduler/store/db/identity.py", "if found == file.id:", "if found != ():"),),
         ("tests/store/db/test_replaced_file.py",),
     ),
     Mutant(
@@ -474,7 +474,7 @@ MUTANTS = (
     ),
     Mutant(
         "an action for another server is refused",
-        (Change("tasks/actions/audience.py", "elif server not in named:", "elif not server:"),),
+        (Change("tasks/actions/tokens.py", "elif server not in named:", "elif not server:"),),
         ("tests/tasks/test_actions.py",),
     ),
     Mutant(

@@ -8,7 +8,7 @@ import sys
 
 import click
 
-from scheduler.model.printable import printable
+from scheduler.model.texts import printable
 
 
 def ready() -> None:

@@ -111,7 +111,7 @@ def _fold(found: Graph, asked: int) -> Graph:
 
 def _tree(found: Graph) -> list[str]:
     """Parents above children; a task with several parents is drawn in full below the first."""
-    from scheduler.model.graph_tree import tree
+    from scheduler.model.graph import tree
 
     nodes = {node.id: node for node in found.nodes}
     whens = {(edge.parent, edge.child): edge.when for edge in found.edges}

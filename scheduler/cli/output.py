@@ -17,7 +17,7 @@ from scheduler.cli.echo import is_utf8
 from scheduler.cli.options import acts
 from scheduler.cli.session import Session
 from scheduler.cli.timefmt import brief, distance, instant_of, short, shown, zone_of
-from scheduler.model.printable import printable_json
+from scheduler.model.texts import printable_json
 
 if TYPE_CHECKING:
     from scheduler.operations.desk import Tx

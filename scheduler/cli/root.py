@@ -15,7 +15,7 @@ from scheduler.cli import exits
 from scheduler.cli.echo import say
 from scheduler.cli.exits import Group
 from scheduler.cli.options import common
-from scheduler.model.nearest import nearest
+from scheduler.model.names import nearest
 
 VARIABLE = "_SCHEDCTL_COMPLETE"  # set by a shell that asks what to complete
 # name -> (module, what --help says of it, "": the command's own text); NAME_command of the module is the command

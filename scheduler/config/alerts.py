@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, field
 
 from scheduler.config.sources import Duration, Section
-from scheduler.model.nearest import nearest
+from scheduler.model.names import nearest
 
 Share = Annotated[float, Meta(gt=0, le=1)]
 SinkType = Literal["webhook", "slack", "ntfy", "email", "alertmanager", "command"]

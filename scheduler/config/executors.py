@@ -10,8 +10,8 @@ from msgspec import Meta, field
 
 from scheduler.config.sources import Duration, Section
 from scheduler.errors import ConfigError
-from scheduler.model.job_token import MIN_SECRET
 from scheduler.model.names import is_name
+from scheduler.model.placement import MIN_SECRET
 from scheduler.model.resources import Resources, is_executor_name, parse_options, parse_resources
 
 Count = Annotated[int, Meta(ge=0)]

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from scheduler.errors import ConfigError
-from scheduler.model.nearest import nearest
+from scheduler.model.names import nearest
 from scheduler.model.redact import redact
 from scheduler.model.times import UNITS, seconds_of_text
 

@@ -21,8 +21,8 @@ import msgspec
 from scheduler.config.model import Log
 from scheduler.daemon.log_guard import GUARD
 from scheduler.engine.attempt.capture import ATTEMPTS_LOGGER, TASK_LOGGER, current_attempt
-from scheduler.model.printable import printable, printable_json
 from scheduler.model.running import LOG_FIELDS, log_fields
+from scheduler.model.texts import printable, printable_json
 from scheduler.nonblocking import EXIT_SECONDS, writer_of
 
 if TYPE_CHECKING:

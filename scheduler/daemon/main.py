@@ -32,8 +32,8 @@ from scheduler.daemon.supervisor import FAILED, OK, UNREACHABLE, DaemonExit, Ser
 from scheduler.engine.attempt import own_directory
 from scheduler.engine.child import cgroups
 from scheduler.errors import ConfigError, SchedulerError, StoreUnavailableError
-from scheduler.model.printable import printable
 from scheduler.model.redact import shown_url
+from scheduler.model.texts import printable
 from scheduler.nonblocking import say, unblocked_output
 from scheduler.system.signals import HANDLED, ignore_hangup, show_stacks
 from scheduler.telemetry import prometheus

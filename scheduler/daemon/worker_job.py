@@ -21,13 +21,13 @@ from scheduler.daemon.bounded_run import BoundedRun, add_options
 from scheduler.daemon.main import build, leave, prepare, serve
 from scheduler.errors import SchedulerError, StoreUnavailableError
 from scheduler.model.placement import CANNOT_RUN, NOT_MINE
-from scheduler.model.printable import printable
+from scheduler.model.texts import printable
 from scheduler.nonblocking import say
 from scheduler.system.signals import ignore_hangup
 
 if TYPE_CHECKING:
     from scheduler.daemon.supervisor import Service
-    from scheduler.engine.elastic import ElasticEngine
+    from scheduler.engine.placed import ElasticEngine
 
 UNREACHABLE = 5
 
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def build_worker(config: Config) -> Service:
         from scheduler.app import Scheduler
-        from scheduler.engine.elastic import ElasticEngine
+        from scheduler.engine.placed import ElasticEngine
 
         def make(*args: Any, **options: Any) -> ElasticEngine:
             engines.append(ElasticEngine(*args, **options))

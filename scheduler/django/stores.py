@@ -14,7 +14,7 @@ from scheduler.app import Scheduler
 from scheduler.config.task_modules import task_types
 from scheduler.django import handlers, options
 from scheduler.django.standard import base, task_backends
-from scheduler.store.admin.flush import flush
+from scheduler.store.admin.gc import flush
 from scheduler.store.db import migrate
 from scheduler.store.db.tx import Tx
 from scheduler.store.tasks.enqueue import callers_connection

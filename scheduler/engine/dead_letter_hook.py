@@ -13,8 +13,7 @@ from collections.abc import Callable
 from contextvars import copy_context
 from typing import Any
 
-from scheduler.model.dead_letter import DeadLetter
-from scheduler.model.outcome import Outcome
+from scheduler.model.outcome import DeadLetter, Outcome
 from scheduler.model.state import TaskState
 from scheduler.model.times import to_datetime
 from scheduler.ports import Spawner

@@ -20,8 +20,7 @@ from scheduler.engine.direct_starts import DirectStarts
 from scheduler.engine.dispatch.completion_thread import CompletionThread
 from scheduler.engine.dispatch.cycle import DispatchCycle
 from scheduler.engine.maintenance.gauges import Gauges
-from scheduler.engine.maintenance.lease import Lease
-from scheduler.engine.maintenance.lease_watchdog import LeaseWatchdog
+from scheduler.engine.maintenance.lease import Lease, LeaseWatchdog
 from scheduler.engine.maintenance.periodic import CANCEL_EVERY, EARLY_FRACTION, PeriodicWork
 from scheduler.engine.maintenance.registration import WorkerRegistration
 from scheduler.engine.options import Adjustable, EngineOptions

@@ -1,6 +1,8 @@
-"""PlacedEngine: the worker of a job that an executor started. It runs one claim, and claims nothing.
+"""Workers of jobs that an executor started: PlacedEngine runs one claim, ElasticEngine many tasks.
 
-Its first transaction registers the worker and takes the claim over; a job whose claim is another's writes nothing.
+A PlacedEngine's first transaction registers the worker and takes the claim over; a job whose claim is another's writes
+nothing. An ElasticEngine's marks its job's row as its own; a second job of the same name, or one that is not wanted any
+more, writes nothing and ends.
 """
 
 from __future__ import annotations
@@ -16,13 +18,14 @@ from scheduler.engine.maintenance.periodic import CANCEL_EVERY
 from scheduler.engine.options import EngineOptions
 from scheduler.errors import StoreReplacedError
 from scheduler.ports import FAILPOINTS, FOREVER
-from scheduler.store import placements
+from scheduler.store import placements, worker_jobs
 from scheduler.store.db.tx import Tx
 from scheduler.store.durable.resume import Recorded, resume
 from scheduler.store.tasks.claim import LANE_OF, Claimed, LaneClaim
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
+
 
 log = logging.getLogger("scheduler.engine")
 
@@ -164,3 +167,29 @@ class PlacedEngine(Engine):
         if self._is_blocked():
             wait = min(wait, left("retry"))
         return max(0.0, wait)
+
+
+class NotWantedError(StoreReplacedError):
+    """The job is not wanted: another one of its name is at work, or it was given up."""
+
+
+class ElasticEngine(Engine):
+    """An engine that attaches to the job ``options.job``."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.registration.on_join = self._attach
+        self._before = ""  # the incarnation of a first try whose answer was lost
+
+    @property
+    def not_wanted(self) -> bool:
+        """Whether it ended since it is not wanted."""
+        return isinstance(self.replaced, NotWantedError)
+
+    def _attach(self, tx: Tx, worker: int, incarnation: str) -> None:
+        begun, job = self._ready.is_set(), self.options.job
+        if not worker_jobs.attach(tx, job, self._before, again=begun):
+            why = "its lease was lost, and it was given up" if begun else "another one has its name, or it was given up"
+            raise NotWantedError(f"job {job} is not wanted: {why}")
+        self._before = incarnation
+        FAILPOINTS.hit("before attach commit")

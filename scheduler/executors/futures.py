@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from scheduler.engine.child.imports import resolve
+from scheduler.engine.child.pickling import resolve
 from scheduler.errors import ConfigError
 from scheduler.executors.directory import DirectoryExecutor
 from scheduler.executors.job_files import explained

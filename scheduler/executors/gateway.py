@@ -22,7 +22,7 @@ from scheduler.engine.gateway import messages
 from scheduler.errors import ConfigError, SchedulerError
 from scheduler.executors.gateway_work import GatewayWork, JobKey, NotHeldError, NotItsOwnError
 from scheduler.http_server import Bodies, Crowded, HttpServer, TooLarge, bears, headers_of, respond
-from scheduler.model.job_token import job_token
+from scheduler.model.placement import job_token
 from scheduler.model.spec import plain
 
 THREADS = 8  # transactions at a time

@@ -26,8 +26,7 @@ from scheduler.executors.job_fork_server import START
 from scheduler.executors.placer import Placer
 from scheduler.executors.ports import Executor, ExecutorError, Finding
 from scheduler.executors.worker_placer import WorkerPlacer
-from scheduler.model.job_token import job_token
-from scheduler.model.placement import GATEWAY_VARIABLE, GRACE_VARIABLE, TOKEN_VARIABLE
+from scheduler.model.placement import GATEWAY_VARIABLE, GRACE_VARIABLE, TOKEN_VARIABLE, job_token
 from scheduler.model.texts import listed
 from scheduler.ports import SECOND, spawn_thread
 

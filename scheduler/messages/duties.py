@@ -12,8 +12,8 @@ from scheduler.errors import SchedulerError, StoreUnavailableError
 from scheduler.messages.intake import Intake
 from scheduler.messages.texts import stored_form
 from scheduler.model.fingerprint import describe
+from scheduler.model.problem import Trouble
 from scheduler.model.texts import storable
-from scheduler.model.trouble import Trouble
 from scheduler.ports import SECOND
 from scheduler.store import inbox, inbox_held, pauses
 from scheduler.telemetry.metrics import MESSAGES_RECEIVED, MESSAGES_SETTLED

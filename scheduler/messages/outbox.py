@@ -19,10 +19,10 @@ from scheduler.errors import ConfigError, PermanentError, Retry
 from scheduler.messages.ending import Serving
 from scheduler.model.fingerprint import describe
 from scheduler.model.outgoing import OUTBOX, sink_kind
+from scheduler.model.problem import Trouble
 from scheduler.model.retry import RetryPolicy
 from scheduler.model.task import Task
 from scheduler.model.texts import storable
-from scheduler.model.trouble import Trouble
 from scheduler.ports import FAILPOINTS
 from scheduler.store import outbox
 from scheduler.store.db.database import Database

@@ -15,10 +15,9 @@ from scheduler.errors import PayloadError, SchedulerError, StoreUnavailableError
 from scheduler.messages.texts import as_reason, checked_key, digest, key_of_unknown
 from scheduler.model.envelope import CREATED_AT
 from scheduler.model.fingerprint import describe
-from scheduler.model.inbox import UNREADABLE
+from scheduler.model.inbox import UNREADABLE, sender_key
 from scheduler.model.outgoing import PREFIX
 from scheduler.model.registry import Kind, encode_json
-from scheduler.model.sender_keys import sender_key
 from scheduler.model.spec import TaskSpec
 from scheduler.operations.new_task import encode_headers
 from scheduler.operations.published import PublishedKind, encode_payload, read_kind, usual_task

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import msgspec
 
 from scheduler.model.defaults import POOLS
+from scheduler.model.problem import Trouble
 from scheduler.model.registry import PROCESS, SlotKey
-from scheduler.model.trouble import Trouble
 
 SLOT_TYPES = ("thread", "async", "process")  # published names of the slot types, in the order of their numbers
 HIGH = 0

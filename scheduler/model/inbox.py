@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from enum import StrEnum
+
+from scheduler.model.registry import MAX_KEY
 
 INBOX = "schedd.inbox"
 """The queue of tasks that stand for messages which could not be read."""
@@ -32,3 +35,13 @@ class InboxState(StrEnum):
 _STATES = tuple(InboxState)
 _CODES = {state: code for code, state in enumerate(_STATES)}
 OPEN, DONE, DEAD, HELD, LATE = range(5)
+
+
+DOOR = "@door"
+"""The sender whose tasks come through ``/v1/tasks``. No source can be called so."""
+
+
+def sender_key(sender: str, key: str) -> str:
+    """A task's key, of the key that a sender gave its message: ``orders:42``. Other pairs have other keys."""
+    made = f"{sender}:{key}"
+    return made if len(made) <= MAX_KEY else f"{sender}:{hashlib.sha256(key.encode()).hexdigest()}"

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple
+
+import msgspec
 
 from scheduler.model import state as st
 from scheduler.model.spec import TaskSpec
@@ -109,3 +112,19 @@ class OutcomeColumns(NamedTuple):
             and self.logs.count(None) == count
             and None not in self.started_at
         )
+
+
+class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
+    """A task that has just become a dead letter; the names are those of its stored record."""
+
+    id: int
+    kind: str
+    queue: str
+    key: str | None
+    correlation: str
+    attempt: int
+    error: str | None
+    error_class: str | None
+    fingerprint: str | None
+    status_code: int | None
+    finished_at: datetime

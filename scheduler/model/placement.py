@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 from enum import StrEnum
 
 NOT_MINE = 75  # exit status of a job whose claim is not its own: another job has it, or it was taken back
@@ -88,3 +90,12 @@ def placement_text(executor: str, handle: str | None, phase: Phase | None, reaso
     where = f"placed on {executor}" + (f" as {handle}" if handle is not None else "")
     detail = ", ".join(part for part in (phase, reason) if part)
     return f"{where}: {detail}" if detail else where
+
+
+MIN_SECRET = 16  # characters
+
+
+def job_token(secret: str, store: str, executor: str, task_id: int, claim: int) -> str:
+    """The token of one claim. ``secret``: what all daemons of the store share; ``store``: the store's id."""
+    text = f"schedd job\n{store}\n{executor}\n{task_id}\n{claim}"
+    return hmac.new(secret.encode(), text.encode(), hashlib.sha256).hexdigest()

@@ -1,8 +1,13 @@
-"""Something that does not move by itself, or goes wrong, as ``schedctl status`` and the other voices name it."""
+"""Something that does not move by itself, or goes wrong, as ``schedctl status`` and the other voices name it.
+
+And what a worker publishes of its sources and sinks.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+import msgspec
 
 
 class Problem(NamedTuple):
@@ -20,3 +25,21 @@ class Problem(NamedTuple):
     since: int | None = None
     remedy: str | None = None
     act: tuple[str, int] | None = None
+
+
+Side = Literal["source", "sink"]
+
+
+class Trouble(msgspec.Struct, frozen=True, array_like=True):
+    """What is wrong with a source or a sink. ``since``: microseconds.
+
+    ``old``: messages of it were sent at ``since``, and its transport keeps them for ``keeps`` microseconds; else it
+    cannot be reached, or nothing can be received, as ``text`` says.
+    """
+
+    side: Side
+    name: str
+    since: int
+    text: str = ""
+    old: bool = False
+    keeps: int = 0

@@ -15,8 +15,8 @@ import msgspec.inspect
 from scheduler.errors import ConfigError, PayloadError, UnregisteredKindError
 from scheduler.model.concurrency_keys import check_template, fields_of, is_verbatim, why_fields_are_private, why_private
 from scheduler.model.fingerprint import describe
-from scheduler.model.finite import find_not_finite
 from scheduler.model.handlers import NAMES
+from scheduler.model.json_text import find_not_finite
 from scheduler.model.lanes import LANE_SEPARATOR, check_fairness_key, fair_lane
 from scheduler.model.names import check_name
 from scheduler.model.reference import reference_of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Sequence
 
 from scheduler.model.times import SECOND, to_datetime
@@ -67,3 +68,24 @@ def ranges(ids: Iterable[int]) -> str:
         else:
             found.append([task_id, task_id])
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
+
+
+_KEPT = frozenset("\n\t")
+
+
+def printable(text: str) -> str:
+    """Replace each character that could control a terminal, or disguise a line, by a dot.
+
+    These are escapes and all other control characters (C0, DEL, C1), marks that turn the direction of writing, and
+    separators of lines other than the line feed. Line feed and tab are kept.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in _KEPT else "·" for c in text.replace("\r\n", "\n"))
+
+
+def printable_json(text: str) -> str:
+    """The same value in JSON, with each such character as an escape."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)

@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo, available_timezones
 
 from scheduler.errors import InvalidScheduleError
 from scheduler.model.cron import DAY, EPOCH_DAY, HORIZON_YEARS, LAST_DAY, CronFields, parse
-from scheduler.model.nearest import nearest
+from scheduler.model.names import nearest
 
 MINUTE_US = 60_000_000
 DAY_US = DAY * MINUTE_US

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from scheduler.config.alerts import RULES
 from scheduler.errors import ConfigError
 from scheduler.model.alerts import Alert, Silence
-from scheduler.model.nearest import nearest
+from scheduler.model.names import nearest
 from scheduler.operations.desk import Desk
 from scheduler.operations.masks import masked, masked_text
 from scheduler.store import alerts as store

@@ -13,7 +13,7 @@ from scheduler.model.state import HELD, TaskState
 from scheduler.operations.payloads import patched_payload
 from scheduler.store import audit
 from scheduler.store.admin.bulk_plan import CHANGES, dependants_of, of_key, rows_of
-from scheduler.store.admin.purge import remove_dead
+from scheduler.store.admin.gc import remove_dead
 from scheduler.store.admin.replay import replay
 from scheduler.store.admin.uncancel import uncancel_all
 from scheduler.store.db.tx import Tx

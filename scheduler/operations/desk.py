@@ -16,9 +16,9 @@ from scheduler.store.db.bounded import change_token as change_token
 from scheduler.store.db.database import Database as Database
 from scheduler.store.db.deadline import in_time as in_time
 from scheduler.store.db.notifier import make_notifier
-from scheduler.store.db.process_user import user as user
 from scheduler.store.db.tx import Tx as Tx
 from scheduler.store.db.urls import parse_url as parse_url
+from scheduler.system.processes import user as user
 
 T = TypeVar("T")
 

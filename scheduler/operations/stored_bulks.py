@@ -28,8 +28,7 @@ from scheduler.operations.payloads import patched_payload
 from scheduler.store import bulks
 from scheduler.store.admin import bulk_plan as plans
 from scheduler.store.admin.bulk_plan import BulkPlan as BulkPlan
-from scheduler.store.admin.bulk_plan import rows_of
-from scheduler.store.admin.canaries import Canary, canary_of
+from scheduler.store.admin.bulk_plan import Canary, canary_of, rows_of
 from scheduler.store.admin.uncancel import UNBEGUN
 from scheduler.store.bulks import BulkItem as BulkItem
 from scheduler.store.bulks import BulkRecord as BulkRecord

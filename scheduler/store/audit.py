@@ -11,8 +11,8 @@ import msgspec
 from scheduler.model.actor import actor
 from scheduler.model.spec import TaskId, TaskSpec, plain
 from scheduler.store.db.dialect import bind_rows
-from scheduler.store.db.process_user import user as user
 from scheduler.store.db.tx import Tx
+from scheduler.system.processes import user as user
 
 _COLUMNS: dict[str, type] = {"task_id": int, "detail": str}
 

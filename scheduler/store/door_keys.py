@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduler.model.sender_keys import DOOR
+from scheduler.model.inbox import DOOR
 from scheduler.model.spec import TaskSpec
 from scheduler.store.db.tx import Tx
 from scheduler.store.tasks.keys import holder_of

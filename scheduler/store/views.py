@@ -1,4 +1,5 @@
-"""Saved views: filters of a page that a person, or everybody, has under a name."""
+"""What the console keeps: saved views, which are filters of a page that a person, or everybody, has under a name; and
+sessions, which all consoles of a store share, so that a log-out ends them everywhere."""
 
 from __future__ import annotations
 
@@ -76,3 +77,28 @@ def views(tx: Tx, page: str, owner: str = EVERYBODY) -> list[SavedView]:
         owner=owner,
     )
     return [SavedView(*row) for row in rows]
+
+
+def begin(tx: Tx, session: str, user: str, lasting: int) -> None:
+    """Store a session of ``lasting`` microseconds, and remove those that are over. ``session``: the hash of its id."""
+    tx.run("DELETE FROM schedd_console_sessions WHERE until <= :now", now=tx.now)
+    tx.run(
+        'INSERT INTO schedd_console_sessions (id, "user", created_at, until) VALUES (:id, :user, :now, :until)',
+        id=session,
+        user=user,
+        now=tx.now,
+        until=tx.now + lasting,
+    )
+
+
+def user_of(tx: Tx, session: str) -> str | None:
+    """Whose session it is; None if there is none, or it is over."""
+    found: str | None = tx.run(
+        'SELECT "user" FROM schedd_console_sessions WHERE id = :id AND until > :now', id=session, now=tx.now
+    ).scalar()
+    return found
+
+
+def end(tx: Tx, session: str) -> None:
+    """End a session."""
+    tx.run("DELETE FROM schedd_console_sessions WHERE id = :id", id=session)

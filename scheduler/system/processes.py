@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from scheduler.system.signals import KILL
@@ -105,3 +106,12 @@ def boot_id() -> bytes:
         return Path("/proc/sys/kernel/random/boot_id").read_bytes().strip()
     except OSError:
         return b"-"
+
+
+@cache
+def user() -> str:
+    """The user of this process, who acts where nothing else says so; ``uid 54321`` if the system knows no name."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        return f"uid {user_id()}"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from scheduler.model.trouble import Side, Trouble
+from scheduler.model.problem import Side, Trouble
 from scheduler.telemetry.metrics import (
     MESSAGES_DEAD,
     MESSAGES_PUBLISHED,

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from scheduler import PermanentError, RetryPolicy, Task
-from scheduler.tasks.actions.audience import named_audience
 from scheduler.tasks.actions.store import ActionStore
 from scheduler.tasks.actions.tokens import (
     ACTION_ID,
@@ -18,6 +17,7 @@ from scheduler.tasks.actions.tokens import (
     MAX_AUDIENCES,
     Claims,
     load_private_key,
+    named_audience,
     read,
     sign,
 )

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from scheduler import PermanentError, RetryPolicy, Task
-from scheduler.tasks.actions.audience import check_audience
-from scheduler.tasks.actions.tokens import DOMAIN, read
+from scheduler.tasks.actions.tokens import DOMAIN, check_audience, read
 from scheduler.tasks.http.client import Call, send
 from scheduler.tasks.http.errors import refuse
 from scheduler.tasks.http.secrets import Secrets

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from scheduler import PermanentError, Task, TaskTimeout
-from scheduler.tasks.command.output import Output
-from scheduler.tasks.command.process import CommandFailed, Process
+from scheduler.tasks.command.process import CommandFailed, Output, Process
 from scheduler.tasks.files.paths import directory_within
 from scheduler.tasks.settings import section
 

@@ -13,7 +13,7 @@ from scheduler.alerts.evaluator import Evaluator
 from scheduler.alerts.observer import Retained
 from scheduler.config.alerts import AlertRules, Alerts, AlertSink
 from scheduler.model.alerts import Alert, Phase, Silence
-from scheduler.model.trouble import Trouble
+from scheduler.model.problem import Trouble
 from scheduler.ports import SECOND
 from scheduler.store import alerts as store
 from scheduler.store import inbox

@@ -9,7 +9,7 @@ import pytest
 
 from scheduler.config.messages import Source
 from scheduler.messages.intake import Intake
-from scheduler.model.trouble import Trouble
+from scheduler.model.problem import Trouble
 from scheduler.transports import types
 from scheduler.transports.ports import Delivery, Limits
 from support.bench import Bench

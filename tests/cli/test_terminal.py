@@ -16,7 +16,7 @@ import scheduler.cli
 from scheduler import Context, PermanentError, task
 from scheduler.config.model import Log
 from scheduler.daemon import log
-from scheduler.model.printable import printable, printable_json
+from scheduler.model.texts import printable, printable_json
 from support.bench import Bench
 from support.commands import CHANGING, READING
 from support.databases import Database, one_database

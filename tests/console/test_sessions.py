@@ -11,7 +11,7 @@ from scheduler.console import sessions
 from scheduler.console.auth import hash_token
 from scheduler.operations import console
 from scheduler.ports import SECOND
-from scheduler.store import console_sessions as stored
+from scheduler.store import views as stored
 from scheduler.store.db.database import Database as Store
 from scheduler.testing import FakeClock
 from support.consoles import ORIGIN, ask, link, served

@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from scheduler import TaskState
-from scheduler.daemon import gateway_job
+from scheduler.daemon.job import take_gateway
 from scheduler.engine.gateway.client import GatewayClient
 from scheduler.engine.gateway.messages import Asked, Attach, Attached, Load, Sync
 from scheduler.engine.placed import Claim, NotMineError
@@ -26,9 +26,8 @@ from scheduler.errors import ConfigError, StoreUnavailableError
 from scheduler.executors.gateway import JobGateway, Reply
 from scheduler.executors.gateway_work import JobKey
 from scheduler.executors.ports import NOT_MINE
-from scheduler.model.job_token import job_token
 from scheduler.model.outcome import AttemptEnd, Outcome
-from scheduler.model.placement import GATEWAY_VARIABLE, TOKEN_VARIABLE
+from scheduler.model.placement import GATEWAY_VARIABLE, TOKEN_VARIABLE, job_token
 from scheduler.model.state import SUCCESS
 from scheduler.store import placements, reaper
 from scheduler.store.durable import events
@@ -118,7 +117,7 @@ def test_copies_of_the_token_are_taken_out_of_the_environment(monkeypatch: pytes
     given = {GATEWAY_VARIABLE: "http://127.0.0.1:1", TOKEN_VARIABLE: "6f70", "OTHER": '{"token": "6f70", "n": 1}'}
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    client = gateway_job.take(Claim("it", 1, 1))
+    client = take_gateway(Claim("it", 1, 1))
     assert client is not None
     assert [os.environ.get(name) for name in given] == [None, None, '{"token": "", "n": 1}']
 

@@ -26,7 +26,7 @@ from scheduler.messages.door import Door
 from scheduler.messages.group_commit import PushedIntake
 from scheduler.messages.outbox import make_kind, make_outlet
 from scheduler.messages.service import MessageService, make_sources
-from scheduler.model.sender_keys import sender_key
+from scheduler.model.inbox import sender_key
 from scheduler.model.webhooks import key_of, signature, verify
 from scheduler.store import inbox, pauses
 from scheduler.tasks.backup import BackupTask

@@ -12,8 +12,7 @@ from scheduler.config.messages import Sink, Source
 from scheduler.messages.intake import Intake
 from scheduler.messages.outbox import Publisher
 from scheduler.messages.receiver import OLD_LASTS, TROUBLE_LASTS, Receiver
-from scheduler.model.problem import Problem
-from scheduler.model.trouble import Trouble
+from scheduler.model.problem import Problem, Trouble
 from scheduler.ports import SECOND
 from scheduler.store.read.status import status
 from scheduler.telemetry.metrics import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.model.nearest import nearest
+from scheduler.model.names import nearest
 
 
 @pytest.mark.parametrize(

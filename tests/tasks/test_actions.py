@@ -22,9 +22,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from scheduler import PermanentError
 from scheduler.tasks import ActionCreatorTask, ActionVerifierTask
 from scheduler.tasks.actions import verifier
-from scheduler.tasks.actions.issuer_keys import MISSING_KEY_TTL, RING
 from scheduler.tasks.actions.store import ActionStore
 from scheduler.tasks.actions.tokens import action_id_of, is_signed_by, load_public_key, public_keys, read
+from scheduler.tasks.actions.verifier import MISSING_KEY_TTL, RING
 from scheduler.tasks.files.blob_store import BlobStore, Incoming
 from scheduler.tasks.http import client
 from scheduler.tasks.http.errors import Refused, Unreachable

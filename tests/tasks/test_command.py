@@ -14,8 +14,7 @@ from scheduler import PermanentError
 from scheduler.model.fingerprint import fingerprint
 from scheduler.tasks import CommandTask
 from scheduler.tasks.command import task as command_task
-from scheduler.tasks.command.output import MAX_LINE, MAX_TAIL, Output
-from scheduler.tasks.command.process import CommandFailed, Process
+from scheduler.tasks.command.process import MAX_LINE, MAX_TAIL, CommandFailed, Output, Process
 
 from .commands import ALLOWED, descriptors, run, sh
 from .fake import FakeContext

@@ -11,6 +11,7 @@ from scheduler.console.pages.task import plain_log
 from scheduler.console.render import Page
 from scheduler.console.routes import Nav, page
 from scheduler.console.visit import BadInputError, Visit, asked_instant
+from scheduler.model.graph import tree
 from scheduler.model.graph_folding import (
     MAX_DRAWN,
     Fold,
@@ -21,7 +22,6 @@ from scheduler.model.graph_folding import (
     fold_roles,
     neighbourhood,
 )
-from scheduler.model.graph_tree import tree
 from scheduler.model.state import TaskState
 from scheduler.model.texts import rfc3339
 from scheduler.operations.analysis import Graph, beside, graph, graph_at, graph_estimate, newest_graphs

@@ -31,9 +31,8 @@ from scheduler.engine.attempt.capture import TASK_LOGGER, current_attempt
 from scheduler.engine.attempt.outcomes import internal_failure, outcome_of_external_end
 from scheduler.engine.attempt.place import Look, Threads, look, stack_of, where
 from scheduler.engine.child import cgroups
-from scheduler.engine.child.imports import resolve, set_main
 from scheduler.engine.child.output import Output, Records, write_past_python
-from scheduler.engine.child.pickling import called, packed_error, packed_result
+from scheduler.engine.child.pickling import called, packed_error, packed_result, resolve, set_main
 from scheduler.engine.child.protocol import message_of, number_of
 from scheduler.engine.child.rlimits import limited, memory
 from scheduler.engine.child.runtime import Interrupter, Link, RemoteAttempt, RemoteRuntime

@@ -19,7 +19,7 @@ import msgspec
 
 from scheduler.engine.attempt.attempt import Attempt
 from scheduler.engine.attempt.runtime import CpuFuture
-from scheduler.engine.child.imports import resolve
+from scheduler.engine.child.pickling import resolve
 from scheduler.engine.child.protocol import FrameDecoder, frame
 from scheduler.errors import ConfigError, Interrupted
 from scheduler.model.checkpoint import revived

@@ -1,10 +1,11 @@
-"""Runs one attempt in an event loop of its own, in the calling thread."""
+"""An event loop of one attempt, in the calling thread, and a check from another thread whether a loop still runs."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any
 
 from scheduler.engine.attempt.attempt import Attempt
@@ -47,3 +48,24 @@ def _raised_in_child_task(attempt: Attempt, error: BaseException) -> bool:
     """Whether a task that the handler started raised this error."""
     ended = (task for task in attempt.started_tasks() if task.done() and not task.cancelled())
     return any(task.exception() is error for task in ended)
+
+
+class Pulse:
+    """The check of one event loop. ``thread``: the ident of its thread, once it runs."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.thread = 0
+        self._asked_at: float | None = None  # monotonic; None: it has answered
+
+    def ask(self, monotonic: float) -> float | None:
+        """Since when (monotonic) the loop has not answered; None if it has."""
+        if self._asked_at is None:
+            self._asked_at = monotonic
+            with suppress(RuntimeError):  # the loop is closed
+                self.loop.call_soon_threadsafe(self._on_answer)
+            return None
+        return self._asked_at
+
+    def _on_answer(self) -> None:
+        self._asked_at = None

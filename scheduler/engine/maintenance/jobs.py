@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
+import zoneinfo
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from scheduler.backoff import LogOnce
 from scheduler.engine.maintenance.stalls import take_away
-from scheduler.engine.maintenance.zone_files import ZoneFiles
 from scheduler.engine.state import EngineState
 from scheduler.model.outcome import AttemptEnd
 from scheduler.model.texts import rfc3339
+from scheduler.model.zoned import forget_zones, zones_read
 from scheduler.ports import FOREVER, SECOND
 from scheduler.store import rollups, schedules
 from scheduler.store.admin import retention
@@ -22,6 +26,7 @@ from scheduler.store.tasks.attempts import write_values
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
+
 
 log = logging.getLogger("scheduler.engine")
 
@@ -222,3 +227,29 @@ class RetentionJob:
         """Fit the next batch to its time: a high task that comes meanwhile waits for its end."""
         fits = self.batch * SWEEP_TARGET_S / took if took > 0 else self.batch
         self.batch = round(min(SWEEP_BATCH_BOUNDS[1], max(SWEEP_BATCH_BOUNDS[0], (self.batch + fits) / 2)))
+
+
+class ZoneFiles:
+    """The files of the zones in use, as they were when they were last looked at."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, object] | None = None
+
+    def refresh(self) -> None:
+        """Have the zones read anew if one of their files is another now; the first time in any case."""
+        now = {name: _state(name) for name in zones_read()}
+        if self._seen is None or any(self._seen.get(name, state) != state for name, state in now.items()):
+            forget_zones()
+        self._seen = (self._seen or {}) | now
+
+
+def _state(name: str) -> object:
+    """Which file has the zone's rules, and which state of it; found as ZoneInfo finds it."""
+    for root in zoneinfo.TZPATH:
+        with suppress(OSError, ValueError):
+            state = os.stat(os.path.join(root, name))
+            return root, state.st_mtime_ns, state.st_size, state.st_ino
+    try:
+        return version("tzdata")  # the package is read where the system has no rules
+    except PackageNotFoundError:
+        return None

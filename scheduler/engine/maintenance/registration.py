@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from scheduler.engine.attempt.outcomes import released
 from scheduler.engine.dispatch.cycle import DispatchCycle
-from scheduler.engine.maintenance.lease import Lease
-from scheduler.engine.maintenance.lease_watchdog import LeaseWatchdog
+from scheduler.engine.maintenance.lease import Lease, LeaseWatchdog
 from scheduler.engine.maintenance.periodic import REAP_EVERY, SWEEP_EVERY, PeriodicWork
 from scheduler.engine.slots import all_waiting
 from scheduler.engine.state import EngineState

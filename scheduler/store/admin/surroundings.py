@@ -15,12 +15,17 @@ from scheduler.store.db.database import Database
 from scheduler.store.db.sqlite_files import open_to_others
 from scheduler.store.db.tx import Tx
 from scheduler.store.db.writable import no_writes
-from scheduler.store.read import standbys
 from scheduler.store.read.workers import clock_text, far_text, orphans_text, workers
 
 _LOW_SPACE = 200 * 1024 * 1024
 _SKEW_NOTE = SECOND  # a clock that is off by more is a note
 _SKEW_PROBLEM = 5 * SECOND  # and by more than this a problem
+_MAY_LOOK = "SELECT pg_has_role('pg_read_all_stats', 'USAGE')"
+# A standby is named as it names itself; one connection of a backup that is under way is none.
+_ASYNCHRONOUS = (
+    "SELECT coalesce(nullif(application_name, ''), 'unnamed') FROM pg_stat_replication "
+    "WHERE sync_state = 'async' AND application_name NOT LIKE 'pg\\_%' ORDER BY 1"
+)
 
 
 def check_surroundings(database: Database, tx: Tx, version: str) -> list[Finding]:
@@ -116,12 +121,16 @@ def _locks(tx: Tx) -> Finding:
 
 def _standbys(tx: Tx) -> Finding:
     """A standby that follows asynchronously loses commits when it takes over."""
-    found = standbys.asynchronous(tx)
-    if found is None:
-        return Finding("standbys", NOTE, f"whether one follows is not known: {standbys.WANTED}")
-    if not found:
+    if not tx.run(_MAY_LOOK).scalar():
+        return Finding("standbys", NOTE, "whether one follows is not known: GRANT pg_monitor TO the database user")
+    names = [name for (name,) in tx.run(_ASYNCHRONOUS)]
+    if not names:
         return Finding("standbys", OK, "none follows asynchronously")
-    return Finding("standbys", NOTE, f"{standbys.describe(found)}")
+    text = (
+        f"{listed(names)} follows asynchronously: a failover may lose what was committed last, and tasks with it. "
+        "With synchronous_standby_names set none is lost; each commit then waits for the standby, one more round trip"
+    )
+    return Finding("standbys", NOTE, text)
 
 
 def _clock(offset: int) -> Finding:

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from scheduler.errors import ConfigError, SchedulerError, StoreUnavailableError
 from scheduler.forking import after_fork, leave_to_parent
 from scheduler.ports import Clock
-from scheduler.store.db import deadline, migrate, rights
+from scheduler.store.db import deadline, migrate, writable
 from scheduler.store.db import pg_blockers as row_locks
 from scheduler.store.db.autocommit import AutocommitConnection, AutocommitPool
 from scheduler.store.db.deadline import Deadline
@@ -26,8 +26,8 @@ from scheduler.store.db.django_connection import DjangoConnection
 from scheduler.store.db.engines import load_driver, make_engine
 from scheduler.store.db.errors import StoreError, cause, translate
 from scheduler.store.db.handler_transaction import LIMIT, Places, Transaction
+from scheduler.store.db.identity import SameStore, no_transaction
 from scheduler.store.db.pg_connections import PgConnections, every
-from scheduler.store.db.same_store import SameStore, no_transaction
 from scheduler.store.db.server_clock import ServerClock
 from scheduler.store.db.sqlite_files import fold_wal, make_socket_directory
 from scheduler.store.db.statements import ANSWERED
@@ -309,7 +309,7 @@ class Database:
         if self.dialect.name == "sqlite":
             return None
         with self.read() as tx:
-            return rights.lacking(tx.connection) or rights.too_few_connections(tx.connection)
+            return writable.lacking(tx.connection) or writable.too_few_connections(tx.connection)
 
     def refuse_missing(self) -> None:
         """Raise StoreUnavailableError if there is no database file yet."""

@@ -29,12 +29,11 @@ from scheduler.model.texts import listed, rfc3339
 from scheduler.ports import FOREVER, SystemClock
 from scheduler.store.db import older_forms
 from scheduler.store.db.engines import make_engine
-from scheduler.store.db.errors import StoreError, cause, translate
-from scheduler.store.db.process_user import user
-from scheduler.store.db.refusal import UnusableDatabaseError
+from scheduler.store.db.errors import StoreError, UnusableDatabaseError, cause, translate
 from scheduler.store.db.sqlite_copy import backup_sqlite
 from scheduler.store.db.table_names import TABLES
 from scheduler.store.db.urls import parse_url
+from scheduler.system.processes import user
 
 if TYPE_CHECKING:
     from alembic.config import Config

@@ -1,6 +1,9 @@
-"""What a handler may read of the tasks around it: its parents' results and failures."""
+"""What a handler may read of its parents, their results and failures; and what a row says of those that keep it from
+running."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from scheduler.errors import ResultExpiredError
 from scheduler.model import state as st
@@ -38,3 +41,14 @@ def dependency_failures(tx: Tx, task_id: int) -> list[tuple[int, str]]:
         id=task_id,
     )
     return [(row.parent, f"{TaskState.from_code(row.state)}: {row.error or 'no error recorded'}") for row in rows]
+
+
+def broken_text(parents: Sequence[tuple[int, TaskState]], ended: TaskState) -> str:
+    """The sentence recorded on a task that its parents' ends ended."""
+    named = ", ".join(f"task {parent} ended {state}" for parent, state in parents)
+    return f"{'not run' if ended is TaskState.FAILED else 'skipped'}: {named}"
+
+
+def removed_text(parent: int) -> str:
+    """The same for one that waited for a retry of what is no longer there."""
+    return f"not run: task {parent} was removed"

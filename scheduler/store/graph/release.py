@@ -12,7 +12,7 @@ from scheduler.store.durable import waits
 from scheduler.store.graph import spawned as children
 from scheduler.store.graph.cancel_cascade import cancel_below
 from scheduler.store.graph.descendants import tasks_below
-from scheduler.store.graph.messages import broken_text, removed_text
+from scheduler.store.graph.parents import broken_text, removed_text
 from scheduler.store.predicates import bind_parents, from_parents, state_of
 
 MAX_CHILDREN = 50_000  # that one statement releases (PostgreSQL) or ends: each statement has a time limit

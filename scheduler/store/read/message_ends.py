@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from scheduler.model.outgoing import sink_kind
-from scheduler.model.trouble import Side
+from scheduler.model.problem import Side
 from scheduler.store import pauses
 from scheduler.store.db.tx import Tx
 from scheduler.store.read import message_counts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scheduler.model.inbox import INBOX
-from scheduler.model.nearest import nearest
+from scheduler.model.names import nearest
 from scheduler.model.outgoing import OUTBOX
 from scheduler.model.state import TaskState
 from scheduler.model.texts import listed

@@ -20,9 +20,9 @@ from scheduler.store.db.tx import Tx
 from scheduler.store.pauses import Pause
 from scheduler.store.predicates import CLAIMABLE, HELD
 from scheduler.store.read.flow import WINDOW, Leaving, window_of
-from scheduler.store.read.last_served import left_behind
 from scheduler.store.read.names import claimable_queues
 from scheduler.store.read.ready import REMEDIES, first_of, ready_since, unserved_reason
+from scheduler.store.read.unserved import left_behind
 from scheduler.store.read.workers import Fleet, fleet_of, workers
 from scheduler.store.settings import Setting
 from scheduler.store.tasks.claim import LaneHead, lane_heads

@@ -17,7 +17,7 @@ from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import CLAIMABLE
 from scheduler.store.read import executors as placed
 from scheduler.store.read import slot_usage as slots
-from scheduler.store.read.last_served import left_behind
+from scheduler.store.read.unserved import left_behind
 from scheduler.store.read.workers import Fleet
 from scheduler.store.tasks import limits as caps
 from scheduler.store.tasks.claim import LaneHead

@@ -12,7 +12,6 @@ from scheduler.model.state import TaskState
 from scheduler.model.times import SECOND
 from scheduler.store import pauses
 from scheduler.store.db.tx import Tx
-from scheduler.store.inbox_dead import DeadMessages, recent_dead
 from scheduler.store.inbox_held import Held, held
 from scheduler.store.pauses import Pause
 from scheduler.store.predicates import HELD
@@ -20,6 +19,7 @@ from scheduler.store.read import dead_letters
 from scheduler.store.read.by_hand import ByHand, set_by_hand
 from scheduler.store.read.counts import about, pools
 from scheduler.store.read.flow import Flow, flows
+from scheduler.store.read.message_counts import DeadMessages, recent_dead
 from scheduler.store.read.problems import problems
 from scheduler.store.read.ready import Cause, cause_of, first_of, ready_since
 from scheduler.store.read.shared_causes import SharedCauses, shared_causes

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from scheduler.model.capacity import MAX_UNMOVED, UnmovedHandler
-from scheduler.model.problem import Problem
+from scheduler.model.problem import Problem, Side, Trouble
 from scheduler.model.redact import redact
 from scheduler.model.texts import counted, listed, rfc3339, span_text
-from scheduler.model.trouble import Side, Trouble
 from scheduler.ports import SECOND
 from scheduler.store.broken_rows import options_of
 from scheduler.store.read.snapshot import Snapshot

@@ -16,7 +16,7 @@ from scheduler.model.spec import EdgeSpec, TaskSpec
 from scheduler.model.state import EdgeVerdict, Otherwise, TaskState, When, edge_verdict, satisfied_mask
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
-from scheduler.store.graph.messages import broken_text, removed_text
+from scheduler.store.graph.parents import broken_text, removed_text
 from scheduler.store.tasks.claim import HAS_PARENTS, RARE
 
 INLINE = 1024  # longer values go to schedd_task_values, so that claim and finish do not rewrite them

@@ -15,8 +15,7 @@ from scheduler import Context, RetryPolicy, Scheduler, TaskState, task
 from scheduler.engine.dispatch import completion as ledger
 from scheduler.engine.dispatch import cycle as turn
 from scheduler.engine.dispatch import requests as answering
-from scheduler.engine.dispatch.lane_offsets import LaneOffsets
-from scheduler.engine.dispatch.lanes import RELY_ON_SCAN_S
+from scheduler.engine.dispatch.lanes import RELY_ON_SCAN_S, LaneOffsets
 from scheduler.engine.dispatch.planner import BATCH_BOUNDS
 from scheduler.engine.engine import LOCKED_RETRY_S
 from scheduler.engine.maintenance.jobs import ScheduleFirer

@@ -14,8 +14,7 @@ from scheduler.engine.attempt.attempt import Attempt
 from scheduler.engine.attempt.outcomes import outcome_of_external_end
 from scheduler.engine.durable.calls import Durable
 from scheduler.engine.execution.executor import execute
-from scheduler.engine.maintenance.lease import Lease
-from scheduler.engine.maintenance.lease_watchdog import CHECKS_PER_LEASE, MAX_PAUSE_S
+from scheduler.engine.maintenance.lease import CHECKS_PER_LEASE, MAX_PAUSE_S, Lease
 from scheduler.errors import LeaseLost, StoreUnavailableError
 from scheduler.model.outcome import AttemptEnd
 from scheduler.ports import SECOND

@@ -17,8 +17,8 @@ from faults.harness import until
 from scheduler import Scheduler, StoreUnavailableError, task
 from scheduler.cli.root import root
 from scheduler.errors import StoreReplacedError
-from scheduler.store.db import same_store
-from scheduler.store.db.same_store import SameStore
+from scheduler.store.db import identity
+from scheduler.store.db.identity import SameStore
 from support.databases import Database, one_database
 from support.processes import Nursery
 from support.runner import Runner
@@ -145,14 +145,14 @@ def test_a_look_at_the_file_while_the_store_is_opened_anew_refuses_nothing(
     same = SameStore(sa.make_url(f"sqlite:///{path}"), path, lambda: 0)
     same.begin(looks=True)
     same.made(None)
-    found = same_store._file_at
+    found = identity._file_at
 
     def opened_meanwhile(path: Path) -> tuple[int, int] | None:
-        monkeypatch.setattr(same_store, "_file_at", found)
+        monkeypatch.setattr(identity, "_file_at", found)
         same.begin()
         return found(path)
 
-    monkeypatch.setattr(same_store, "_file_at", opened_meanwhile)
+    monkeypatch.setattr(identity, "_file_at", opened_meanwhile)
     same.check_file()
     same.made(None)
     same.check_file()

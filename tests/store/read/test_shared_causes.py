@@ -10,10 +10,9 @@ from scheduler import Context, PermanentError, Secret, task
 from scheduler.alerts import rules
 from scheduler.alerts.machine import Level, Observation
 from scheduler.cli.root import root
-from scheduler.model.causes import common_text
 from scheduler.store.read import alert_facts
 from scheduler.store.read.dead_causes import causes
-from scheduler.store.read.shared_causes import shared_causes
+from scheduler.store.read.shared_causes import common_text, shared_causes
 from scheduler.store.read.status import status
 from scheduler.testing import engine_of
 from support.bench import Bench

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from scheduler import Context, Scheduler, task
-from scheduler.engine.dispatch import lane_offsets as prefix
+from scheduler.engine.dispatch import lanes as prefix
 from scheduler.model.state import TaskState
 from scheduler.ports import FAILPOINTS
 from scheduler.store.db.tx import Tx
