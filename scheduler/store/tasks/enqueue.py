@@ -349,7 +349,7 @@ class _Batch:
         while True:
             holder = keys.holder_of(self.tx, spec.kind, spec.key, lock)
             if holder is not None and not keys.keeps_out(holder, spec.unique_states):
-                keys.give_up(self.tx, holder.id)
+                keys.release_early(self.tx, holder.id)
                 holder = None
             if holder is not None:
                 if spec.conflict == "reject":
@@ -357,7 +357,7 @@ class _Batch:
                 if spec.conflict == "keep" or not holder.state.terminal:
                     self.holders[position] = holder
                     return
-                keys.free(self.tx, holder.id)
+                keys.release_ended(self.tx, holder.id)
             if placed.end is not None:
                 return
             if row is None:
@@ -368,7 +368,7 @@ class _Batch:
                 return
             # One whose retention is over is in the way, or the holder came between two statements: each has its own
             # view on PostgreSQL.
-            keys.free_expired(self.tx, spec.kind, spec.key)
+            keys.release_expired(self.tx, spec.kind, spec.key)
 
     def _place(self, position: int) -> None:
         """Decide by its edges what becomes of the task; all its parents in the batch are placed."""

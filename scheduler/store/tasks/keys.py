@@ -48,7 +48,7 @@ def keeps_out(holder: Holder, states: int | None) -> bool:
     return states is None or bool(states >> holder.state.code & 1)
 
 
-def give_up(tx: Tx, task_id: int) -> None:
+def release_early(tx: Tx, task_id: int) -> None:
     """Take the key from a task, though it lives: it does not keep others out in its state."""
     tx.run("UPDATE schedd_tasks SET held_key = NULL WHERE id = :id", id=task_id)
 
@@ -63,8 +63,8 @@ def change(tx: Tx, task_id: int, kind: str, key: DerivedKey) -> None:
         if holder is not None and holder.id != task_id:
             if keeps_out(holder, key.states):
                 raise DuplicateKeyError(kind, key.text, holder.id, completed=holder.state is TaskState.SUCCESS)
-            give_up(tx, holder.id)
-        free_expired(tx, kind, key.text)
+            release_early(tx, holder.id)
+        release_expired(tx, kind, key.text)
         try:
             with tx.connection.begin_nested():
                 tx.run(
@@ -93,12 +93,12 @@ def holders(tx: Tx, keys: set[tuple[str, str]]) -> dict[tuple[str, str], TaskSta
     return {(row.kind, row.held_key): TaskState.from_code(row.state) for row in rows}
 
 
-def free_expired(tx: Tx, kind: str, key: str) -> None:
+def release_expired(tx: Tx, kind: str, key: str) -> None:
     """Take the key from a success whose retention is over."""
-    _free_expired(tx, [(kind, key)])
+    _release_expired(tx, [(kind, key)])
 
 
-def _free_expired(tx: Tx, names: Iterable[tuple[str, str]]) -> None:
+def _release_expired(tx: Tx, names: Iterable[tuple[str, str]]) -> None:
     tx.run(
         "UPDATE schedd_tasks SET held_key = NULL WHERE id IN "
         f"(SELECT t.id FROM {tx.dialect.rows({'kind': str, 'key': str})} j "
@@ -108,7 +108,7 @@ def _free_expired(tx: Tx, names: Iterable[tuple[str, str]]) -> None:
     )
 
 
-def free(tx: Tx, task_id: int) -> None:
+def release_ended(tx: Tx, task_id: int) -> None:
     """Take the key from a task that has ended."""
     tx.run(f"UPDATE schedd_tasks SET held_key = NULL WHERE id = :id AND state >= {st.FIRST_TERMINAL}", id=task_id)
 
@@ -194,7 +194,7 @@ def take(tx: Tx, ids: Sequence[int]) -> dict[int, Other]:
         tasks = [EndedTask(*row) for row in tx.run(_keyed(tx.dialect), ids=bind_rows(ids))]
         if not tasks:
             return {}
-        _free_expired(tx, {(task.kind, task.key) for task in tasks})
+        _release_expired(tx, {(task.kind, task.key) for task in tasks})
         refused = others(tx, tasks)
         if refused:
             return refused
