@@ -76,20 +76,20 @@ class Bare:
         """What writing without locking first would make of it; None: it cannot."""
         with self.store.connect() as c, c.begin() as undone:
             try:
-                return finish(Tx(c, self.clock.now()), worker, outcomes, quick=True), self.rows(c)
+                return finish(Tx(c, self.clock.now()), worker, outcomes, skip_locks=True), self.rows(c)
             except RowLocked:
                 return None
             finally:
                 undone.rollback()
 
-    def finish_meanwhile(self, worker: int, outcome: Outcome, *, quick: bool) -> Future[Completion]:
+    def finish_meanwhile(self, worker: int, outcome: Outcome, *, skip_locks: bool) -> Future[Completion]:
         """Finish in another thread. Returns once that thread has ended or waits for another transaction."""
         done: Future[Completion] = Future()
 
         def work() -> None:
             try:
                 with self.store.write() as tx:
-                    completion = finish(tx.at(self.clock.now()), worker, [outcome], quick=quick)
+                    completion = finish(tx.at(self.clock.now()), worker, [outcome], skip_locks=skip_locks)
             except BaseException as error:
                 done.set_exception(error)
             else:

@@ -135,12 +135,12 @@ class Completer:
         ended: CompletedBatch,
         *,
         skip_locks: bool,
-        claims: bool,
-        meanwhile: Callable[[], None],
+        caller_claims: bool,
+        before_write: Callable[[], None],
     ) -> tuple[CompletedBatch, Completion]:
         """Record outcomes in this transaction. Returns them as judged, and the completion.
 
-        ``skip_locks``: ``quick`` of ``finish``; ``claims``, ``meanwhile``: see there.
+        ``skip_locks``, ``caller_claims``, ``before_write``: see ``finish``.
         """
         if ended.died:
             ended = CompletedBatch.of(judge_crashes(tx, ended.pairs))
@@ -152,9 +152,9 @@ class Completer:
                 worker,
                 ended.outcomes,
                 ended.ends,
-                quick=skip_locks,
-                meanwhile=meanwhile,
-                claims=claims,
+                skip_locks=skip_locks,
+                before_write=before_write,
+                caller_claims=caller_claims,
                 lives=self.engine_state.lives,
             )
         finished = self._recognised(tx, ended, finished)
@@ -207,7 +207,7 @@ class Completer:
         engine_state, rows = self.engine_state, ended.outcomes
 
         def write(tx: Tx) -> Completion:
-            finished = finish(tx, worker, rows, ended.ends, quick=True, lives=engine_state.lives)
+            finished = finish(tx, worker, rows, ended.ends, skip_locks=True, lives=engine_state.lives)
             finished = self._recognised(tx, ended, finished)
             self._store_traces(tx, worker, ended, finished)
             FAILPOINTS.hit("before commit beside the claim")

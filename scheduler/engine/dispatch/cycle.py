@@ -300,7 +300,7 @@ class DispatchCycle:
         if cycle.records:
             begin, claims_too = self.feeder.release, cycle.skip_locks and cycle.claiming
             cycle.ended, cycle.finished = self.completer.write(
-                tx, self.worker, cycle.ended, skip_locks=cycle.skip_locks, claims=claims_too, meanwhile=begin
+                tx, self.worker, cycle.ended, skip_locks=cycle.skip_locks, caller_claims=claims_too, before_write=begin
             )
         if not cycle.urgent:
             self.feeder.release()

@@ -192,25 +192,25 @@ def finish(
     outcomes: Sequence[Outcome],
     ends: OutcomeColumns | None = None,
     *,
-    quick: bool = False,
-    meanwhile: Callable[[], object] | None = None,
-    claims: bool = False,
+    skip_locks: bool = False,
+    before_write: Callable[[], object] | None = None,
+    caller_claims: bool = False,
     lives: Lives = USUAL_LIVES,
 ) -> Completion:
     """Write the outcomes that ``worker`` still holds, their attempts and what follows for dependents.
 
-    ``ends``: the outcomes as columns, if the caller has them. ``meanwhile`` (SQLite): called before the longest
-    statement, if one statement writes all outcomes. ``claims`` (SQLite): the caller writes the ``ready_children``.
-    ``lives``: default lifetimes of results and keys. ``quick`` (PostgreSQL): write the usual successes without
-    locking them first; raises RowLocked if another transaction holds one of them or a waiting descendant. The caller
-    then rolls back and locks first.
+    ``ends``: the outcomes as columns, if the caller has them. ``before_write`` (SQLite): called before the longest
+    statement, if one statement writes all outcomes. ``caller_claims`` (SQLite): the caller writes the
+    ``ready_children``. ``lives``: default lifetimes of results and keys. ``skip_locks`` (PostgreSQL): write the usual
+    successes without locking them first; raises RowLocked if another transaction holds one of them or a waiting
+    descendant. The caller then rolls back and locks first.
     """
     deferred: list[Outcome] = []
     unbroken: Mapping[int, int] = {}
     ends = OutcomeColumns.of(outcomes) if ends is None else ends
     if tx.dialect.name == "sqlite":
-        wrote = write(tx, worker, outcomes, ends, meanwhile=meanwhile, lives=lives)
-    elif quick:
+        wrote = write(tx, worker, outcomes, ends, before_write=before_write, lives=lives)
+    elif skip_locks:
         wrote, rest, unbroken = complete_unlocked(tx, worker, outcomes, ends, lives)
         if rest:
             rest, deferred, also = lock_ends(tx, worker, rest)
@@ -224,7 +224,7 @@ def finish(
     attempts.record(tx, worker, wrote.accepted, ends, wrote.recorded)
     if any(ends.results) or any(ends.logs):
         attempts.keep_long(tx, wrote.accepted)
-    return _follow_up(tx, wrote, ends, deferred, unbroken, claims)
+    return _follow_up(tx, wrote, ends, deferred, unbroken, caller_claims)
 
 
 def _follow_up(
@@ -233,7 +233,7 @@ def _follow_up(
     ends: OutcomeColumns,
     deferred: list[Outcome],
     unbroken: Mapping[int, int],
-    claims: bool,
+    caller_claims: bool,
 ) -> Completion:
     """Release the dependents and wake the waiters of tasks that have ended."""
     ready = 0
@@ -242,7 +242,7 @@ def _follow_up(
     ):  # first, so that an end in this list does not wake a task that no longer waits for it
         paused = [(o.task_id, o.claim) for o in wrote.accepted if o.state == st.SUSPENDED]
         ready += waits.suspended(tx, paused)
-    ready_children = release_and_collect(tx, wrote.ended) if wrote.plain and claims else None
+    ready_children = release_and_collect(tx, wrote.ended) if wrote.plain and caller_claims else None
     parents = wrote.ended if wrote.plain and ready_children is None else wrote.parents
     released = {i: wrote.ended[i] for i in parents if i in wrote.ended}
     if wrote.overridden:  # what a cancelled task spawned ends with it
@@ -271,7 +271,7 @@ def write(
     ends: OutcomeColumns,
     *,
     usual: bool = True,
-    meanwhile: Callable[[], object] | None = None,
+    before_write: Callable[[], object] | None = None,
     lives: Lives = USUAL_LIVES,
 ) -> CompletionResult:
     """Write the tasks' rows.
@@ -281,7 +281,7 @@ def write(
     bound = {"worker": worker, "now": tx.now, "lives": lives.result, "kept": lives.key}
     if tx.dialect.name == "sqlite":
         only_successes = ends.states.count(st.SUCCESS) == len(outcomes)
-        if only_successes and _complete_all_common(tx, ends, bound, meanwhile):
+        if only_successes and _complete_all_common(tx, ends, bound, before_write):
             ended = dict.fromkeys(ends.task_ids, TaskState.SUCCESS)
             return CompletionResult(ended, outcomes, [], [], [], plain=True)
     successes = OutcomeColumns.of([o for o in outcomes if o.state == st.SUCCESS])
@@ -389,15 +389,15 @@ def _succeed_and_record(
 
 
 def _complete_all_common(
-    tx: Tx, ends: OutcomeColumns, bound: Mapping[str, object], meanwhile: Callable[[], object] | None
+    tx: Tx, ends: OutcomeColumns, bound: Mapping[str, object], before_write: Callable[[], object] | None
 ) -> bool:
     """Write the outcomes if all are successes whose fence holds. Returns whether it did.
 
     RETURNING is slow on SQLite, so this counts the rows, and rolls back to a savepoint if one is missing.
     """
     tx.rows("SAVEPOINT schedd_plain")
-    if meanwhile is not None:
-        meanwhile()
+    if before_write is not None:
+        before_write()
     # Binding a NULL is slow in SQLite's driver: it searches for an adapter.
     columns, result = (_SUCCEED_COLUMNS, "j.result") if any(ends.results) else (_SUCCEED_COLUMNS[:-1], "NULL")
     values = _succeeded(ends)[: len(columns)]

@@ -90,7 +90,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     real = ledger.finish
 
     def finish(*args: Any, **given: Any) -> Completion:
-        found.append(given.get("quick", False))
+        found.append(given.get("skip_locks", False))
         return real(*args, **given)
 
     monkeypatch.setattr(ledger, "finish", finish)

@@ -373,9 +373,9 @@ class TestOnPostgreSQL:
         assert bare.finish(worker, *map(bare.outcome, claimed.values())).ready == 1
 
     @pytest.mark.case(33)
-    @pytest.mark.parametrize("quick", [True, False])
+    @pytest.mark.parametrize("skip_locks", [True, False])
     def test_a_child_of_what_is_being_written_is_released(
-        self, bare: Bare, quick: bool, monkeypatch: pytest.MonkeyPatch
+        self, bare: Bare, skip_locks: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A transaction that waited for a row sees, once it has it, what the holder has committed."""
         monkeypatch.setattr("scheduler.store.tasks.complete._ROW_LOCK_TIMEOUT", "10s")
@@ -385,15 +385,15 @@ class TestOnPostgreSQL:
         with bare.store.write() as tx:
             spec = TaskSpec("kind", "{}", "kind", edges=[EdgeSpec(parent, When.SUCCESS, Otherwise.FAIL)])
             (child,) = enqueue(tx.at(bare.clock.now()), [spec], ours=False)
-            done = bare.finish_meanwhile(worker, bare.outcome(claimed), quick=quick)
-        assert done.result(10).deferred == ([] if quick else [bare.outcome(claimed)])
-        assert quick or bare.finish(worker, bare.outcome(claimed)).ready == 1
+            done = bare.finish_meanwhile(worker, bare.outcome(claimed), skip_locks=skip_locks)
+        assert done.result(10).deferred == ([] if skip_locks else [bare.outcome(claimed)])
+        assert skip_locks or bare.finish(worker, bare.outcome(claimed)).ready == 1
         assert bare.row(child).state == st.SCHEDULED
 
     @pytest.mark.case(33)
-    @pytest.mark.parametrize("quick", [True, False])
+    @pytest.mark.parametrize("skip_locks", [True, False])
     def test_who_comes_to_await_what_is_being_written_is_woken(
-        self, bare: Bare, quick: bool, monkeypatch: pytest.MonkeyPatch
+        self, bare: Bare, skip_locks: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("scheduler.store.tasks.complete._ROW_LOCK_TIMEOUT", "10s")
         worker, never = bare.worker("a"), 2**60
@@ -404,9 +404,9 @@ class TestOnPostgreSQL:
             head = waits.Wait(waiter, "w", None, never, claimed[waiter].claim)
             waits.register(tx.at(bare.clock.now()), [head])
             waits.register_items(tx.at(bare.clock.now()), [(waiter, "w", awaited)])
-            done = bare.finish_meanwhile(worker, bare.outcome(claimed[awaited]), quick=quick)
-        assert quick or done.result(10).deferred
-        assert quick or bare.finish(worker, bare.outcome(claimed[awaited])).ended
+            done = bare.finish_meanwhile(worker, bare.outcome(claimed[awaited]), skip_locks=skip_locks)
+        assert skip_locks or done.result(10).deferred
+        assert skip_locks or bare.finish(worker, bare.outcome(claimed[awaited])).ended
         done.result(10)
         bare.finish(worker, bare.outcome(claimed[waiter], AttemptEnd.SUSPENDED, st.SUSPENDED, run_at=never))
         assert bare.row(waiter).run_at <= bare.clock.now()
@@ -417,8 +417,8 @@ class TestOnPostgreSQL:
         claimed = bare.claim(worker)
         with bare.store.write() as tx:
             tx.connection.execute(sa.text("SET LOCAL lock_timeout = '7s'"))
-            for one, quick in zip(claimed, (True, False), strict=True):
-                finish(tx.at(bare.clock.now()), worker, [bare.outcome(one)], quick=quick)
+            for one, skip_locks in zip(claimed, (True, False), strict=True):
+                finish(tx.at(bare.clock.now()), worker, [bare.outcome(one)], skip_locks=skip_locks)
                 assert tx.connection.execute(sa.text("SHOW lock_timeout")).scalar() == "7s"
 
     def test_a_held_child_defers_its_parent_only(self, bare: Bare) -> None:
