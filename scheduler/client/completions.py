@@ -17,7 +17,7 @@ from scheduler.errors import ConfigError, StoreUnavailableError
 from scheduler.operations.filter import check_filters
 from scheduler.store.db.database import Database
 from scheduler.store.db.ends_listener import EndsListener, listen_to_ends
-from scheduler.store.read.ended import EndsReader, Wanted
+from scheduler.store.read.recent_completions import EndsReader, Wanted
 from scheduler.store.read.tasks import get_tasks
 
 WOKEN_POLL = 1.0  # seconds between two looks at most, where engines wake the program

@@ -14,7 +14,7 @@ from scheduler import ConfigError, PermanentError, Scheduler, TaskState
 from scheduler.client import completions
 from scheduler.client.info import TaskInfo
 from scheduler.ports import SECOND
-from scheduler.store.read.ended import OVERLAP, EndsReader, Wanted
+from scheduler.store.read.recent_completions import OVERLAP, EndsReader, Wanted
 from support.bench import Bench, Soft, Step
 from support.databases import Database
 from support.fleet import step, until
