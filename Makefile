@@ -88,7 +88,7 @@ ifneq ($(shell cat $(DEMO_STAMP) 2>/dev/null),$(CURDIR))
 .PHONY: $(DEMO_STAMP)
 endif
 $(DEMO_STAMP): pyproject.toml | $(PY)
-	@echo "Installing schedd and Pillow into $(VENV): 125 MB"
+	@echo "Installing schedd and Pillow into $(VENV): 120 MB"
 	@$(PIP) --editable '.[images]'
 	@printf '%s\n' '$(CURDIR)' > $@
 

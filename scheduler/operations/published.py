@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import re
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Literal, Union
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Annotated, Any, Literal, Union
 
 import msgspec
 
@@ -176,28 +179,21 @@ def _lane_key(record: KindRecord, payload: dict[str, Any], option: str) -> str |
 
 
 def validate(kind: KindRecord, payload: Any) -> None:
-    """Check a payload against the kind's schema. Raises PayloadError that names the field."""
-    import jsonschema
-    from jsonschema.exceptions import best_match
-    from jsonschema.validators import extend
-
-    usual = jsonschema.Draft202012Validator
-    # To JSON schema 1.0 is a whole number, to the worker that decodes the payload it is not.
-    types = usual.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)
-    error = best_match(extend(usual, type_checker=types)(kind.schema).iter_errors(payload))
-    if error is None:
-        return
-    where = ".".join(str(part) for part in error.absolute_path)
-    secrets = Mask(kind.schema).secrets(encode_json(payload, "payload"))
-    text = hide_in(error.message, secrets)
-    detail = text if len(text) <= 200 else text[:199] + "…"
-    if error.validator == "additionalProperties" and not error.absolute_path:
-        detail += f"; there are {', '.join(_fields(kind)) or 'no fields'}"
-    of_type = error.validator == "type" and len(error.absolute_path) == 1
-    raise MisfitError(
-        f"payload of {kind.name} does not fit{f', at {where}' if where else ''}: {detail}",
-        (where, hide_in(error.instance, secrets)) if of_type and isinstance(error.instance, str) else None,
-    )
+    """Check a payload by the kind's schema, as the worker's program will. Raises PayloadError that names the field."""
+    text = encode_json(payload, f"payload of {kind.name}")
+    try:
+        _decoder(msgspec.json.encode(kind.schema)).decode(text)
+    except msgspec.ValidationError as error:
+        secrets = Mask(kind.schema).secrets(text)
+        detail = hide_in(str(error), secrets)
+        if detail.startswith("Object contains unknown field") and " - at " not in detail:
+            detail += f"; there are {', '.join(_fields(kind)) or 'no fields'}"
+        field = _TEXT_INSTEAD.search(str(error))
+        given = payload.get(field[1]) if field is not None and isinstance(payload, Mapping) else None
+        raise MisfitError(
+            f"payload of {kind.name} does not fit: {detail}",
+            (field[1], hide_in(given, secrets)) if field is not None and isinstance(given, str) else None,
+        ) from None
 
 
 @shown_as(PayloadError)
@@ -217,7 +213,7 @@ def as_read(kind: KindRecord, payload: dict[str, Any], names: Sequence[str], wha
         if name not in payload and "default" not in field:
             raise PayloadError(f"the {what} of {kind.name} needs {name}, whose default only its program knows")
         try:
-            found[name] = msgspec.convert(payload.get(name, field.get("default")), _type_of(field))
+            found[name] = msgspec.convert(payload.get(name, field.get("default")), _type_of(field, {}))
         except msgspec.ValidationError as error:
             raise PayloadError(f"payload of {kind.name} does not fit, at {name}: {error}") from None
     return found
@@ -250,19 +246,96 @@ def without(kind: KindRecord, names: Collection[str]) -> KindRecord:
     return kind._replace(schema=kind.schema | {"$defs": kind.schema.get("$defs", {}) | {own: loose}})
 
 
-_TYPES = {"number": float, "integer": int, "boolean": bool, "null": None, "string": str}
-_FORMATS = {"uuid": uuid.UUID, "decimal": decimal.Decimal, "date": datetime.date}
+_TEXT_INSTEAD = re.compile(r"^Expected `.*, got `str` - at `\$\.([^`]+)`$")
+_TYPES: Mapping[str, Any] = {"number": float, "integer": int, "boolean": bool, "null": None}
+_FORMATS: Mapping[str, Any] = {
+    "uuid": uuid.UUID,
+    "decimal": decimal.Decimal,
+    "date": datetime.date,
+    "date-time": datetime.datetime,
+    "time": datetime.time,
+    "duration": datetime.timedelta,
+}
+# How msgspec names a bound of JSON schema.
+_BOUNDS = {
+    "minimum": "ge",
+    "exclusiveMinimum": "gt",
+    "maximum": "le",
+    "exclusiveMaximum": "lt",
+    "multipleOf": "multiple_of",
+    "pattern": "pattern",
+    **{f"min{what}": "min_length" for what in ("Length", "Items", "Properties")},
+    **{f"max{what}": "max_length" for what in ("Length", "Items", "Properties")},
+}
+_Schema = Mapping[str, Any]
+# Generic types, whose parts are only known here.
+_Of: Any = SimpleNamespace(union=Union, enum=Literal, map=dict, list=list, tuple=tuple, bound=Annotated)
 
 
-def _type_of(schema: Mapping[str, Any]) -> Any:
-    """The type that this schema describes, as far as concurrency keys need it."""
+@lru_cache(maxsize=256)
+def _decoder(schema: bytes) -> msgspec.json.Decoder[Any]:
+    """Decodes what fits a schema, and refuses all else in the words of the program that published it."""
+    found = msgspec.json.decode(schema)
+    return msgspec.json.Decoder(_type_of(found, found.get("$defs", {})))
+
+
+def _type_of(schema: _Schema, defs: Mapping[str, _Schema], within: frozenset[str] = frozenset(), tag: str = "") -> Any:
+    """The type that msgspec made this schema of. ``tag``: the field that tells the types of a union from each other.
+
+    ``within``: the types that it is a part of; of one that is a part of itself the first is checked.
+    """
+    if "$ref" in schema:
+        name = str(schema["$ref"]).rpartition("/")[2]
+        if name in within:
+            return dict if defs[name].get("type") == "object" else Any
+        return _type_of(defs.get(name, {}), defs, within | {name}, tag)
     if "anyOf" in schema:
-        return Union[tuple(map(_type_of, schema["anyOf"]))]  # noqa: UP007  # of what is not known before
+        told = schema.get("discriminator", {}).get("propertyName", "")
+        return _known(_Of.union[tuple(_type_of(one, defs, within, told) for one in schema["anyOf"])])
     if "enum" in schema:
-        return Literal[tuple(schema["enum"])]
-    name = schema.get("type")
-    if name == "array":
-        return list[_type_of(schema.get("items", {}))]  # type: ignore[misc]
-    if name == "string":
-        return _FORMATS.get(schema.get("format", ""), str)
-    return _TYPES.get(str(name), Any)
+        return _known(_Of.enum[tuple(schema["enum"])])
+
+    def part(of: Any) -> Any:
+        return _type_of(of, defs, within) if isinstance(of, Mapping) else Any
+
+    sort = schema.get("type")
+    if sort == "object" and "properties" in schema:
+        return _struct_of(schema, tag, part)
+    if sort == "array" and "prefixItems" in schema:
+        parts, least = [part(one) for one in schema["prefixItems"]], schema.get("minItems", 0)
+        if least == schema.get("maxItems"):
+            return _Of.tuple[tuple(parts)]
+        optional = [(f"part_{place}", one, None) for place, one in enumerate(parts)]
+        fields: list[Any] = [*(one[:2] for one in optional[:least]), *optional[least:]]
+        return msgspec.defstruct("Items", fields, array_like=True, forbid_unknown_fields="maxItems" in schema)
+    if sort == "object":
+        keys = part({"type": "string"} | schema.get("propertyNames", {}))
+        made = _Of.map[keys, part(schema.get("additionalProperties"))]
+    elif sort == "array":
+        made = _Of.list[part(schema.get("items"))]
+    elif sort == "string":
+        made = bytes if "contentEncoding" in schema else _FORMATS.get(schema.get("format", ""), str)
+    else:
+        made = _TYPES.get(str(sort), Any)
+    bounds = {_BOUNDS[key]: value for key, value in schema.items() if key in _BOUNDS}
+    return _known(_Of.bound[made, msgspec.Meta(**bounds)]) if bounds else made
+
+
+def _struct_of(schema: _Schema, tag: str, part: Callable[[_Schema], Any]) -> Any:
+    needed, properties, fields = schema.get("required", ()), schema["properties"], list[Any]()
+    for place, (name, one) in enumerate(properties.items()):
+        if name != tag:
+            field = msgspec.field(name=name) if name in needed else msgspec.field(name=name, default=None)
+            fields.append((f"field_{place}", part(one), field))
+    own = {"tag_field": tag, "tag": properties[tag]["enum"][0]} if tag in properties else {}
+    strict = schema.get("additionalProperties") is False
+    return msgspec.defstruct("Fields", fields, kw_only=True, forbid_unknown_fields=strict, **own)
+
+
+def _known(made: Any) -> Any:
+    """The type; anything, where msgspec knows none like it."""
+    try:
+        msgspec.json.Decoder(made)
+    except TypeError:
+        return Any
+    return made

@@ -11,7 +11,7 @@ from scheduler.cli.root import COMMANDS, root
 from support.runner import Runner
 
 _MAIN = "import sys; from scheduler.cli import main; sys.exit(main())"
-HEAVY = ("sqlalchemy", "structlog", "alembic", "networkx", "croniter", "jsonschema", "psycopg", "asyncio")
+HEAVY = ("sqlalchemy", "structlog", "alembic", "networkx", "croniter", "psycopg", "asyncio")
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["frob"], ["completion", "bash"], ["run", "--help"]])

@@ -46,7 +46,7 @@ def test_copy_with_another_field(ctl: Ctl, live: Bench) -> None:
     assert live.drain() == ["b"]
     assert f"task {made['id']}" in ctl.fails(4, "copy", a, "--key", "k")
     assert int(ctl("copy", a, "--in", "1h").stdout) > made["id"]
-    assert "payload of Step does not fit, at name" in ctl.fails(2, "copy", a, "-P", "name:=3")
+    assert "payload of Step does not fit: Expected `str`, got `int`" in ctl.fails(2, "copy", a, "-P", "name:=3")
 
 
 def test_set_task_changes_all_or_none(ctl: Ctl, live: Bench) -> None:

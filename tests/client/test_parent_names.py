@@ -185,7 +185,7 @@ def test_by_the_name_of_its_kind_where_the_handler_is_not(jobs: Scheduler, datab
     other = Scheduler.for_testing(url=database.url, clock=FakeClock())
     loaded = jobs.task(load, "sales").schedule()
     made = other.task("count", {"factor": 2}).depend_on(loaded, name="rows").schedule()
-    with pytest.raises(PayloadError, match="'rows' is a required property"):
+    with pytest.raises(PayloadError, match="missing required field `rows`"):
         other.task("count", {"factor": 2}).schedule()
     with pytest.raises(PayloadError, match="missing required field `rows`"):
         jobs.task("count", {"factor": 2}).schedule()

@@ -92,11 +92,11 @@ def test_with_all_that_a_builder_says(schedulers: tuple[Scheduler, Scheduler]) -
 @pytest.mark.parametrize(
     ("payload", "message"),
     [
-        ({}, "'customer' is a required property"),
-        ({"customer": 5}, "at customer: 5 is not of type 'string'"),
-        ({"customer": "a", "lines": ["x"]}, r"at lines\.0: 'x' is not of type 'integer'"),
-        ({"customer": "a", "lines": [1.0]}, "1.0 is not of type 'integer'"),
-        ({"customer": "a", "amout": 1}, r"'amout' was unexpected\); there are customer, amount, lines"),
+        ({}, "missing required field `customer`"),
+        ({"customer": 5}, r"Expected `str`, got `int` - at `\$\.customer`"),
+        ({"customer": "a", "lines": ["x"]}, r"Expected `int`, got `str` - at `\$\.lines\[0\]`"),
+        ({"customer": "a", "lines": [1.0]}, "Expected `int`, got `float`"),
+        ({"customer": "a", "amout": 1}, "unknown field `amout`; there are customer, amount, lines"),
         ({"customer": "a", "amount": object()}, "payload of Invoice is not JSON"),
         ({"customer": "a" * 200_000}, "over the limit"),
         ("a", "is a mapping of its fields, not 'a'"),
