@@ -11,7 +11,7 @@ from scheduler.testing import engine_of
 from support.fleet import Fleet, let_notifier_work, run_claimed, step, write
 from support.plans import Work, work_of
 
-WAITING, KEPT = 200_000, 86_400
+WAITING, KEPT = 40_000, 20_000
 MINUTE = 60
 YEAR = 365 * 86_400 * 1_000_000
 
