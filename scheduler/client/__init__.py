@@ -1,1 +1,0 @@
-"""What programs call: building, storing, reading and steering tasks."""

@@ -1,1 +1,0 @@
-"""Executors: tasks run as jobs of a backend elsewhere. Each job is a worker for one claim, or for queues."""

@@ -1,1 +1,0 @@
-"""Messages in and out: what sources deliver becomes tasks, and what tasks publish goes to sinks."""

@@ -1,1 +1,0 @@
-"""Floor 1: the only SQL in the project."""

@@ -1,1 +1,0 @@
-"""Signed actions: made, delivered, verified and stored."""

@@ -1,1 +1,0 @@
-"""CommandTask: a program, its output, and the end of all that it started."""

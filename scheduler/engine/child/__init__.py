@@ -1,1 +1,0 @@
-"""Code that runs in other processes: the fork server, the child's main loop, the protocol."""

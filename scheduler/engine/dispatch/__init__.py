@@ -1,1 +1,0 @@
-"""One dispatch cycle: complete, release, claim, hand off."""

@@ -1,1 +1,0 @@
-"""step, sleep, await, spawn and map as generators, and the two drivers that run them."""

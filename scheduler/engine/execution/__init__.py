@@ -1,1 +1,0 @@
-"""Runs a handler: executor, context, ctx.transaction, ctx.cpu, event loop."""

@@ -1,1 +1,0 @@
-"""What an engine does beside dispatch: lease, watchdog, registration, schedules, retention, stalls."""

@@ -1,1 +1,0 @@
-"""The engine's side of child processes: pool, queue, monitor, timeouts, handles."""

@@ -1,1 +1,0 @@
-"""Retention, purge, replay, doctor and repair."""

@@ -1,1 +1,0 @@
-"""Connections, transactions, dialects, statements, the notifier, migrations, backup. Knows no table's meaning."""

@@ -1,1 +1,0 @@
-"""Checkpoints, waits, events, await cycles."""

@@ -1,1 +1,0 @@
-"""What one task's end means for others: release, cancel cascade, descendants, cycles, spawned tasks."""

@@ -1,1 +1,0 @@
-"""What running attempts ask to have written."""

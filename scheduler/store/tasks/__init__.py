@@ -1,1 +1,0 @@
-"""The row's life: enqueue, keys, replace, claim, complete, limits, control, deadlines, stalls."""
