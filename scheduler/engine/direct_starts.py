@@ -95,7 +95,8 @@ class DirectStarts:
         if not (dispatch.worker and self._claims()) or self._periodic.known_kinds != len(state.registry):
             return False
         # As for a claim: not under a lease that may have run out, nor before live settings and pauses are read.
-        if timers.any_due("renew", "looks") or monotonic >= state.lease_expires_at:
+        # In this order: a look that has begun is not due any more.
+        if timers.any_due("renew", "looks") or self._periodic.looking or monotonic >= state.lease_expires_at:
             return False
         return not dispatch.limits.known.concern(spec.queue, spec.kind) and dispatch.planner.serves(_head_of(spec))
 

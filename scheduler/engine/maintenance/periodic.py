@@ -107,6 +107,7 @@ class PeriodicWork:
         self.dispatch = dispatch
         self.lease = lease
         self.timers = Timers(engine_state.monotonic)
+        self.looking = False  # for what is due and paused: nobody else may go by what is known meanwhile
         self.schedules = ScheduleFirer(engine_state)
         self.retention_job = RetentionJob(engine_state)
         self.hung = HungHandlers(engine_state, dispatch.slots)
@@ -227,6 +228,13 @@ class PeriodicWork:
         scheduled = self.timers.due(
             "schedules", self.engine_state.options.poll, EARLY_FRACTION
         )  # a notification may have been missed
+        self.looking = True  # first, for a look that has begun is not due any more
+        try:
+            return self._look(connection, every=every, scheduled=scheduled, polls=polls)
+        finally:
+            self.looking = False
+
+    def _look(self, connection: sa.Connection, *, every: bool, scheduled: bool, polls: bool) -> bool:
         if not (self.timers.due("looks", DUE_WORK_EVERY, EARLY_FRACTION) or every or scheduled or polls):
             return True
 

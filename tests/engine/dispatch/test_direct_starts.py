@@ -16,7 +16,7 @@ from scheduler.engine.direct_starts import REFUSED_S, DirectStarts
 from scheduler.errors import StoreUnavailableError
 from scheduler.model.lanes import fairness_of
 from scheduler.ports import FAILPOINTS
-from scheduler.store import reaper
+from scheduler.store import due_work, reaper
 from scheduler.store.db.tx import Tx
 from scheduler.store.tasks import direct
 from scheduler.testing import FakeClock, drain, engine_of
@@ -196,6 +196,26 @@ def test_what_may_have_to_wait_is_stored_as_ever(inline: Scheduler, make: Callab
     assert inline.get_task(made).state is TaskState.SCHEDULED
     assert not engine_of(inline).engine_state.reserved
     assert started(inline) == 0
+
+
+@pytest.mark.case(107)
+def test_nothing_starts_while_the_loop_reads_what_is_paused(inline: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look is not due any more by then, and the pause not known yet."""
+    usual, made = due_work.poll, []
+
+    def poll(tx: Tx, *, every: bool, polls: bool) -> due_work.DueWork:
+        seen = usual(tx, every=every, polls=polls)
+        made.append(inline.task(quick).queue("other").schedule())
+        return seen
+
+    inline.pause(queue="other")
+    engine_of(inline).look_soon()
+    with monkeypatch.context() as patched:
+        patched.setattr(due_work, "poll", poll)
+        step(inline)
+    assert len(made) == 1
+    assert started(inline) == 0
+    assert not engine_of(inline).periodic.looking
 
 
 @pytest.mark.case(107)
