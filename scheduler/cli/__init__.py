@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc as collector  # the command gc takes the plain name here
-
 from scheduler.interrupts import ends_quietly, raises_again
 
 FIRST_COLLECTION = 300_000  # new objects: several times those of a command that looks once
@@ -12,6 +10,8 @@ FIRST_COLLECTION = 300_000  # new objects: several times those of a command that
 def main() -> None:
     """Run ``schedctl`` with the arguments of this process."""
     ours = ends_quietly()  # while modules are imported
+    import gc
+
     _collect_later()
     from scheduler.cli.echo import ready
     from scheduler.cli.root import root
@@ -22,19 +22,21 @@ def main() -> None:
     try:
         root.main(prog_name="schedctl")
     finally:
-        collector.freeze()  # the end of the process frees it all anyway
+        gc.freeze()  # the end of the process frees it all anyway
         if ours:
             ends_quietly()  # nor shows it a traceback of the end
 
 
 def _collect_later() -> None:
     """Spare what is imported, which stays, from being searched for garbage; a command that lasts collects as usual."""
-    usual = collector.get_threshold()
+    import gc
+
+    usual = gc.get_threshold()
 
     def collected(phase: str, _: object) -> None:
         if phase == "stop":
-            collector.callbacks.remove(collected)
-            collector.set_threshold(*usual)
+            gc.callbacks.remove(collected)
+            gc.set_threshold(*usual)
 
-    collector.callbacks.append(collected)
-    collector.set_threshold(FIRST_COLLECTION)
+    gc.callbacks.append(collected)
+    gc.set_threshold(FIRST_COLLECTION)
