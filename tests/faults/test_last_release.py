@@ -24,7 +24,7 @@ from scheduler.cli.root import root
 from scheduler.model import state as st
 from scheduler.store.db import migrate
 from support.databases import Database
-from support.last_release import RELEASES, Shop, schema, stored
+from support.last_release import RELEASES, Shop, keep_as_of_now, schema, stored
 from support.next_program import NEXT, become, write_scripts
 from support.processes import Child, Nursery
 from support.runner import Runner
@@ -43,6 +43,7 @@ def shop(empty_database: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         made = Shop(empty_database, nursery)
         nursery.write("store.jsonl", "\n".join([*stored(), ""]))
         made.old_control("db", "import", "store.jsonl")
+        keep_as_of_now(empty_database)
         yield made
         for child in nursery.children:
             print(*child.seen[-20:], sep="\n")  # shown when the test failed
