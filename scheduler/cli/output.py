@@ -328,7 +328,7 @@ def reveals(command: F) -> F:
 
 
 def masks_of(tx: Tx, kinds: Iterable[str]) -> ViewMasks:
-    """What hides the secrets of tasks of these kinds. Imported when it is first needed."""
+    """The mask that hides the secrets of tasks of these kinds. Imported when it is first needed."""
     from scheduler.operations.masks import ViewMasks
 
     return ViewMasks(tx, kinds)

@@ -131,7 +131,7 @@ def graph_view(found: Graph) -> dict[str, Any]:
 
 
 def forecast_view(found: Forecast) -> dict[str, Any]:
-    """What the schedules will run; durations in seconds."""
+    """The runs that schedules will make; durations in seconds."""
     return {
         "since": time(found.since),
         "until": time(found.until),
@@ -154,7 +154,7 @@ def forecast_view(found: Forecast) -> dict[str, Any]:
 
 
 def schedule_forecast_view(one: ScheduleForecast) -> dict[str, Any]:
-    """What one schedule will run."""
+    """The runs that one schedule will make."""
     return {
         "name": one.name,
         "kind": one.kind,
@@ -214,7 +214,7 @@ def comparison_view(found: Comparison) -> dict[str, Any]:
 
 
 def role_view(pair: RolePair) -> dict[str, Any]:
-    """What has one role in both runs."""
+    """The tasks of one role in both runs."""
     ours, theirs = _side_view(pair.ours), _side_view(pair.theirs)
     return {"kind": pair.kind, **ours, **{f"other_{name}": value for name, value in theirs.items()}}
 

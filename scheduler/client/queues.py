@@ -144,7 +144,7 @@ class PauseOperations:
 
 
 def _scopes(queue: str | None, kind: str | None, source: str | None, everything: bool) -> list[Scope]:
-    """What is to be paused or resumed. Raises ConfigError unless it is exactly one."""
+    """The scope that is to be paused or resumed. Raises ConfigError unless it is exactly one."""
     given: list[list[str]] = [[] if name is None else [name] for name in (queue, kind, source)]
     if sum(map(len, given)) + bool(everything) != 1:
         raise ConfigError("say exactly one of queue, kind, source and all")

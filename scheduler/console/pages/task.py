@@ -76,7 +76,7 @@ def log_text(mask: TaskMask, text: str) -> str:
 
 
 def mask_of(tx: Tx, found: TaskRecord, tried: Sequence[AttemptRecord] = ()) -> TaskMask:
-    """What hides the secrets of a task, also those that its earlier attempts had."""
+    """The mask that hides the secrets of a task, also those that its earlier attempts had."""
     return TaskMasks(tx, [found.kind]).of(found, *(one.envelope.payload for one in tried))
 
 

@@ -32,7 +32,7 @@ class Side(NamedTuple):
 
 
 class RolePair(NamedTuple):
-    """What has one role in both runs; a side without tasks: only the other run has it."""
+    """The tasks of one role in both runs; a side without tasks: only the other run has it."""
 
     kind: str | None
     ours: Side

@@ -33,7 +33,7 @@ _OPTIONS = "SELECT name, options FROM schedd_schedules ORDER BY name"
 
 
 class ScheduleForecast(NamedTuple):
-    """What one schedule will run. Instants and spans are microseconds.
+    """The runs that one schedule will make. Instants and spans are microseconds.
 
     ``fires``: its fire times, the first 300; ``fire_count``: how many there are. ``every``: of one with more, how far
     apart they are on average. ``tasks``: of one run; ``pools``: where those run. ``p50``, ``p90``: how long a run
