@@ -20,7 +20,7 @@ from scheduler.operations import stored_bulks
 from scheduler.ports import SECOND
 from scheduler.store import rollups
 from scheduler.store.db.tx import Tx
-from scheduler.store.read import audit, lives, schedules
+from scheduler.store.read import audit, past, schedules
 from scheduler.store.read.choose import TaskFilter
 from scheduler.store.read.compare import last_good
 from scheduler.store.read.dead_causes import causes
@@ -138,9 +138,9 @@ def main(url: str) -> None:
     timed(jobs, "status", status)
     timed(jobs, "status, as the first page has it", lambda tx: status(tx, 20_000))
     timed(jobs, "causes of dead letters", lambda tx: causes(tx, kept=30 * DAY, within=2 * DAY))
-    timed(jobs, "status an hour ago, of 2,000", lambda tx: lives.status_at(tx, tx.now - 3600 * SECOND))
-    timed(jobs, "states of 100 tasks at a time", lambda tx: lives.states_at(tx, some, tx.now - SECOND))
-    timed(jobs, "timeline of a task", lambda tx: lives.timeline(tx, one()))
+    timed(jobs, "status an hour ago, of 2,000", lambda tx: past.status_at(tx, tx.now - 3600 * SECOND))
+    timed(jobs, "states of 100 tasks at a time", lambda tx: past.states_at(tx, some, tx.now - SECOND))
+    timed(jobs, "timeline of a task", lambda tx: past.timeline(tx, one()))
     timed(jobs, "last good run of a schedule", lambda tx: last_good(tx, one() // 50 * 50 + 50))
     timed(jobs, "last good task of a kind", lambda tx: last_good(tx, one() // 50 * 50 + 1))
     timed(jobs, "graph of ten", lambda tx: graph(tx, one() // 100 * 100 + 95))

@@ -18,7 +18,7 @@ from scheduler.store.read.compare import Comparison, RolePair, Side
 from scheduler.store.read.estimate import graph_estimate
 from scheduler.store.read.forecast import Forecast, ScheduleForecast, forecast, group_text
 from scheduler.store.read.graph import Graph, graph
-from scheduler.store.read.lives import (
+from scheduler.store.read.past import (
     PastGraph,
     PastStatus,
     PastTask,

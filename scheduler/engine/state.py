@@ -26,7 +26,7 @@ from scheduler.engine.options import Adjustable, EngineOptions
 from scheduler.errors import StoreUnavailableError
 from scheduler.model.capacity import Capacity, HungHandler, OrphanedAttempts, UnmovedHandler
 from scheduler.model.defaults import RETENTION
-from scheduler.model.outcome import Lives, Outcome, OutcomeColumns
+from scheduler.model.outcome import Lifetimes, Outcome, OutcomeColumns
 from scheduler.model.pauses import Pauses
 from scheduler.model.registry import Registry, SlotKey
 from scheduler.model.rollup import RollupCounter
@@ -117,7 +117,7 @@ class EngineState:
         self.configured = Adjustable(options.pools, options.max_concurrent)  # live settings hold over it
         self.resize: Callable[[Mapping[str, tuple[int, int]]], None] = _no_slots
         kept = {**RETENTION, **options.retention}
-        self.lives = Lives(round(kept["results"] * SECOND), round(kept["keys"] * SECOND))
+        self.lifetimes = Lifetimes(round(kept["results"] * SECOND), round(kept["keys"] * SECOND))
         self.state = state
         self.settings = settings if settings is not None else {}
         self.around_run = around_run
@@ -221,10 +221,10 @@ class EngineState:
                     return None
             time.sleep(_OUTAGE_POLL_S)
 
-    def store(self, attempt: Attempt | None) -> tuple[Database, int, float, Lives]:
+    def store(self, attempt: Attempt | None) -> tuple[Database, int, float, Lifetimes]:
         """Where an attempt's own transaction takes place: the database, the worker that holds it, its lease in seconds,
         and how long its result and key are kept."""
-        return self.database, self.worker, self.options.lease, self.lives
+        return self.database, self.worker, self.options.lease, self.lifetimes
 
     def settled(self, attempt: Attempt, outcome: Outcome | None, ready: int) -> None:
         """An attempt's own transaction has committed its success, and ``ready`` tasks may run because of it."""

@@ -15,7 +15,7 @@ from scheduler.engine.processes.messages import checked
 from scheduler.errors import PermanentError, SchedulerError
 from scheduler.model.capacity import Capacity
 from scheduler.model.checkpoint import failure_of
-from scheduler.model.outcome import AttemptEnd, Lives, Outcome, OutcomeColumns
+from scheduler.model.outcome import AttemptEnd, Lifetimes, Outcome, OutcomeColumns
 from scheduler.model.rollup import RollupCounter
 from scheduler.ports import SECOND
 from scheduler.store import gateway_jobs, placements, rollups, workers
@@ -73,7 +73,7 @@ class GatewayWork:
         self._config = config
         kept = config.retention
         self._lease = round(config.worker.lease * SECOND)
-        self._lives = Lives(round(kept.results * SECOND), round(kept.keys * SECOND))
+        self._lifetimes = Lifetimes(round(kept.results * SECOND), round(kept.keys * SECOND))
 
     def store(self) -> str | None:
         """The id of the store; None while it is not known."""
@@ -197,7 +197,7 @@ class GatewayWork:
         if died:
             pairs = judge_crashes(tx, pairs)
             outcome = pairs[0][1]
-        completion = complete_one_by_one(tx, worker, [outcome], self._lives)
+        completion = complete_one_by_one(tx, worker, [outcome], self._lifetimes)
         if died:
             count_crashes(tx, pairs, completion)
         if completion.deferred:

@@ -49,7 +49,7 @@ class Failure(NamedTuple):
     status: int | None = None
 
 
-class Lives(NamedTuple):
+class Lifetimes(NamedTuple):
     """How long a success keeps its result and its key (microseconds), if the task itself does not say."""
 
     result: int = 86_400 * 1_000_000

@@ -25,9 +25,9 @@ from scheduler.store.read.history import attempt_log as attempt_log
 from scheduler.store.read.history import attempt_logs as attempt_logs
 from scheduler.store.read.history import attempts as attempts
 from scheduler.store.read.history import stack_of, standing_of
-from scheduler.store.read.lives import task_at as task_at
-from scheduler.store.read.lives import timeline as timeline
 from scheduler.store.read.paging import Window as Window
+from scheduler.store.read.past import task_at as task_at
+from scheduler.store.read.past import timeline as timeline
 from scheduler.store.read.search import WINDOW as WINDOW
 from scheduler.store.read.search import any_with as any_with
 from scheduler.store.read.search import search as search

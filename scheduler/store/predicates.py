@@ -87,7 +87,7 @@ def recorded(task: str) -> str:
     return f"(SELECT y.state FROM schedd_outcomes y WHERE y.task_id = {task})"
 
 
-def lives(task: str) -> str:
+def is_live(task: str) -> str:
     """Whether ``task`` has not ended."""
     return f"{state_of(task)} < {st.FIRST_TERMINAL}"
 

@@ -23,7 +23,7 @@ from scheduler.engine.child.pickling import resolve
 from scheduler.engine.child.protocol import FrameDecoder, frame
 from scheduler.errors import ConfigError, Interrupted
 from scheduler.model.checkpoint import revived
-from scheduler.model.outcome import Lives, Outcome
+from scheduler.model.outcome import Lifetimes, Outcome
 from scheduler.model.registry import Kind, bind, make_kind, parts_of
 from scheduler.model.spec import Draft, TaskSpec
 from scheduler.model.task import Task, TaskFunction
@@ -311,14 +311,14 @@ class RemoteRuntime:
     def load(self, attempt: Attempt, what: str, args: Mapping[str, Any]) -> Any:
         return self._ask(attempt, "load", what, dict(args)).result()
 
-    def store(self, attempt: Attempt) -> tuple[Database, int, float, Lives]:
-        """This process's own database, opened on first use, and the worker's id, lease and lives."""
+    def store(self, attempt: Attempt) -> tuple[Database, int, float, Lifetimes]:
+        """This process's own database, opened on first use, and the worker's id, lease and default lifetimes."""
         reply = self._ask(attempt, "store").result()
         if self._database is None:
             from scheduler.store.db.database import Database  # most children never need one
 
             self._database = Database(reply["url"], SystemClock(), auto_migrate=False)
-        return self._database, reply["worker"], reply["lease"], Lives(*reply["lives"])
+        return self._database, reply["worker"], reply["lease"], Lifetimes(*reply["lifetimes"])
 
     def settled(self, attempt: Attempt, outcome: Outcome, ready: int) -> None:
         attempt.committed_outcome = outcome

@@ -145,7 +145,7 @@ class Completer:
         if ended.died:
             ended = CompletedBatch.of(judge_crashes(tx, ended.pairs))
         if self.one_by_one:
-            finished = complete_one_by_one(tx, worker, ended.outcomes, self.engine_state.lives)
+            finished = complete_one_by_one(tx, worker, ended.outcomes, self.engine_state.lifetimes)
         else:
             finished = finish(
                 tx,
@@ -155,7 +155,7 @@ class Completer:
                 skip_locks=skip_locks,
                 before_write=before_write,
                 caller_claims=caller_claims,
-                lives=self.engine_state.lives,
+                lifetimes=self.engine_state.lifetimes,
             )
         finished = self._recognised(tx, ended, finished)
         if self.limits.known:
@@ -207,7 +207,7 @@ class Completer:
         engine_state, rows = self.engine_state, ended.outcomes
 
         def write(tx: Tx) -> Completion:
-            finished = finish(tx, worker, rows, ended.ends, skip_locks=True, lives=engine_state.lives)
+            finished = finish(tx, worker, rows, ended.ends, skip_locks=True, lifetimes=engine_state.lifetimes)
             finished = self._recognised(tx, ended, finished)
             self._store_traces(tx, worker, ended, finished)
             FAILPOINTS.hit("before commit beside the claim")

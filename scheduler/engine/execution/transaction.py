@@ -27,7 +27,7 @@ from scheduler.errors import (
     StoreUnavailableError,
 )
 from scheduler.model.checkpoint import CheckpointType, encoded
-from scheduler.model.outcome import Lives
+from scheduler.model.outcome import Lifetimes
 from scheduler.ports import SECOND
 from scheduler.store.db.handler_transaction import Transaction, is_transient
 from scheduler.store.durable.checkpoints import Entry
@@ -51,7 +51,7 @@ class _Scope:
         self.attempt = durable.attempt
         self.runtime = durable.runtime
         self.transaction: Transaction | None = None
-        self._worker, self._lease, self._lives = 0, 0, Lives()
+        self._worker, self._lease, self._lifetimes = 0, 0, Lifetimes()
         self._step: Scope | None = None
         self._token: Token[Scope | None] | None = None
         self._backoff = Backoff(*_RETRY_PAUSES_S)
@@ -73,7 +73,7 @@ class _Scope:
     def open(self) -> Transaction:
         """Open the transaction; wait while the database is unreachable, as other calls of ctx do."""
         drive(self.durable, self.durable.settle())  # an engine could not write them beside it
-        database, self._worker, lease, self._lives = self.runtime.store(self.attempt)
+        database, self._worker, lease, self._lifetimes = self.runtime.store(self.attempt)
         self._lease = round(lease * SECOND)
         while self.transaction is None:
             try:
@@ -124,7 +124,7 @@ class _Scope:
         drive(self.durable, self.durable.read_recorded())  # this is a thread, also for coroutines
         unvisited = self.durable.finish()
         outcome = success(self.attempt, self.runtime, result_text(transaction.result))
-        done = effects.succeed(transaction, self._worker, outcome, self.runtime.now, self._wait, self._lives)
+        done = effects.succeed(transaction, self._worker, outcome, self.runtime.now, self._wait, self._lifetimes)
         self._check_status(done.status)
         self.runtime.settled(self.attempt, outcome, done.ready)
         self._unvisited = unvisited

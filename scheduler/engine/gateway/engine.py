@@ -26,7 +26,7 @@ from scheduler.engine.state import EngineState, Request
 from scheduler.errors import PayloadError, PermanentError, StoreUnavailableError
 from scheduler.model.checkpoint import failure_of, revived
 from scheduler.model.fingerprint import describe
-from scheduler.model.outcome import AttemptEnd, Lives, Outcome
+from scheduler.model.outcome import AttemptEnd, Lifetimes, Outcome
 from scheduler.ports import FAILPOINTS, random_incarnation
 from scheduler.store.db.database import Database
 from scheduler.store.tasks.complete import Completion
@@ -67,7 +67,7 @@ class GatewayState(EngineState):
                 return loaded.value
             time.sleep(LOAD_RETRY_S)
 
-    def store(self, attempt: Attempt | None) -> tuple[Database, int, float, Lives]:
+    def store(self, attempt: Attempt | None) -> tuple[Database, int, float, Lifetimes]:
         """Raises PermanentError: there is none."""
         raise PermanentError(NO_STORE)
 

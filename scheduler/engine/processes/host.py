@@ -147,8 +147,8 @@ class ChildHost:
             self.reply(asker, value)
 
     def _where(self, attempt: Attempt | None) -> dict[str, Any]:
-        database, worker, lease, lives = self.runtime.store(attempt)
-        return {"url": database.absolute_url(), "worker": worker, "lease": lease, "lives": list(lives)}
+        database, worker, lease, lifetimes = self.runtime.store(attempt)
+        return {"url": database.absolute_url(), "worker": worker, "lease": lease, "lifetimes": list(lifetimes)}
 
     def _settled(self, attempt: Attempt, ready: int) -> None:
         """Its success is in the database; its end is reported when its handler has returned."""

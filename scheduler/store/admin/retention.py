@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from scheduler.model import state as st
 from scheduler.model.actor import in_bulk
 from scheduler.model.defaults import RETENTION
-from scheduler.model.outcome import Lives
+from scheduler.model.outcome import Lifetimes
 from scheduler.model.state import TaskState
 from scheduler.model.texts import ranges
 from scheduler.ports import SECOND
@@ -18,7 +18,7 @@ from scheduler.store import audit, bulks
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
 from scheduler.store.durable import checkpoints, events
-from scheduler.store.predicates import ended_as, exists, held, is_parent, lives, same, state_of
+from scheduler.store.predicates import ended_as, exists, held, is_live, is_parent, same, state_of
 from scheduler.store.tasks.keys import completed_since
 
 if TYPE_CHECKING:
@@ -81,9 +81,9 @@ class Removed(NamedTuple):
 # asks for it then. Its result lives until that lifetime is over, and likewise.
 # So does a success whose child has ended, but not succeeded: it may be retried, too. Not one that the child did not
 # wait for to succeed, which never starts then; and nothing else that ended, or a chain that failed went one by one.
-_CHILDREN = f"FROM schedd_edges e WHERE {same('e.parent', 't.id')} AND {lives('e.child')}"
+_CHILDREN = f"FROM schedd_edges e WHERE {same('e.parent', 't.id')} AND {is_live('e.child')}"
 # In this order: SQLite looks from where the first of these conditions begins.
-_WAITERS = f"FROM schedd_waits w WHERE {same('w.item', 't.id')} AND w.item > 0 AND {lives('w.task_id')}"
+_WAITERS = f"FROM schedd_waits w WHERE {same('w.item', 't.id')} AND w.item > 0 AND {is_live('w.task_id')}"
 UNREFERENCED = (
     f"NOT {exists('e.parent', _CHILDREN)} AND NOT {exists('w.item', _WAITERS)} "
     f"AND NOT coalesce({state_of('t.spawned_by')} <> {st.SUCCESS}, false)"
@@ -156,7 +156,7 @@ def purge_batch(tx: Tx, retention: Mapping[str, float], batch: int = BATCH) -> R
     are not kept as long as failed.
     """
     kept = spans(retention)
-    first = min(kept["success"], kept.get("results", Lives().result))
+    first = min(kept["success"], kept.get("results", Lifetimes().result))
     successes = _successes(tx, kept["success"], first, batch)
     found, ended = _remove_ended(tx, ages(kept), batch)
     gone = tx.run(

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from scheduler.model import state as st
-from scheduler.model.outcome import Lives
+from scheduler.model.outcome import Lifetimes
 from scheduler.model.state import TaskState
 from scheduler.ports import SECOND
 from scheduler.store.admin import retention
@@ -105,7 +105,7 @@ def _successes(tx: Tx, spans: Mapping[str, int], most: int) -> _Seen:
     """In the order in which they are removed: those that no round has looked at, those that are to be looked at again,
     and those that a longer retention had put off."""
     before = tx.now - spans["success"]
-    first = tx.now - min(spans["success"], spans.get("results", Lives().result))
+    first = tx.now - min(spans["success"], spans.get("results", Lifetimes().result))
     seen = _counted(tx, _NEVER_LOOKED_AT, most, now=tx.now, before=before, first=first)
     seen = seen.plus(_counted(tx, _LOOKED_AT, most, now=tx.now, before=before))
     top, whole = _top(tx, before, every=most == _ALL)

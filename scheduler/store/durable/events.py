@@ -12,7 +12,7 @@ from scheduler.model import state as st
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
 from scheduler.store.durable import waits
-from scheduler.store.predicates import exists, lives, same
+from scheduler.store.predicates import exists, is_live, same
 
 BATCH = 500
 
@@ -145,7 +145,7 @@ def waiters(tx: Tx, name: str, limit: int) -> list[Waiter]:
     return [Waiter(*row) for row in rows]
 
 
-_WAITERS = f"FROM schedd_waits w WHERE {same('w.event', 'e.name')} AND {lives('w.task_id')}"
+_WAITERS = f"FROM schedd_waits w WHERE {same('w.event', 'e.name')} AND {is_live('w.task_id')}"
 UNAWAITED = f"NOT {exists('w.event', _WAITERS)}"
 _OLD = f"FROM schedd_events e WHERE e.emitted_at < :before AND {UNAWAITED}"
 

@@ -79,15 +79,15 @@ def _status(row: sa.Row[Any], counts: Mapping[str, tuple[int, int]], now: int) -
     except msgspec.MsgspecError:
         scale = None
     pending, running = counts.get(row.name, (0, 0))
-    lives = row.until > now
+    is_live = row.until > now
     return ExecutorStatus(
         row.name,
         row.worker,
         queues,
-        row.holder if lives else None,
+        row.holder if is_live else None,
         row.until,
         row.drain_requested is not None,
-        row.trouble if lives else None,
+        row.trouble if is_live else None,
         pending,
         running,
         scale,

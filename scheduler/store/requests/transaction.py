@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from scheduler.model.outcome import Lives, Outcome
+from scheduler.model.outcome import Lifetimes, Outcome
 from scheduler.model.state import TaskState
 from scheduler.ports import FAILPOINTS
 from scheduler.store import workers
@@ -34,7 +34,7 @@ def succeed(
     outcome: Outcome,
     now: Callable[[], int],
     wait: Callable[[], None],
-    lives: Lives,
+    lifetimes: Lifetimes,
 ) -> CommitResult:
     """Commit the handler's rows with its success, if ``worker`` still holds the claim and the task is not cancelled.
 
@@ -44,7 +44,7 @@ def succeed(
     with transaction.ending():
         while True:
             tried = transaction.begin_nested() if dialect.skip_locked else None
-            done = finish(Tx(transaction, now()), worker, [outcome], lives=lives)
+            done = finish(Tx(transaction, now()), worker, [outcome], lifetimes=lifetimes)
             if not done.deferred:
                 break
             if tried is not None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from scheduler.model import state as st
-from scheduler.model.outcome import AttemptEnd, Lives, Outcome, OutcomeColumns
+from scheduler.model.outcome import AttemptEnd, Lifetimes, Outcome, OutcomeColumns
 from scheduler.model.state import END_BIT, TaskState
 from scheduler.store.db.dialect import fence
 from scheduler.store.db.statements import Columns, change_across, run_across, run_over
@@ -39,7 +39,7 @@ _NEXT = (
 # Whether it is a parent at all: mostly none is, and then there is nothing to release.
 _PARENT = is_parent(f"{T}.id")
 _GIVEN = f"{T}.id, {T}.claim, {T}.state, {_PARENT}"
-_LIVES = f"coalesce({T}.result_ttl, :lives)"
+_RESULT_TTL = f"coalesce({T}.result_ttl, :result_ttl)"
 _KEPT = f"coalesce({T}.key_retention, :kept)"  # as long as its key is held, a result is there
 # In one expression with ``j``, as in fence(): as conditions of the table's own they make PostgreSQL expect one row.
 _PLAIN = (
@@ -50,7 +50,7 @@ _PLAIN = (
 _COMPLETE_COMMON = f"""
 WITH {{rows}}
 UPDATE schedd_tasks SET state = {st.SUCCESS}, worker = NULL, started_at = j.started, finished_at = j.finished,
-  result = {{result}}, result_until = :now + {_LIVES}
+  result = {{result}}, result_until = :now + {_RESULT_TTL}
 FROM j WHERE {T}.id = j.id AND {{among {T}}} {_HELD_BY_US} AND {_PLAIN}
 """
 _COMPLETE_COMMON_RETURNING = f"{_COMPLETE_COMMON} RETURNING {_GIVEN}".replace("{result}", "j.result")
@@ -59,7 +59,7 @@ _COMPLETE_COMMON_RETURNING = f"{_COMPLETE_COMMON} RETURNING {_GIVEN}".replace("{
 _SUCCEED_AND_RECORD = f"""
 WITH {{{{rows}}}}, {{patience}} done AS (
   UPDATE schedd_tasks SET state = {st.SUCCESS}, worker = NULL, started_at = j.started, finished_at = j.finished,
-    result = j.result, result_until = :now + {_LIVES}
+    result = j.result, result_until = :now + {_RESULT_TTL}
   FROM j {{patiently}} WHERE {T}.id = j.id AND {{{{among {T}}}}} {_HELD_BY_US} AND {_PLAIN}
   RETURNING {T}.id, {T}.claim {{parent}}
 ), recorded AS (
@@ -93,7 +93,8 @@ _SUCCEED = f"""
 WITH {{rows}}
 UPDATE schedd_tasks SET state = {_NEXT.format(state=st.SUCCESS)}, worker = NULL,
   started_at = j.started, finished_at = j.finished, result = j.result,
-  result_until = :now + CASE WHEN {T}.held_key IS NOT NULL AND {_KEPT} > {_LIVES} THEN {_KEPT} ELSE {_LIVES} END,
+  result_until = :now + CASE WHEN {T}.held_key IS NOT NULL AND {_KEPT} > {_RESULT_TTL}
+    THEN {_KEPT} ELSE {_RESULT_TTL} END,
   key_until = CASE WHEN {T}.held_key IS NOT NULL THEN :now + {_KEPT} END,
   held_key = CASE WHEN {T}.cancel_requested IS NOT NULL AND {T}.rerun <> 1 THEN NULL ELSE {T}.held_key END
 FROM j WHERE {T}.id = j.id AND {{among {T}}} {_HELD_BY_US} RETURNING {_GIVEN}
@@ -133,7 +134,7 @@ _OTHER_COLUMNS: Columns = (
 )
 _LOCK_NOT_AVAILABLE = "55P03"
 
-USUAL_LIVES = Lives()
+DEFAULT_LIFETIMES = Lifetimes()
 
 
 class RowLocked(Exception):
@@ -195,31 +196,31 @@ def finish(
     skip_locks: bool = False,
     before_write: Callable[[], object] | None = None,
     caller_claims: bool = False,
-    lives: Lives = USUAL_LIVES,
+    lifetimes: Lifetimes = DEFAULT_LIFETIMES,
 ) -> Completion:
     """Write the outcomes that ``worker`` still holds, their attempts and what follows for dependents.
 
     ``ends``: the outcomes as columns, if the caller has them. ``before_write`` (SQLite): called before the longest
     statement, if one statement writes all outcomes. ``caller_claims`` (SQLite): the caller writes the
-    ``ready_children``. ``lives``: default lifetimes of results and keys. ``skip_locks`` (PostgreSQL): write the usual
-    successes without locking them first; raises RowLocked if another transaction holds one of them or a waiting
+    ``ready_children``. ``lifetimes``: those of results and keys by default. ``skip_locks`` (PostgreSQL): write the
+    usual successes without locking them first; raises RowLocked if another transaction holds one of them or a waiting
     descendant. The caller then rolls back and locks first.
     """
     deferred: list[Outcome] = []
     unbroken: Mapping[int, int] = {}
     ends = OutcomeColumns.of(outcomes) if ends is None else ends
     if tx.dialect.name == "sqlite":
-        wrote = write(tx, worker, outcomes, ends, before_write=before_write, lives=lives)
+        wrote = write(tx, worker, outcomes, ends, before_write=before_write, lifetimes=lifetimes)
     elif skip_locks:
-        wrote, rest, unbroken = complete_unlocked(tx, worker, outcomes, ends, lives)
+        wrote, rest, unbroken = complete_unlocked(tx, worker, outcomes, ends, lifetimes)
         if rest:
             rest, deferred, also = lock_ends(tx, worker, rest)
-            more = write(tx, worker, rest, OutcomeColumns.of(rest), usual=False, lives=lives)
+            more = write(tx, worker, rest, OutcomeColumns.of(rest), usual=False, lifetimes=lifetimes)
             wrote, unbroken = wrote.plus(more), {**unbroken, **also}
     else:
         outcomes, deferred, unbroken = lock_ends(tx, worker, outcomes)
         ends = OutcomeColumns.of(outcomes) if deferred else ends
-        wrote = write(tx, worker, outcomes, ends, lives=lives)
+        wrote = write(tx, worker, outcomes, ends, lifetimes=lifetimes)
     ends = ends if wrote.accepted is outcomes else OutcomeColumns.of(wrote.accepted)
     attempts.record(tx, worker, wrote.accepted, ends, wrote.recorded)
     if any(ends.results) or any(ends.logs):
@@ -272,13 +273,13 @@ def write(
     *,
     usual: bool = True,
     before_write: Callable[[], object] | None = None,
-    lives: Lives = USUAL_LIVES,
+    lifetimes: Lifetimes = DEFAULT_LIFETIMES,
 ) -> CompletionResult:
     """Write the tasks' rows.
 
     ``ends``: the same outcomes as columns. ``usual``: write the usual successes, too.
     """
-    bound = {"worker": worker, "now": tx.now, "lives": lives.result, "kept": lives.key}
+    bound = {"worker": worker, "now": tx.now, "result_ttl": lifetimes.result, "kept": lifetimes.key}
     if tx.dialect.name == "sqlite":
         only_successes = ends.states.count(st.SUCCESS) == len(outcomes)
         if only_successes and _complete_all_common(tx, ends, bound, before_write):
@@ -325,14 +326,15 @@ def _succeeded(ends: OutcomeColumns) -> tuple[Sequence[object], ...]:
 
 
 def complete_unlocked(
-    tx: Tx, worker: int, outcomes: Sequence[Outcome], ends: OutcomeColumns, lives: Lives
+    tx: Tx, worker: int, outcomes: Sequence[Outcome], ends: OutcomeColumns, lifetimes: Lifetimes
 ) -> tuple[CompletionResult, Sequence[Outcome], Mapping[int, int]]:
     """Write the usual successes. Returns also the other outcomes, and the ends that are known to break no edge."""
     successes = _success_columns(outcomes, ends)
     if not successes:
         return CompletionResult({}, [], [], [], []), outcomes, {}
     given = len(successes[0])
-    bound = {"worker": worker, "now": tx.now, "all": given, "patience": _ROW_LOCK_TIMEOUT, "lives": lives.result}
+    limits = {"all": given, "patience": _ROW_LOCK_TIMEOUT}
+    bound = {"worker": worker, "now": tx.now, "result_ttl": lifetimes.result, **limits}
     try:
         ((some, count, usual),) = run_across(tx, _SUCCEED_UNLOCKED, _RECORDED_COLUMNS, successes, None, **bound)
         recorded = _recorded(successes, some, count)

@@ -22,7 +22,7 @@ from scheduler.store.graph.cancel_cascade import below
 from scheduler.store.graph.cycles import lock_graph, refuse_cycle
 from scheduler.store.graph.descendants import ended_below
 from scheduler.store.graph.release import break_only, release
-from scheduler.store.predicates import HELD, IS_HELD, bind_parents, from_parents, lives, recorded, same, state_of
+from scheduler.store.predicates import HELD, IS_HELD, bind_parents, from_parents, is_live, recorded, same, state_of
 from scheduler.store.tasks import keys
 from scheduler.store.tasks.attempts import write_values
 from scheduler.store.tasks.claim import HAS_PARENTS
@@ -57,12 +57,12 @@ def _lock(tx: Tx, ids: Sequence[int]) -> dict[int, sa.Row[tuple[int, int]]]:
 
 _DOWN = {
     "sqlite": "WITH RECURSIVE down(id) AS (SELECT CAST(value AS integer) FROM json_each(:ids) "
-    f"UNION SELECT e.child FROM down d CROSS JOIN schedd_edges e WHERE e.parent = d.id AND {lives('e.child')}) "
+    f"UNION SELECT e.child FROM down d CROSS JOIN schedd_edges e WHERE e.parent = d.id AND {is_live('e.child')}) "
     "SELECT id FROM down ORDER BY id",
     "postgresql": "WITH RECURSIVE down(id) AS ("
     "SELECT CAST(value AS bigint) FROM json_array_elements_text(CAST(:ids AS json)) "
     "UNION SELECT e.child FROM down d CROSS JOIN LATERAL "
-    f"(SELECT e.child FROM schedd_edges e WHERE {same('e.parent', 'd.id')} OFFSET 0) e WHERE {lives('e.child')}) "
+    f"(SELECT e.child FROM schedd_edges e WHERE {same('e.parent', 'd.id')} OFFSET 0) e WHERE {is_live('e.child')}) "
     "SELECT id FROM down ORDER BY id",
 }
 

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from scheduler.model import state as st
 from scheduler.model.fingerprint import describe
-from scheduler.model.outcome import AttemptEnd, Failure, Lives, Outcome
+from scheduler.model.outcome import AttemptEnd, Failure, Lifetimes, Outcome
 from scheduler.model.state import TaskState
 from scheduler.store.db.tx import Tx
 from scheduler.store.tasks.complete import Completion, finish
@@ -17,7 +17,7 @@ from scheduler.store.tasks.complete import Completion, finish
 log = logging.getLogger("scheduler.engine")
 
 
-def complete_one_by_one(tx: Tx, worker: int, outcomes: Sequence[Outcome], lives: Lives) -> Completion:
+def complete_one_by_one(tx: Tx, worker: int, outcomes: Sequence[Outcome], lifetimes: Lifetimes) -> Completion:
     """Like :func:`finish`; a task whose outcome the database refuses ends dead, with the reason."""
     ended: dict[int, TaskState] = {}
     lost: list[Outcome] = []
@@ -26,12 +26,12 @@ def complete_one_by_one(tx: Tx, worker: int, outcomes: Sequence[Outcome], lives:
     overridden: dict[int, AttemptEnd] = {}
     for outcome in outcomes:
         try:
-            done = _alone(tx, worker, outcome, lives)
+            done = _alone(tx, worker, outcome, lifetimes)
         except (sa.exc.OperationalError, sa.exc.InterfaceError):
             raise  # trouble with the database, not with this outcome
         except Exception as error:
             log.exception("an outcome cannot be recorded: its task is set aside", extra={"task": outcome.task_id})
-            done = _alone(tx, worker, _set_aside(outcome, error, tx.now), lives)
+            done = _alone(tx, worker, _set_aside(outcome, error, tx.now), lifetimes)
         ended |= done.ended
         lost += [outcome] * len(done.lost)
         deferred += [outcome] * len(done.deferred)
@@ -40,9 +40,9 @@ def complete_one_by_one(tx: Tx, worker: int, outcomes: Sequence[Outcome], lives:
     return Completion(ended, lost, deferred, ready, overridden)
 
 
-def _alone(tx: Tx, worker: int, outcome: Outcome, lives: Lives) -> Completion:
+def _alone(tx: Tx, worker: int, outcome: Outcome, lifetimes: Lifetimes) -> Completion:
     with tx.connection.begin_nested():
-        return finish(tx, worker, [outcome], lives=lives)
+        return finish(tx, worker, [outcome], lifetimes=lifetimes)
 
 
 def _set_aside(o: Outcome, error: Exception, now: int) -> Outcome:

@@ -47,16 +47,16 @@ _CHANGES = (
 )
 
 
-def lives(tx: Tx, ids: Sequence[int]) -> dict[int, Life]:
+def read_lives(tx: Tx, ids: Sequence[int]) -> dict[int, Life]:
     """What is recorded of these tasks, those that are not stored left out."""
     found: dict[int, Life] = {}
     wanted = list(dict.fromkeys(map(int, ids)))
     for begin in range(0, len(wanted), _CHUNK):
-        found |= _lives(tx, wanted[begin : begin + _CHUNK])
+        found |= _read_chunk(tx, wanted[begin : begin + _CHUNK])
     return found
 
 
-def _lives(tx: Tx, ids: Sequence[int]) -> dict[int, Life]:
+def _read_chunk(tx: Tx, ids: Sequence[int]) -> dict[int, Life]:
     bound = tx.dialect.bind_ids(ids)
 
     def read(sql: str, column: str, **more: object) -> Iterable[Any]:
@@ -123,7 +123,7 @@ class TaskTimeline(NamedTuple):
 def timeline(tx: Tx, task_id: int) -> TaskTimeline:
     """What a task has been through. Raises UnknownTaskError."""
     get_task(tx, task_id)
-    life = lives(tx, [task_id])[int(task_id)]
+    life = read_lives(tx, [task_id])[int(task_id)]
     steps = [Step(c.name, c.type, c.claim, c.started_at, c.at) for c in checkpoints.records(tx, task_id)]
     marks = [Mark(e.at, f"{e.action} {audit.by(e)}") for e in audit.of_task(tx, task_id)]
     return TaskTimeline(spans(life), steps, marks)
@@ -153,7 +153,7 @@ def task_at(tx: Tx, task_id: int, at: int) -> PastTask:
     """How a task stood at a past instant (microseconds). Raises UnknownTaskError, ConfigError."""
     check_past(tx, at)
     get_task(tx, task_id)
-    life = lives(tx, [task_id])[int(task_id)]
+    life = read_lives(tx, [task_id])[int(task_id)]
     if at < life.created_at:
         return PastTask(life.id, at, False, None, None, None)
     within = [s for s in spans(life) if s.start <= at and (s.end is None or at < s.end)]
@@ -167,7 +167,7 @@ def states_at(tx: Tx, ids: Sequence[int], at: int) -> dict[int, TaskState | None
     Of a task that retention removed since nothing is known of its time. Raises ConfigError.
     """
     check_past(tx, at)
-    found = lives(tx, ids)
+    found = read_lives(tx, ids)
     return {
         task_id: state_at(found[task_id], at) if task_id in found else None
         for task_id in ids

@@ -12,7 +12,7 @@ from scheduler.model.state import TaskState
 from scheduler.model.timeline import Phase
 from scheduler.ports import SECOND
 from scheduler.store.read.graph import graph
-from scheduler.store.read.lives import graph_at, states_at, status_at, task_at, timeline
+from scheduler.store.read.past import graph_at, states_at, status_at, task_at, timeline
 from support.bench import Bench
 
 
