@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from scheduler.operations import apscheduler as operations
+from scheduler.operations import apscheduler
 from scheduler.operations.apscheduler import Line as Line
 
 if TYPE_CHECKING:
@@ -19,5 +19,5 @@ def move(jobs: Scheduler, source: Any, *, kinds: Mapping[str, str] | None = None
     kind of a function (``"shop.jobs:nightly"``), where that is not its name. ``dry_run``: change nothing. Raises
     ConfigError for a job store that cannot be read, DuplicateScheduleError, StoreUnavailableError.
     """
-    found = operations.jobs_in(source) if isinstance(source, str) else operations.jobs_of(source)
-    return operations.move(jobs.desk, found, kinds, dry_run=dry_run)
+    found = apscheduler.jobs_in(source) if isinstance(source, str) else apscheduler.jobs_of(source)
+    return apscheduler.move(jobs.desk, found, kinds, dry_run=dry_run)

@@ -11,7 +11,7 @@ from scheduler.alerts.machine import Limits, Notice, advance
 from scheduler.alerts.observer import Observer, Retained
 from scheduler.alerts.rules import rules_of, us
 from scheduler.model.alerts import Event
-from scheduler.store import alerts as store
+from scheduler.store import alerts
 
 if TYPE_CHECKING:
     from scheduler.alerts.rules import Samples
@@ -48,23 +48,23 @@ class Evaluator:
     def look(self) -> Looked:
         """Look once, unless another process holds the lease. Raises StoreUnavailableError."""
         with self._database.read() as tx:
-            seen = store.lease(tx)
+            seen = alerts.lease(tx)
             if not seen.free_for(self._holder, tx.now):
                 return Looked(False, [])
             found, samples = self._observer.observe(tx, seen.remembered.samples)
 
         def write(tx: Tx) -> Looked:
-            silences = [one.silence for one in store.silences(tx)]
-            before = store.alerts(tx)
+            silences = [one.silence for one in alerts.silences(tx)]
+            before = alerts.alerts(tx)
             after = advance(self.rules, before, found, silences, seen.remembered.memory, self._limits, tx.now)
-            memory = store.Remembered(after.memory.sent, after.memory.flooded_at, _plain(samples))
+            memory = alerts.Remembered(after.memory.sent, after.memory.flooded_at, _plain(samples))
             until = tx.now + us(LEASE_LOOKS * self._settings.every)
-            if not store.hold(tx, seen, self._holder, until, memory):
+            if not alerts.hold(tx, seen, self._holder, until, memory):
                 return Looked(False, [])  # another process was faster
-            store.write(tx, before, after.alerts)
-            store.put(tx, [one for notice in after.notices for one in self._messages(notice, tx.now)])
-            store.clean(tx, self._outbox)
-            return Looked(True, after.notices, frozenset(store.due(tx)))
+            alerts.write(tx, before, after.alerts)
+            alerts.put(tx, [one for notice in after.notices for one in self._messages(notice, tx.now)])
+            alerts.clean(tx, self._outbox)
+            return Looked(True, after.notices, frozenset(alerts.due(tx)))
 
         done = self._database.change(write)
         for notice in done.notices:
@@ -74,7 +74,7 @@ class Evaluator:
     def _messages(self, notice: Notice, now: int) -> list[tuple[str, Mapping[str, Any]]]:
         """The message for each sink that takes it."""
         rule = None if notice.event is Event.FLOODED else self.rules[notice.rule]
-        body = messages.compose(notice, rule, self._origin, store.new_id(), now)
+        body = messages.compose(notice, rule, self._origin, alerts.new_id(), now)
         return [(name, body) for name, sink in self._outbox.items() if rule is None or sink.takes(rule.name)]
 
     def _log(self, notice: Notice) -> None:
@@ -84,7 +84,7 @@ class Evaluator:
 
     def give_up(self) -> None:
         """Leave the lease to another process. Raises StoreUnavailableError."""
-        self._database.change(lambda tx: store.give_up(tx, self._holder))
+        self._database.change(lambda tx: alerts.give_up(tx, self._holder))
 
 
 def _plain(samples: Samples) -> tuple[tuple[int, dict[str, int]], ...]:

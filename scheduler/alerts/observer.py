@@ -15,8 +15,7 @@ from scheduler.errors import InvalidScheduleError
 from scheduler.model.recurrence import Recurrence
 from scheduler.ports import FOREVER, NEVER, SECOND
 from scheduler.store.broken_rows import UNREADABLE
-from scheduler.store.read import alert_facts as facts
-from scheduler.store.read import schedules as read_schedules
+from scheduler.store.read import alert_facts, schedules
 from scheduler.store.read.flow import flows_now
 from scheduler.store.read.status import status
 
@@ -91,26 +90,26 @@ class Observer:
                 log.warning("alert rule %s could not be evaluated: %s: %s", rule, type(error).__name__, error)
 
     def _dead_letters(self, tx: Tx) -> tuple[list[Observation], bool]:
-        found = facts.dead_letters(tx)
-        errors = facts.errors_of(tx, [group.id for group in found.groups])
+        found = alert_facts.dead_letters(tx)
+        errors = alert_facts.errors_of(tx, [group.id for group in found.groups])
         return rules.dead_letters(found.groups, errors), found.whole
 
     def _expiring(self, tx: Tx) -> tuple[list[Observation], bool]:
         kept = self._retained.dead
         within = min(us(self._settings.dead_letters_expiring.within), kept // 2)  # not from the moment they die
-        return rules.dead_letters_expiring(facts.expiring(tx, kept, within), tx.now), True
+        return rules.dead_letters_expiring(alert_facts.expiring(tx, kept, within), tx.now), True
 
     def _dead_messages(self, tx: Tx) -> tuple[list[Observation], bool]:
-        return rules.dead_messages(facts.dead_messages(tx, us(self._settings.dead_messages.within))), True
+        return rules.dead_messages(alert_facts.dead_messages(tx, us(self._settings.dead_messages.within))), True
 
     def _retry_rate(self, tx: Tx) -> tuple[list[Observation], bool]:
         own = self._settings.retry_rate
-        return rules.retry_rate(facts.retry_rates(tx, us(own.window)), own), True
+        return rules.retry_rate(alert_facts.retry_rates(tx, us(own.window)), own), True
 
     def _backlogs(self, tx: Tx, samples: list[tuple[int, Mapping[str, int]]]) -> tuple[list[Observation], bool]:
         own = self._settings.backlog_growth
         window = us(own.window)
-        found, held = facts.backlogs(tx)
+        found, held = alert_facts.backlogs(tx)
         age = self._settings.backlog_age
         late = "backlog_age" in self._known and any(tx.now - one.since > us(age.above) for one in found)
         seen = rules.backlog_age(found, {flow.queue: flow for flow in flows_now(tx)} if late else {}, age, tx.now)
@@ -120,13 +119,13 @@ class Observer:
             samples.append((tx.now, numbers | dict.fromkeys(sorted(held), rules.UNKNOWN)))
         samples[:] = [(at, n) for at, n in samples if tx.now - window - 2 * SAMPLE_EVERY <= at <= tx.now]
         if "backlog_growth" in self._known:
-            ended = facts.departures(tx, window) if found else {}
+            ended = alert_facts.departures(tx, window) if found else {}
             seen += rules.backlog_growth(found, samples, ended, own, tx.now)
         return seen, True
 
     def _long_runs(self, tx: Tx) -> tuple[list[Observation], bool]:
         own = self._settings.long_run
-        running = facts.running_since(tx, tx.now - us(own.above))
+        running = alert_facts.running_since(tx, tx.now - us(own.above))
         usual = {kind: self._usual_run(tx, kind) for kind in {one.kind for one in running}}
         return rules.long_runs(running, usual, own, tx.now), True
 
@@ -135,7 +134,7 @@ class Observer:
         if at is None or not 0 <= tx.now - at < PERCENTILE_LIFE:
             if len(self._usual) >= MAX_PERCENTILES:
                 self._usual.clear()
-            found = facts.usual_run(tx, kind)
+            found = alert_facts.usual_run(tx, kind)
             self._usual[kind] = (tx.now, found)
         return found
 
@@ -145,7 +144,7 @@ class Observer:
         self._schedules_at = tx.now
         expected, asked = {}, []
         used: dict[tuple[str, Recurrence, int], tuple[int | None, int]] = {}
-        for one in read_schedules.records(tx):
+        for one in schedules.records(tx):
             slot = self._expected(one, tx.now, used)
             # A schedule that is new, was changed or resumed has had no time for it; and what is older than outcomes
             # are kept has been forgotten, whatever it was.
@@ -155,7 +154,7 @@ class Observer:
             delayed = one.recurrence.mode == "fixed_delay"
             asked.append((one.name, slot, (one.last_task or 0) if delayed else 0))
         self._slots = used
-        return rules.silent_schedules(facts.without_success(tx, asked), expected, tx.now), True
+        return rules.silent_schedules(alert_facts.without_success(tx, asked), expected, tx.now), True
 
     def _expected(
         self,

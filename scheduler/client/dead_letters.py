@@ -20,12 +20,12 @@ from scheduler.model.spec import TaskId
 from scheduler.model.task_filter import TaskFilter
 from scheduler.model.times import to_datetime
 from scheduler.operations import bulk
-from scheduler.operations import dead_letters as operations
+from scheduler.operations.dead_letters import replay
 from scheduler.operations.filter import Filters, Marks
 from scheduler.operations.filter import read as read_filter
 from scheduler.operations.tasks import Other, Stale, told
-from scheduler.store.read import audit as store_audit
-from scheduler.store.read import dead_letters as store
+from scheduler.store.read import dead_letters
+from scheduler.store.read.audit import of_dead_letters, of_task
 
 if TYPE_CHECKING:
     from scheduler.client.tasks import TaskOperations
@@ -79,7 +79,7 @@ class DeadLetters:
         """Dead letters, those that died last first, as a text or :class:`Filters` choose them. Raises ConfigError."""
         wanted = self._filter(filter, filters)
         with self._owner.database.read() as tx:
-            return [task_info(record) for record in store.find(tx, wanted, check_limit(limit))]
+            return [task_info(record) for record in dead_letters.find(tx, wanted, check_limit(limit))]
 
     def groups(self, filter: str = "", *, limit: int = 100, **filters: Unpack[Filters]) -> Sequence[DeadLetterGroup]:
         """Dead letters by kind and cause, the largest group first. Raises ConfigError.
@@ -87,13 +87,13 @@ class DeadLetters:
         ``group.text`` reads like ``412 × ConnectionRefused in EmailTask.run``."""
         wanted = self._filter(filter, filters)
         with self._owner.database.read() as tx:
-            found = store.groups(tx, wanted, check_limit(limit))
+            found = dead_letters.groups(tx, wanted, check_limit(limit))
         return [DeadLetterGroup(*g[:-2], to_datetime(g.oldest), to_datetime(g.newest)) for g in found]
 
     def get(self, task_id: int) -> TaskInfo:
         """One dead letter. Raises UnknownTaskError; InvalidTransitionError if the task is not dead."""
         with self._owner.database.read() as tx:
-            return task_info(store.get(tx, task_id))
+            return task_info(dead_letters.get(tx, task_id))
 
     def replay(
         self,
@@ -119,7 +119,7 @@ class DeadLetters:
         if payload is not None:
             self._owner.registry.named(self._owner.get_task(task_id).kind)
         with acting_as(by):
-            done = operations.replay(self._owner.desk, [task_id], key=key, payload=new, copy=copy, rerun=rerun)
+            done = replay(self._owner.desk, [task_id], key=key, payload=new, copy=copy, rerun=rerun)
         warn_left(done.left)
         if not rerun:
             warn_stale(done.stale)
@@ -174,7 +174,7 @@ class DeadLetters:
         """How many there are, by kind too, and how old the oldest is."""
         database = self._owner.database
         with database.read() as tx:
-            found, now = store.metrics(tx), database.now()
+            found, now = dead_letters.metrics(tx), database.now()
         age = None if found.oldest is None else timedelta(microseconds=max(0, now - found.oldest))
         return DeadLetterMetrics(found.count, age, found.kinds)
 
@@ -183,9 +183,9 @@ class DeadLetters:
         were made. Also of removed ones; ``jobs.audit()`` reads all that was changed. Raises ConfigError."""
         with self._owner.database.read() as tx:
             if task_id is not None:
-                found = store_audit.of_task(tx, task_id, check_limit(limit))
+                found = of_task(tx, task_id, check_limit(limit))
             else:
-                found = store_audit.of_dead_letters(tx, check_limit(limit))
+                found = of_dead_letters(tx, check_limit(limit))
         return [audit_entry(record) for record in found]
 
     def _filter(self, text: str, given: Mapping[str, Any]) -> TaskFilter:

@@ -15,7 +15,7 @@ from scheduler.errors import ConfigError, DuplicateScheduleError
 from scheduler.model.names import check_text
 from scheduler.model.spec import TaskId
 from scheduler.model.times import instant_us, to_datetime
-from scheduler.operations import schedules as operations
+from scheduler.operations import schedules
 from scheduler.operations.schedules import CancelResult, SetChange
 
 if TYPE_CHECKING:
@@ -46,20 +46,20 @@ class Schedules:
     def list(self) -> list[ScheduleInfo]:
         """All schedules, by name."""
         with self._owner.desk.read() as tx:
-            return [schedule_info(record) for record in operations.records(tx)]
+            return [schedule_info(record) for record in schedules.records(tx)]
 
     def get(self, name: str) -> ScheduleInfo:
         """One schedule. Raises UnknownScheduleError."""
         with self._owner.desk.read() as tx:
-            return schedule_info(operations.record(tx, name))
+            return schedule_info(schedules.record(tx, name))
 
     def pause(self, name: str) -> None:
         """Fire nothing until resumed. Raises UnknownScheduleError."""
-        operations.pause(self._owner.desk, name)
+        schedules.pause(self._owner.desk, name)
 
     def resume(self, name: str) -> None:
         """Continue with the next fire time. Raises UnknownScheduleError."""
-        operations.resume(self._owner.desk, name)
+        schedules.resume(self._owner.desk, name)
 
     def sync(
         self, wanted: Sequence[RecurringBuilder | RecurringGraph], *, owner: str = "default", dry_run: bool = False
@@ -85,7 +85,7 @@ class Schedules:
             if spec.name in seen:
                 raise DuplicateScheduleError(spec.name, "is twice in the set: give each of its schedules a key()")
             seen.add(spec.name)
-        done = operations.sync(self._owner.desk, specs, owner, dry_run=dry_run)
+        done = schedules.sync(self._owner.desk, specs, owner, dry_run=dry_run)
         if not dry_run:
             for name in done.removed:
                 self._owner._forget_schedule(name)
@@ -100,7 +100,7 @@ class Schedules:
             if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number < 2**63:
                 raise ConfigError(f"{what} must be a whole number from 1, not {number!r:.80}")
         with self._owner.desk.read() as tx:
-            return [run_info(record) for record in operations.runs(tx, name, limit, cursor)]
+            return [run_info(record) for record in schedules.runs(tx, name, limit, cursor)]
 
     def trigger(self, name: str, slot: datetime | None = None) -> TaskId:
         """Run it once now, besides its fire times; or ``slot``: the run of this fire time (aware), if it has none.
@@ -109,7 +109,7 @@ class Schedules:
         Raises UnknownScheduleError; InvalidScheduleError for an instant that is no fire time of it.
         """
         at = None if slot is None else instant_us(slot, "slot")
-        return operations.trigger(self._owner.desk, name, at).made
+        return schedules.trigger(self._owner.desk, name, at).made
 
     def backfill(
         self, name: str, start: datetime, end: datetime | None = None, *, limit: int = 100, dry_run: bool = False
@@ -128,7 +128,7 @@ class Schedules:
             raise ConfigError(f"limit must be a whole number from 1 to {MAX_BACKFILL}, not {limit!r:.80}")
         first = instant_us(start, "start")
         last = None if end is None else instant_us(end, "end")
-        done = operations.backfill(self._owner.desk, name, first, last, limit, dry_run=dry_run)
+        done = schedules.backfill(self._owner.desk, name, first, last, limit, dry_run=dry_run)
         return BackfillInfo(tuple(map(to_datetime, done.run)), tuple(map(to_datetime, done.left_out)))
 
     def cancel(self, name: str, slot: datetime | None = None, *, run: str | None = None) -> CancelResult:
@@ -138,11 +138,11 @@ class Schedules:
         UnknownScheduleError.
         """
         at = None if slot is None else instant_us(slot, "slot")
-        return operations.cancel_runs(self._owner.desk, name, slot=at, run=run)
+        return schedules.cancel_runs(self._owner.desk, name, slot=at, run=run)
 
     def delete(self, name: str) -> None:
         """Delete the schedule; tasks that it made stay. Raises UnknownScheduleError."""
-        operations.delete(self._owner.desk, name)
+        schedules.delete(self._owner.desk, name)
         self._owner._forget_schedule(name)
 
     def next(self, name: str, n: int = 1) -> Sequence[datetime]:
@@ -150,7 +150,7 @@ class Schedules:
 
         Raises UnknownScheduleError."""
         with self._owner.desk.read() as tx:
-            return [to_datetime(us) for us in operations.upcoming(operations.record(tx, name), n, tx.now)]
+            return [to_datetime(us) for us in schedules.upcoming(schedules.record(tx, name), n, tx.now)]
 
     get_async = in_thread(get)
     pause_async = in_thread(pause)

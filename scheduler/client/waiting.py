@@ -13,7 +13,7 @@ from scheduler.model.running import current_attempt
 from scheduler.model.spec import check_id
 from scheduler.model.times import SECOND, span_us
 from scheduler.store.db.database import Database
-from scheduler.store.read import tasks as read_tasks
+from scheduler.store.read import tasks
 from scheduler.store.read.tasks import TaskRecord
 from scheduler.store.read.why_chain import whole_why
 from scheduler.store.unknown import unknown
@@ -97,8 +97,8 @@ class Wait:
         """Those of these that have ended. Raises UnknownTaskError."""
         with self._database.read() as tx:
             # One statement for all tasks, and one for ended ones: there may be thousands.
-            ended = [i for i, end in read_tasks.ends(tx, ids).items() if end is not None]
-            found = {task.id: task for task in read_tasks.get_tasks(tx, ended)}
+            ended = [i for i, end in tasks.ends(tx, ids).items() if end is not None]
+            found = {task.id: task for task in tasks.get_tasks(tx, ended)}
             for task_id in ended:
                 if task_id not in found:
                     raise unknown(tx, task_id)  # its row has been removed

@@ -24,7 +24,7 @@ from scheduler.client.bulks import BulkRunner
 from scheduler.config.model import Config, Console
 from scheduler.console import pages, routes
 from scheduler.console.answers import Refusal, here, html, in_the_way, own_path, refusal_of, static, status_of, twin_of
-from scheduler.console.api import requests as api
+from scheduler.console.api import requests
 from scheduler.console.auth import Auth, LinkAuth, TooManyAttemptsError, WrongCredentialsError
 from scheduler.console.inputs import (
     MAX_BODY,
@@ -110,7 +110,7 @@ class Gate:
         self._headers = security_headers(self.settings.frame_ancestors)
         self._flashes = Signer()
         self._has_api = site.config is not None and site.config.api.enabled
-        self._calls = api.Calls(site.jobs)
+        self._calls = requests.Calls(site.jobs)
         self._requests = 0
 
     def _wake_bulks(self) -> None:
@@ -174,7 +174,7 @@ class Gate:
         peer = self.peers.of(request.scope)
         prefix = self._prefix(request, peer)
         path = self._path(request)
-        wants_json = api.is_api(path) or asks_for_json(request)
+        wants_json = requests.is_api(path) or asks_for_json(request)
         visit = Visit(self.site, _NO_VERBS, path, {}, {}, {}, self._preferences(request), prefix, wants_json)
         visit.wanted = wanted_page(request, path)
         try:
@@ -197,7 +197,7 @@ class Gate:
     async def _answer(self, request: Request, peer: Peer, prefix: str, path: str, visit: Visit) -> Response:
         self._check_host(request)
         check_text(path)
-        if self._has_api and api.is_api(path):
+        if self._has_api and requests.is_api(path):
             return await self._call(request, peer, path, visit)
         asked = routes.resolve(request.method, path)
         route = asked.route

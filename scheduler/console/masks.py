@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from scheduler.model.secrets import Mask
-from scheduler.operations import masks as task_masks
+from scheduler.operations import masks
 from scheduler.operations.masks import MASK as MASK
 from scheduler.operations.masks import TaskMask as TaskMask
 from scheduler.operations.masks import masked_text as masked_text
 from scheduler.operations.masks import secret_path as secret_path
 
 
-class _PageMask(task_masks.TaskMask):
+class _PageMask(masks.TaskMask):
     """Hides the secrets of one task."""
 
     def value(self, value: Any) -> Any:
@@ -21,7 +21,7 @@ class _PageMask(task_masks.TaskMask):
         return exact(super().value(value))
 
 
-class TaskMasks(task_masks.TaskMasks):
+class TaskMasks(masks.TaskMasks):
     """Makes the masks of tasks of several kinds, within one read."""
 
     mask = _PageMask
@@ -29,7 +29,7 @@ class TaskMasks(task_masks.TaskMasks):
 
 def masked(value: Any) -> Any:
     """The same with ``***`` for each value with a secret's name, and without the passwords of URLs."""
-    return exact(task_masks.masked(value))
+    return exact(masks.masked(value))
 
 
 def masked_json(text: str | None, schema: Mapping[str, Any] | None = None) -> Any:

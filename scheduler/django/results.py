@@ -17,7 +17,7 @@ from scheduler.model.outcome import AttemptEnd
 from scheduler.model.state import TaskState
 from scheduler.model.times import to_datetime
 from scheduler.store.db.tx import Tx
-from scheduler.store.read import tasks as read_tasks
+from scheduler.store.read import tasks
 
 FAILURES = (AttemptEnd.FAILED, AttemptEnd.RETRIED, AttemptEnd.DEAD, AttemptEnd.LOST)
 _NO_ATTEMPT = (AttemptEnd.SNOOZED, AttemptEnd.SUSPENDED, AttemptEnd.HANDED_BACK, AttemptEnd.REPLACED)
@@ -32,14 +32,14 @@ _ENDED_BY = {TaskState.CANCELLED: "TaskCancelledError", TaskState.SKIPPED: "Depe
 def read(tx: Tx, task_id: int, backend: Any) -> Any:
     """The result of the task with this id. Raises TaskResultDoesNotExist, also for a task that is not Django's."""
     try:
-        record = read_tasks.get_task(tx, task_id)
+        record = tasks.get_task(tx, task_id)
     except UnknownTaskError as error:
         raise TaskResultDoesNotExist(str(error)) from None
     payload = handlers.payload_of(record.payload)
     if not {"args", "kwargs", "backend"} <= payload.keys():
         raise TaskResultDoesNotExist(f"task {task_id} is a {record.kind}, which no task of Django's has made")
-    attempts = [one for one in read_tasks.attempts(tx, task_id) if one.outcome not in _NO_ATTEMPT]
-    logs = dict(read_tasks.attempt_logs(tx, task_id))
+    attempts = [one for one in tasks.attempts(tx, task_id) if one.outcome not in _NO_ATTEMPT]
+    logs = dict(tasks.attempt_logs(tx, task_id))
     errors = [_error(one, logs.get(one.claim)) for one in attempts if one.outcome in FAILURES and one.error]
     if record.state in (TaskState.FAILED, TaskState.DEAD, *_ENDED_BY) and (not errors or record.state in _ENDED_BY):
         errors.append(_end(record))
@@ -120,7 +120,7 @@ def _task(record: Any, payload: Any, backend: Any) -> Any:
 
 def _error(attempt: Any, log: str | None) -> Any:
     """An attempt's error. Its class is stored by name; the traceback's last lines say where it is."""
-    text = read_tasks.traceback_in(log)
+    text = tasks.traceback_in(log)
     name = str(attempt.error_class or "Exception")
     found = re.findall(_LAST_LINE.format(name=re.escape(name)), text or "", re.MULTILINE)
     return base.TaskError(

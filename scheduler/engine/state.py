@@ -36,8 +36,8 @@ from scheduler.store.db.begun import Begun
 from scheduler.store.db.database import Database
 from scheduler.store.db.identity import Identity
 from scheduler.store.durable import checkpoints
-from scheduler.store.graph import parents as relatives
-from scheduler.store.requests import children as asked_children
+from scheduler.store.graph import parents
+from scheduler.store.requests import children
 from scheduler.store.requests.request import Answer
 from scheduler.store.tasks.claim import DUE_AT, GROUP_OF
 from scheduler.system import LINUX
@@ -209,11 +209,11 @@ class EngineState:
                         found = checkpoints.read(tx, self.worker, c.id, c.claim)
                         return None if found is None else [(name, *recorded) for name, recorded in found.items()]
                     if what == "results":
-                        return relatives.parent_results(tx, c.id)
+                        return parents.parent_results(tx, c.id)
                     if what == "failures":
-                        return relatives.dependency_failures(tx, c.id)
+                        return parents.dependency_failures(tx, c.id)
                     assert what == "ends", what
-                    return asked_children.results(tx, args["ids"])
+                    return children.results(tx, args["ids"])
             except StoreUnavailableError:
                 if not self.waits_through_outages:
                     raise

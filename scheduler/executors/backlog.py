@@ -17,8 +17,7 @@ from scheduler.ports import SECOND
 from scheduler.store import worker_jobs
 from scheduler.store.db.tx import Tx
 from scheduler.store.read.ready import ready_since
-from scheduler.store.tasks import claim as claims
-from scheduler.store.tasks import limits as caps
+from scheduler.store.tasks import claim, limits
 from scheduler.store.tasks.claim import LaneHead
 from scheduler.store.tasks.limits import KnownLimits
 
@@ -94,14 +93,14 @@ class BacklogView:
 
     def look(self, tx: Tx, pauses: Pauses, most: int) -> Backlog:
         """What is due and neither paused nor held back by a cap or rate; ``most`` tasks are counted."""
-        heads = claims.lane_heads(tx, self._after, LANES_PER_LOOK)
+        heads = claim.lane_heads(tx, self._after, LANES_PER_LOOK)
         self._after = heads[-1] if len(heads) >= LANES_PER_LOOK else None
         due = sorted(
             (head for head in heads if head.run_at <= tx.now and self._takes(head, pauses)), key=lambda one: one.run_at
         )
         if not due:
             return Backlog()
-        known = caps.known(tx)
+        known = limits.known(tx)
         free = [head for head in due[:MAX_AGED] if _has_room(tx, known, head)]
         if not free:
             return Backlog()
@@ -119,5 +118,5 @@ def _has_room(tx: Tx, known: KnownLimits, head: LaneHead) -> bool:
     """Whether no cap or rate keeps this lane's tasks from being claimed. A bound for each worker does not."""
     if not known.concern(head.queue, kind_of(head.lane)):
         return True
-    rooms = caps.headroom(tx, known.of(head.queue, head.lane), locked=False)
+    rooms = limits.headroom(tx, known.of(head.queue, head.lane), locked=False)
     return all(room.free != 0 and room.starts != 0 for room in rooms.values())

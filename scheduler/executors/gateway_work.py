@@ -27,8 +27,7 @@ from scheduler.store.requests import children
 from scheduler.store.requests.handle import answer
 from scheduler.store.requests.request import Answer, AttemptRequest
 from scheduler.store.tasks import attempts, control, stalls
-from scheduler.store.tasks import claim as claims
-from scheduler.store.tasks.claim import DUE_AT, GROUP_OF, Claimed
+from scheduler.store.tasks.claim import DUE_AT, GROUP_OF, Claimed, mark_running, read_claimed
 from scheduler.store.tasks.complete import Completion
 from scheduler.store.tasks.salvage import complete_one_by_one
 from scheduler.store.workers import WorkerInfo
@@ -99,13 +98,13 @@ class GatewayWork:
             worker = gateway_jobs.find(tx, incarnation)
             if worker is not None:
                 held = gateway_jobs.held(tx, worker, incarnation, *key.pair)
-                taken = None if held is None else claims.read_claimed(tx, key.task_id)
+                taken = None if held is None else read_claimed(tx, key.task_id)
             else:
                 worker = workers.register(tx, info, [], self._lease)
                 taken = placements.attach(tx, *key, worker, "")
             if taken is None:
                 raise NotHeldError(_over(key))
-            claims.mark_running(tx, worker, [(*key.pair, tx.now)])
+            mark_running(tx, worker, [(*key.pair, tx.now)])
             recorded = resume(tx, [key.pair]) if key.claim > 1 else {}
             return Attached(worker, self._dated(taken), recorded.get(key.task_id), tx.now)
 
@@ -176,7 +175,7 @@ class GatewayWork:
             (FORCED_TEXT, AttemptEnd.CANCELLED, "Cancelled") if forced else (why, AttemptEnd.LOST, "Stalled")
         )
         began = held.started_at or tx.now
-        claimed = claims.read_claimed(tx, key.task_id)
+        claimed = read_claimed(tx, key.task_id)
         taken = stalls.reclaim(tx, worker, [(*key.pair, began, str(text)[:500])], end=end, error_class=error)
         if taken.again and claimed is not None and self._config.metrics.rollups:
             counter = RollupCounter(GROUP_OF, DUE_AT)
@@ -187,7 +186,7 @@ class GatewayWork:
 
     def _record(self, tx: Tx, key: JobKey, worker: int, outcome: Outcome, given: Synced) -> bool:
         """Write how the attempt ended. Returns whether it did: another transaction may have the row."""
-        claimed = claims.read_claimed(tx, key.task_id)
+        claimed = read_claimed(tx, key.task_id)
         assert claimed is not None, "the claim is held"
         kind = self._jobs.registry.get(claimed.kind)
         outcome = checked(outcome, claimed)

@@ -32,7 +32,7 @@ from scheduler.store import placements
 from scheduler.store.db.database import Database
 from scheduler.store.db.tx import Tx
 from scheduler.store.placements import Placement
-from scheduler.store.tasks import claim as claims
+from scheduler.store.tasks import claim
 from scheduler.store.tasks.claim import Claimed, LaneHead
 
 LANES_PER_LOOK = 2000  # lanes that one look reads; the next one goes on behind them
@@ -71,7 +71,7 @@ class Reservations:
             return []
         with self._database.read() as tx:
             wanted = placements.commands(tx, worker)
-            heads = claims.lane_heads(tx, self._after, LANES_PER_LOOK)
+            heads = claim.lane_heads(tx, self._after, LANES_PER_LOOK)
             now = tx.now
         self._after = heads[-1] if len(heads) >= LANES_PER_LOOK else None
         pauses = Pauses.of(wanted.pauses)
@@ -99,8 +99,8 @@ class Reservations:
         identity = self._database.same.identity
         assert identity is not None, "an open store has one"
         picks = admission.cut(plan.picks, self._turns.start_of)
-        claimed = self._turns.charge(claims.claim(tx, worker, picks, above=identity.claims_above), picks)
-        self._turns.record([claims.LANE_OF(pick) for pick in picks])
+        claimed = self._turns.charge(claim.claim(tx, worker, picks, above=identity.claims_above), picks)
+        self._turns.record([claim.LANE_OF(pick) for pick in picks])
         admission.count(claimed)
         if not claimed:
             return []

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 from scheduler.model.compare import Change, TextDiff, text_diff
 from scheduler.store.db.tx import Tx
-from scheduler.store.read import compare as read
 from scheduler.store.read.compare import Comparison as Comparison
-from scheduler.store.read.compare import compare as compare
+from scheduler.store.read.compare import compare
 from scheduler.store.read.estimate import graph_estimate as graph_estimate
 from scheduler.store.read.graph import Graph as Graph
 from scheduler.store.read.graph import GraphNode as GraphNode
@@ -42,7 +41,7 @@ def beside(
 
     ``shown``: how a log is shown, before its secrets are hidden. Raises UnknownTaskError.
     """
-    found = read.compare(tx, task_id, other)
+    found = compare(tx, task_id, other)
     if found is None:
         return None
     pair = (found.other, found.task)

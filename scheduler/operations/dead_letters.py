@@ -19,8 +19,7 @@ from scheduler.operations.desk import Desk
 from scheduler.operations.tasks import Other
 from scheduler.store.admin import replay as store
 from scheduler.store.db.tx import Tx
-from scheduler.store.read import audit, figures
-from scheduler.store.read import dead_letters as read
+from scheduler.store.read import audit, dead_letters, figures
 from scheduler.store.read.audit import AuditRecord
 from scheduler.store.read.dead_causes import WINDOW as WINDOW
 from scheduler.store.read.dead_causes import Cause as Cause
@@ -118,16 +117,16 @@ def replay(
 
 def newest(tx: Tx, wanted: TaskFilter, limit: int, *, every: bool = False) -> Letters:
     """Dead letters, those that died last first. ``every``: all are looked at, not the newest 100,000 only."""
-    among = None if every else read.newest(tx, wanted, figures.MAX_COUNTED)
-    tasks = read.find(tx, among or wanted, limit + 1)
+    among = None if every else dead_letters.newest(tx, wanted, figures.MAX_COUNTED)
+    tasks = dead_letters.find(tx, among or wanted, limit + 1)
     return Letters(tasks[:limit], len(tasks) > limit, _cut(among))
 
 
 def groups(tx: Tx, wanted: TaskFilter, limit: int, *, every: bool = False) -> Causes:
     """Dead letters by kind and cause, the largest group first. ``every``: as :func:`newest` has it."""
-    among = None if every else read.newest(tx, wanted, figures.MAX_COUNTED)
+    among = None if every else dead_letters.newest(tx, wanted, figures.MAX_COUNTED)
     most = max(limit, MAX_GROUPS)
-    found = read.groups(tx, among or wanted, most + 1)
+    found = dead_letters.groups(tx, among or wanted, most + 1)
     shared = {
         group[1:4]: (sum(one.number for one in several), len({one.kind for one in several}))
         for _, several in by_common_text(found, lambda group: group.error)

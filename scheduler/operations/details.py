@@ -12,8 +12,7 @@ from scheduler.store.durable.waits import WaitRecord
 from scheduler.store.graph import spawned
 from scheduler.store.graph.spawned import ChildRecord
 from scheduler.store.placements import PlacementRecord, placements_of
-from scheduler.store.read import audit
-from scheduler.store.read import workers as fleet
+from scheduler.store.read import audit, workers
 from scheduler.store.read.audit import AuditRecord
 from scheduler.store.read.explain import runs_text
 from scheduler.store.read.explain import whys as whys
@@ -73,7 +72,7 @@ def details(tx: Tx, task: TaskRecord, *, children: int, entries: int = 1000) -> 
     """What is stored of a task and around it. ``children``, ``entries``: how many at most of these."""
     stack = standing = worker = None
     if task.worker is not None:
-        worker = next((one for one in fleet.workers(tx) if one.id == task.worker), None)
+        worker = next((one for one in workers.workers(tx) if one.id == task.worker), None)
         stack, standing = stack_of(tx, task.id, task.claim), standing_of(tx, task.id, task.claim)
         if stack is None and standing is not None:
             stack = standing.stack

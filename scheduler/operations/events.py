@@ -14,7 +14,7 @@ from scheduler.model.times import SECOND
 from scheduler.operations.desk import Desk
 from scheduler.store import audit
 from scheduler.store.db.tx import Tx
-from scheduler.store.durable import events as store
+from scheduler.store.durable import events
 from scheduler.store.durable.events import Emit, Waiter
 from scheduler.store.durable.events import EventRecord as EventRecord
 from scheduler.store.read.workers import no_worker_reason, workers
@@ -52,7 +52,7 @@ def checked(name: str, payload: Any) -> Emit:
 def emit_in(tx: Tx, given: Emit) -> bool:
     """Emit it in a transaction that is under way: tasks that await it get its payload. Returns whether it was the
     first of its name; else nothing is changed."""
-    new, _ = store.emit(tx, [given])
+    new, _ = events.emit(tx, [given])
     if new:
         audit.record(tx, "event emitted", subject=f"event {given.name}")
     return bool(new)
@@ -64,7 +64,7 @@ def emit(desk: Desk, name: str, payload: Any = None) -> EmitResult:
 
     def work(tx: Tx) -> EmitResult:
         first = emit_in(tx, given)
-        stored, found = store.emitted(tx, [name])[name], store.record(tx, name)
+        stored, found = events.emitted(tx, [name])[name], events.record(tx, name)
         assert found is not None
         return EmitResult(first, first or stored.payload == given.payload, found)
 
@@ -74,16 +74,16 @@ def emit(desk: Desk, name: str, payload: Any = None) -> EmitResult:
 def listed(desk: Desk, limit: int) -> tuple[list[EventRecord], str | None]:
     """Awaited events, then emitted ones, newest first; and why no worker takes new work, if tasks await one."""
     with desk.read() as tx:
-        found = store.records(tx, limit)
+        found = events.records(tx, limit)
         idle = any(one.emitted_at is None for one in found)
         return found, no_worker_reason(workers(tx)) if idle else None
 
 
 def page(tx: Tx, limit: int, before: tuple[int, str] | None, named: int) -> EventPage:
     """A page of events. ``before``: as the page before this one said; ``named``: waiting tasks of each event."""
-    awaited = [] if before else store.awaited(tx, limit)
-    emitted = store.newest(tx, limit + 1, before)
-    waiters = {one.name: store.waiters(tx, one.name, named) for one in (*awaited, *emitted) if one.waiting}
+    awaited = [] if before else events.awaited(tx, limit)
+    emitted = events.newest(tx, limit + 1, before)
+    waiters = {one.name: events.waiters(tx, one.name, named) for one in (*awaited, *emitted) if one.waiting}
     last = emitted[limit - 1] if len(emitted) > limit else None
     more = None if last is None or last.emitted_at is None else (last.emitted_at, last.name)
     return EventPage(awaited, emitted[:limit], waiters, more)
@@ -93,14 +93,14 @@ def cleanup(desk: Desk, age: int) -> int:
     """Remove events that were emitted longer ago than ``age`` microseconds and that no task awaits; how many."""
 
     def work(tx: Tx) -> int:
-        removed = store.cleanup(tx, tx.now - age)
+        removed = events.cleanup(tx, tx.now - age)
         if removed:
             audit.record(tx, "cleanup", subject="events", removed=removed)
         return removed
 
-    removed, batch = 0, store.BATCH
+    removed, batch = 0, events.BATCH
     with in_bulk(audit.new_bulk(), {"older_than": age / SECOND}):
-        while batch >= store.BATCH:
+        while batch >= events.BATCH:
             batch = desk.database.change(work)
             removed += batch
     return removed

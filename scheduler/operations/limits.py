@@ -17,7 +17,7 @@ from scheduler.model.registry import MAX_KEY
 from scheduler.model.texts import rfc3339
 from scheduler.model.times import instant_us, to_datetime
 from scheduler.operations.desk import Desk
-from scheduler.store import settings as store
+from scheduler.store import settings
 from scheduler.store.db.tx import Tx
 from scheduler.store.read.kinds import KindRecord, get_kind, kind_names, unknown_kind
 from scheduler.store.read.names import unknown_queue
@@ -54,7 +54,7 @@ class Place(NamedTuple):
     @property
     def subject(self) -> str:
         """For people, as :class:`LiveSetting` has it."""
-        return store.subject_of(self.scope, self.name)
+        return settings.subject_of(self.scope, self.name)
 
     def fields(self) -> dict[str, str]:
         """The same as words for a door: ``{"kind": "Mail", "key": "ada"}``."""
@@ -170,7 +170,7 @@ def records(tx: Tx) -> dict[Place, LiveSetting]:
         Place(one.scope, one.name): LiveSetting(
             one.subject, shown(one.value), to_datetime(one.at), one.actor, one.reason
         )
-        for one in store.records(tx)
+        for one in settings.records(tx)
     }
 
 
@@ -219,7 +219,7 @@ def _pools(tx: Tx, live: Mapping[Place, LiveSetting]) -> Iterator[InEffect]:
 def _change(desk: Desk, where: Place, values: Mapping[str, Any], *, reset: bool) -> SetResult:
     def work(tx: Tx) -> SetResult:
         unknown = _unknown(tx, where, reset=reset)
-        done = store.change(tx, *where, values, reset=reset)
+        done = settings.change(tx, *where, values, reset=reset)
         live = records(tx).get(where)
         return SetResult(where, {} if live is None else live.value, done, unknown)
 

@@ -10,7 +10,7 @@ import msgspec
 from scheduler.operations.desk import Desk
 from scheduler.store import audit
 from scheduler.store.db.tx import Tx
-from scheduler.store.read import task_masks as store
+from scheduler.store.read import task_masks
 from scheduler.store.read.task_masks import MASK as MASK
 from scheduler.store.read.task_masks import TaskMask as TaskMask
 from scheduler.store.read.task_masks import TaskMasks as TaskMasks
@@ -30,7 +30,7 @@ class ViewMasks:
 
     def __init__(self, tx: Tx, kinds: Iterable[str]) -> None:
         self._tx = tx
-        self._masks = store.TaskMasks(tx, kinds)
+        self._masks = task_masks.TaskMasks(tx, kinds)
 
     def hides(self, task: TaskRecord) -> bool:
         """Whether something of the payload of a task is hidden."""
@@ -93,4 +93,4 @@ def hidden(desk: Desk, task_id: int) -> Any:
     """The decoded payload of a task with ``***`` in place of its secrets. Raises UnknownTaskError."""
     with desk.read() as tx:
         task = get_task(tx, task_id)
-        return store.TaskMasks(tx, [task.kind]).of(task).payload(task.payload)
+        return task_masks.TaskMasks(tx, [task.kind]).of(task).payload(task.payload)

@@ -13,7 +13,7 @@ from scheduler.model.names import check_name
 from scheduler.model.pauses import ALL, KIND, QUEUE, SOURCE
 from scheduler.model.times import to_datetime
 from scheduler.operations.desk import Desk
-from scheduler.store import pauses as store
+from scheduler.store import pauses
 from scheduler.store.db.tx import Tx
 from scheduler.store.pauses import Pause as Pause
 from scheduler.store.pauses import of_everything as of_everything
@@ -75,12 +75,12 @@ def pause(desk: Desk, chosen: Sequence[Scope]) -> PauseResult:
 
     A scope that is paused already keeps its beginning, and takes the new reason. Raises StoreUnavailableError.
     """
-    return _change(desk, chosen, store.pause)
+    return _change(desk, chosen, pauses.pause)
 
 
 def resume(desk: Desk, chosen: Sequence[Scope]) -> PauseResult:
     """End these pauses. To resume everything leaves the pauses of single queues and kinds. Raises as :func:`pause`."""
-    return _change(desk, chosen, store.resume)
+    return _change(desk, chosen, pauses.resume)
 
 
 def in_effect(desk: Desk) -> list[PauseInfo]:
@@ -89,13 +89,13 @@ def in_effect(desk: Desk) -> list[PauseInfo]:
         return _infos(tx)
 
 
-def pause_info(one: store.Pause) -> PauseInfo:
+def pause_info(one: pauses.Pause) -> PauseInfo:
     """A stored pause as doors show it."""
     return PauseInfo(one.scope, one.name, to_datetime(one.at), one.actor, one.reason)
 
 
 def _infos(tx: Tx) -> list[PauseInfo]:
-    return [pause_info(one) for one in store.records(tx)]
+    return [pause_info(one) for one in pauses.records(tx)]
 
 
 def _change(desk: Desk, chosen: Sequence[Scope], change: Callable[[Tx, str, str], bool]) -> PauseResult:

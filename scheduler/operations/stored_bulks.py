@@ -26,7 +26,7 @@ from scheduler.operations.bulk_changes import apply
 from scheduler.operations.desk import Desk
 from scheduler.operations.payloads import patched_payload
 from scheduler.store import bulks
-from scheduler.store.admin import bulk_plan as plans
+from scheduler.store.admin import bulk_plan
 from scheduler.store.admin.bulk_plan import BulkPlan as BulkPlan
 from scheduler.store.admin.bulk_plan import Canary, canary_of, rows_of
 from scheduler.store.admin.uncancel import UNBEGUN
@@ -73,7 +73,7 @@ def create(desk: Desk, verb: Verb, wanted: TaskFilter, options: BulkOptions = _P
 
 def plan(desk: Desk, verb: Verb, wanted: TaskFilter, options: BulkOptions = _PLAIN) -> BulkPlan:
     """Read what a bulk would do. Raises ConfigError."""
-    return plans.plan(desk.database, verb, wanted, options)
+    return bulk_plan.plan(desk.database, verb, wanted, options)
 
 
 def _check_fields(tx: Tx, made: BulkPlan, fields: dict[str, Any]) -> None:

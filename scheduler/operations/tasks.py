@@ -17,11 +17,11 @@ from scheduler.store.db.tx import Tx
 from scheduler.store.read.tasks import TaskRecord, get_task, get_tasks
 from scheduler.store.read.workers import hung_text, read_fleet, workers
 from scheduler.store.tasks import control
-from scheduler.store.tasks import rerun as reruns
 from scheduler.store.tasks.control import CancelResult as CancelResult
 from scheduler.store.tasks.enqueue import enqueue
 from scheduler.store.tasks.keys import Other as Other
 from scheduler.store.tasks.patch import patch
+from scheduler.store.tasks.rerun import rerun_all
 from scheduler.store.tasks.stale import NONE as NONE
 from scheduler.store.tasks.stale import Stale as Stale
 from scheduler.store.tasks.stale import ran_on, rerun_on_new
@@ -131,7 +131,7 @@ def rerun(desk: Desk, ids: Sequence[int], *, downstream: bool = True) -> Again:
     def work(tx: Tx) -> Again:
         before = get_tasks(tx, wanted)
         completed = [task for task in before if task.state is TaskState.SUCCESS and task.key is not None]
-        left = reruns.rerun_all(tx, wanted, downstream=downstream)
+        left = rerun_all(tx, wanted, downstream=downstream)
         return Again(get_tasks(tx, wanted), left, ran_on(tx, wanted), completed)
 
     return desk.write(work)

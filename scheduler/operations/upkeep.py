@@ -12,12 +12,12 @@ from scheduler.model.state import TaskState
 from scheduler.model.texts import rfc3339
 from scheduler.operations.desk import Desk
 from scheduler.ports import SystemClock
-from scheduler.store.admin import doctor as checks
 from scheduler.store.admin import retention, transfer
 from scheduler.store.admin.doctor import NOTE as NOTE
 from scheduler.store.admin.doctor import OK as OK
 from scheduler.store.admin.doctor import PROBLEM as PROBLEM
 from scheduler.store.admin.doctor import Finding as Finding
+from scheduler.store.admin.doctor import check, not_checked
 from scheduler.store.admin.doctor_repair import repair as _repair
 from scheduler.store.admin.export import export as export
 from scheduler.store.admin.export import load as _load
@@ -129,7 +129,7 @@ def doctor(desk: Desk, *, full: bool = False) -> list[Finding]:
     """Check what must always hold. Raises StoreUnavailableError."""
     desk.database.look()
     with desk.read() as tx:
-        return [*check_surroundings(desk.database, tx, running()), *checks.check(tx, full=full)]
+        return [*check_surroundings(desk.database, tx, running()), *check(tx, full=full)]
 
 
 def examine(desk: Desk, *, full: bool = False, mend: bool = False, counts: bool = True) -> Checked:
@@ -149,11 +149,11 @@ def examine(desk: Desk, *, full: bool = False, mend: bool = False, counts: bool 
         with reading() as tx:
             reached = True
             found += check_surroundings(database, tx, running())
-            found += checks.check(tx, full=full)
+            found += check(tx, full=full)
     except StoreUnavailableError as error:
         if not reached:
             raise
-        found.append(checks.not_checked(database, error))
+        found.append(not_checked(database, error))
     return Checked(found, repaired)
 
 

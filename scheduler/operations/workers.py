@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from scheduler.errors import ConfigError, UnknownWorkerError
 from scheduler.model.registry import ASYNC, PROCESS, THREAD
 from scheduler.operations.desk import Desk
-from scheduler.store import workers as store
 from scheduler.store.db.tx import Tx
 from scheduler.store.read import workers as read
 from scheduler.store.read.executors import executor_statuses
@@ -20,6 +19,7 @@ from scheduler.store.read.workers import drained as drained
 from scheduler.store.read.workers import no_worker_reason as no_worker_reason
 from scheduler.store.read.workers import orphans_phrase as orphans_phrase
 from scheduler.store.read.workers import read_fleet as read_fleet
+from scheduler.store.workers import request_drain, request_restart
 
 if TYPE_CHECKING:
     from scheduler.config.executors import Executor
@@ -103,19 +103,19 @@ def drain(desk: Desk, worker: int) -> None:
     Raises UnknownWorkerError; InvalidTransitionError if it has stopped.
     """
     _check(worker)
-    desk.write(lambda tx: store.request_drain(tx, worker, drain=True))
+    desk.write(lambda tx: request_drain(tx, worker, drain=True))
 
 
 def resume(desk: Desk, worker: int) -> None:
     """Let a draining worker claim again. Raises as :func:`drain`."""
     _check(worker)
-    desk.write(lambda tx: store.request_drain(tx, worker, drain=False))
+    desk.write(lambda tx: request_drain(tx, worker, drain=False))
 
 
 def restart(desk: Desk, worker: int) -> None:
     """Let a daemon end and start anew, which frees the slots of handlers that hang. Raises as :func:`drain`."""
     _check(worker)
-    desk.write(lambda tx: store.request_restart(tx, worker))
+    desk.write(lambda tx: request_restart(tx, worker))
 
 
 def _check(worker: int) -> None:

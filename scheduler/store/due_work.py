@@ -11,11 +11,10 @@ from scheduler.ports import FOREVER
 from scheduler.store import pauses, schedules, settings
 from scheduler.store.db.tx import Tx
 from scheduler.store.durable import waits
-from scheduler.store.tasks import claim
-from scheduler.store.tasks import deadlines as policies
+from scheduler.store.tasks import claim, deadlines
 
 _POLL = (
-    f"SELECT ({schedules.NEXT_LOOK}), EXISTS ({waits.ANY_MISSED}), EXISTS ({policies.ANY_DUE}), "
+    f"SELECT ({schedules.NEXT_LOOK}), EXISTS ({waits.ANY_MISSED}), EXISTS ({deadlines.ANY_DUE}), "
     f"CASE WHEN :polls = 1 THEN ({claim.FIRST}) END, {{paused}}, {{settings}}"
 )
 _POLLS = {

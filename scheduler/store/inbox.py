@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from scheduler.model import inbox as codes
+from scheduler.model import inbox
 from scheduler.model import state as st
 from scheduler.model.inbox import InboxState
 from scheduler.model.spec import TaskSpec
@@ -123,8 +123,8 @@ def _insert(tx: Tx, source: str, arrivals: dict[str, Arrival], rules: Rules) -> 
 
 def _verdict_of(arrival: Arrival) -> int:
     if arrival.error is not None or arrival.spec is None:
-        return codes.DEAD
-    return codes.DONE if arrival.receipt is None else codes.OPEN
+        return inbox.DEAD
+    return inbox.DONE if arrival.receipt is None else inbox.OPEN
 
 
 def _note(tx: Tx, source: str, arrivals: Sequence[Arrival], rules: Rules) -> dict[str, Entry]:
@@ -135,10 +135,10 @@ def _note(tx: Tx, source: str, arrivals: Sequence[Arrival], rules: Rules) -> dic
     updated = tx.run(
         f"{_with(tx, _AGAIN)} UPDATE schedd_inbox SET deliveries = deliveries + 1, last_at = :now, "
         "message_id = j.message_id, expires_at = CASE WHEN expires_at > :until THEN expires_at ELSE :until END, "
-        f"error = CASE WHEN verdict = {codes.DEAD} THEN coalesce(j.error, schedd_inbox.error) "
+        f"error = CASE WHEN verdict = {inbox.DEAD} THEN coalesce(j.error, schedd_inbox.error) "
         "ELSE schedd_inbox.error END, "
-        f"receipt = CASE WHEN verdict = {codes.OPEN} THEN j.receipt END, "
-        f"holder = CASE WHEN verdict = {codes.OPEN} AND j.receipt IS NOT NULL THEN CAST(:holder AS text) END "
+        f"receipt = CASE WHEN verdict = {inbox.OPEN} THEN j.receipt END, "
+        f"holder = CASE WHEN verdict = {inbox.OPEN} AND j.receipt IS NOT NULL THEN CAST(:holder AS text) END "
         "FROM j WHERE schedd_inbox.source = :source AND schedd_inbox.message_key = j.message_key "
         "RETURNING schedd_inbox.message_key, verdict, task_id",
         rows=bind_rows(rows),
@@ -273,7 +273,7 @@ def settled(tx: Tx, source: str, holder: str, receipts: Sequence[str], *, done: 
     tx.run(
         f"{_with(tx, {'receipt': str})} UPDATE schedd_inbox {tx.dialect.by_index(_OPEN)} "
         "SET receipt = NULL, holder = NULL, verdict = CASE WHEN CAST(:done AS integer) = 1 "
-        f"AND verdict = {codes.OPEN} THEN {codes.DONE} ELSE verdict END "
+        f"AND verdict = {inbox.OPEN} THEN {inbox.DONE} ELSE verdict END "
         "FROM j WHERE schedd_inbox.source = :source AND schedd_inbox.holder = :holder "
         "AND schedd_inbox.receipt IS NOT NULL AND schedd_inbox.receipt = j.receipt",
         rows=bind_rows([(receipt,) for receipt in sorted(receipts)]),

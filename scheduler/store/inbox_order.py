@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from scheduler.model import inbox as codes
+from scheduler.model import inbox
 from scheduler.model import state as st
 from scheduler.model.inbox import InboxState
 from scheduler.model.spec import EdgeSpec, TaskSpec
@@ -123,7 +123,7 @@ class Place:
             "WHERE source = :source AND message_key = :key",
             verdict=verdict.code,
             held=None if spec is None else msgspec.json.encode(spec).decode(),
-            error=late if verdict.code == codes.LATE else None,
+            error=late if verdict.code == inbox.LATE else None,
             **named,
         )
 

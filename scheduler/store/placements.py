@@ -18,8 +18,7 @@ from scheduler.store.db.statements import Columns, run_over
 from scheduler.store.db.tx import Tx
 from scheduler.store.pauses import IN_EFFECT
 from scheduler.store.predicates import IS_HELD
-from scheduler.store.tasks import claim as claims
-from scheduler.store.tasks.claim import Claimed
+from scheduler.store.tasks.claim import Claimed, read_claimed
 from scheduler.store.workers import EXECUTOR_HOST, LIVE, STOPPED, executor_incarnation
 
 RESERVED, SUBMITTED, ATTACHED, ENDED = (state.code for state in PlacementState)
@@ -296,7 +295,7 @@ def attach(tx: Tx, name: str, task_id: int, claim_number: int, worker: int, befo
         claim=claim_number,
         now=tx.now,
     )
-    return claims.read_claimed(tx, task_id)
+    return read_claimed(tx, task_id)
 
 
 def kind_of_claim(tx: Tx, task_id: int, claim_number: int) -> tuple[str, int] | None:

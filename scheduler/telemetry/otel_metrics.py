@@ -29,24 +29,23 @@ from opentelemetry.sdk.metrics.export import (
 )
 
 from scheduler.errors import ConfigError
-from scheduler.telemetry import metrics as own
-from scheduler.telemetry import providers
+from scheduler.telemetry import metrics, providers
 
 if TYPE_CHECKING:
     from scheduler.config.model import Otel
 
 SCOPE = "schedd"  # of the instruments
-Families = Callable[[], Iterable[own.Family]]
+Families = Callable[[], Iterable[metrics.Family]]
 _lock = threading.Lock()
 _exports: weakref.WeakKeyDictionary[Any, Instruments] = weakref.WeakKeyDictionary()
 # The names of the conventions, where there is one: a metric, its unit, and further attributes.
 _CONVENTIONS: Mapping[str, tuple[str, str, Mapping[str, str]]] = {
-    own.ATTEMPTS.name: (
+    metrics.ATTEMPTS.name: (
         "messaging.client.consumed.messages",
         "{message}",
         {"messaging.system": "schedd", "messaging.operation.name": "process"},
     ),
-    own.ATTEMPT_DURATION.name: (
+    metrics.ATTEMPT_DURATION.name: (
         "messaging.process.duration",
         "s",
         {"messaging.system": "schedd", "messaging.operation.name": "process"},
@@ -71,14 +70,14 @@ class Instruments:
 
     def register(self, meter: api.Meter) -> None:
         """Make the observable instruments."""
-        for metric in own.WORKER_METRICS:
+        for metric in metrics.WORKER_METRICS:
             name, unit, _ = otel_name(metric)
             if metric.type == "counter":
                 meter.create_observable_counter(name, [self._callback(metric)], unit, metric.help)
             elif metric.type == "gauge":
                 meter.create_observable_gauge(name, [self._callback(metric)], unit, metric.help)
 
-    def _callback(self, metric: own.Metric) -> Callable[[CallbackOptions], Iterable[Observation]]:
+    def _callback(self, metric: metrics.Metric) -> Callable[[CallbackOptions], Iterable[Observation]]:
         def observe(_options: CallbackOptions) -> Iterable[Observation]:
             values: dict[tuple[str, ...], float] = {}
             for family in self._families(metric):
@@ -88,7 +87,7 @@ class Instruments:
 
         return observe
 
-    def _families(self, metric: own.Metric) -> list[own.Family]:
+    def _families(self, metric: metrics.Metric) -> list[metrics.Family]:
         return [family for source in list(self.sources) for family in source.read() if family.metric is metric]
 
     def histograms(self) -> list[Metric]:
@@ -96,16 +95,16 @@ class Instruments:
         now = time.time_ns()
         return [
             Metric(*self._described(metric), Histogram(points, AggregationTemporality.CUMULATIVE))
-            for metric in own.WORKER_METRICS
+            for metric in metrics.WORKER_METRICS
             if metric.type == "histogram" and (points := self._points(metric, now))
         ]
 
     @staticmethod
-    def _described(metric: own.Metric) -> tuple[str, str, str]:
+    def _described(metric: metrics.Metric) -> tuple[str, str, str]:
         name, unit, _ = otel_name(metric)
         return name, metric.help, unit
 
-    def _points(self, metric: own.Metric, now: int) -> list[HistogramDataPoint]:
+    def _points(self, metric: metrics.Metric, now: int) -> list[HistogramDataPoint]:
         found: dict[tuple[str, ...], tuple[list[int], float]] = {}
         for family in self._families(metric):
             for one in family.distributions:
@@ -119,7 +118,7 @@ class Instruments:
                 count=sum(counts),
                 sum=total,
                 bucket_counts=counts,
-                explicit_bounds=list(own.BUCKETS),
+                explicit_bounds=list(metrics.BUCKETS),
                 min=None,  # type: ignore[arg-type]  # they are not kept; OTLP does without
                 max=None,  # type: ignore[arg-type]
             )
@@ -159,7 +158,7 @@ class _WithHistograms(MetricExporter):
         self._inner.shutdown(timeout_millis, **kwargs)
 
 
-def otel_name(metric: own.Metric) -> tuple[str, str, Mapping[str, str]]:
+def otel_name(metric: metrics.Metric) -> tuple[str, str, Mapping[str, str]]:
     """A metric's name, unit and further attributes: those of the conventions, else its own with dots."""
     known = _CONVENTIONS.get(metric.name)
     if known is not None:
@@ -169,7 +168,7 @@ def otel_name(metric: own.Metric) -> tuple[str, str, Mapping[str, str]]:
     return f"schedd.{name.removesuffix('_seconds').removeprefix('schedd_')}", unit, {}
 
 
-def attributes_of(metric: own.Metric, labels: tuple[str, ...]) -> dict[str, str]:
+def attributes_of(metric: metrics.Metric, labels: tuple[str, ...]) -> dict[str, str]:
     """The attributes of one value."""
     given = {_LABELS.get(name, f"schedd.{name}"): value for name, value in zip(metric.labels, labels, strict=True)}
     return {**otel_name(metric)[2], **given}

@@ -12,7 +12,7 @@ from scheduler.model.outcome import AttemptEnd
 from scheduler.model.rollup import Measure, RollupCounter, RollupKey
 from scheduler.ports import SECOND
 from scheduler.store.db.errors import StoreError
-from scheduler.telemetry import metrics as names
+from scheduler.telemetry import metrics
 from scheduler.telemetry.metrics import BUCKET_OF_ROLLUP, BUCKETS, Distribution, Family, Metric, Sample, bucket_of
 
 MAX_PAIRS = 1_000  # of a kind and a queue that are kept: a program may have a queue for each of its users
@@ -84,7 +84,7 @@ class MetricsRegistry:
         self.dead_letters: dict[str, int] = {}  # by kind
         self.cap_waits: dict[str, int] = {}  # by kind
         self.rate_waits: dict[str, int] = {}  # by kind
-        self.store_errors: dict[str, int] = dict.fromkeys(names.ERROR_CLASSES, 0)
+        self.store_errors: dict[str, int] = dict.fromkeys(metrics.ERROR_CLASSES, 0)
         self.leases_lost = self.reclaimed = self.timeouts = self.direct_starts = 0
         self.cycles = Buckets()
         self.gauges: Callable[[], Iterable[Family]] = tuple  # what is read when asked for: slots, the loop's age
@@ -139,22 +139,22 @@ class MetricsRegistry:
             pairs = {key: pair.plus(fresh.pop(key, _Pair())) for key, pair in self._pairs.items()}
         pairs |= fresh
         found = {family.metric: family for family in (*self._attempts(pairs), *self._counters(), *self.gauges())}
-        return [found.get(metric, Family(metric)) for metric in names.WORKER_METRICS]
+        return [found.get(metric, Family(metric)) for metric in metrics.WORKER_METRICS]
 
     @staticmethod
     def _attempts(pairs: Mapping[tuple[str, str], _Pair]) -> list[Family]:
         rows = sorted(pairs.items())
         return [
             Family(
-                names.ATTEMPTS,
+                metrics.ATTEMPTS,
                 [
                     Sample((*key, _OUTCOMES[code]), number)
                     for key, pair in rows
                     for code, number in sorted(pair.outcomes.items())
                 ],
             ),
-            Family(names.ATTEMPT_DURATION, (), [pair.run.read(*key) for key, pair in rows]),
-            Family(names.QUEUE_WAIT, (), [pair.wait.read(*key) for key, pair in rows]),
+            Family(metrics.ATTEMPT_DURATION, (), [pair.run.read(*key) for key, pair in rows]),
+            Family(metrics.QUEUE_WAIT, (), [pair.wait.read(*key) for key, pair in rows]),
         ]
 
     def _counters(self) -> list[Family]:
@@ -167,13 +167,13 @@ class MetricsRegistry:
             return Family(metric, [Sample((), number)])
 
         return [
-            by(names.DEAD_LETTERS_MADE, served | self.dead_letters),
-            by(names.CAP_WAITS, dict(self.cap_waits)),
-            by(names.RATE_WAITS, dict(self.rate_waits)),
-            by(names.STORE_ERRORS, dict(self.store_errors)),
-            one(names.LEASES_LOST, self.leases_lost),
-            one(names.RECLAIMED, self.reclaimed),
-            one(names.TIMEOUTS, self.timeouts),
-            one(names.DIRECT_STARTS, self.direct_starts),
-            Family(names.CYCLE_DURATION, (), [self.cycles.read()]),
+            by(metrics.DEAD_LETTERS_MADE, served | self.dead_letters),
+            by(metrics.CAP_WAITS, dict(self.cap_waits)),
+            by(metrics.RATE_WAITS, dict(self.rate_waits)),
+            by(metrics.STORE_ERRORS, dict(self.store_errors)),
+            one(metrics.LEASES_LOST, self.leases_lost),
+            one(metrics.RECLAIMED, self.reclaimed),
+            one(metrics.TIMEOUTS, self.timeouts),
+            one(metrics.DIRECT_STARTS, self.direct_starts),
+            Family(metrics.CYCLE_DURATION, (), [self.cycles.read()]),
         ]

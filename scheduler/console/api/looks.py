@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from scheduler.client import json_views as views
+from scheduler.client import json_views
 from scheduler.client.analysis import estimate_view, forecast_view, graph_view
-from scheduler.console.api import arguments as args
+from scheduler.console.api import arguments
 from scheduler.console.pages.bulks import bulk_view
 from scheduler.console.pages.task import plain_log
 from scheduler.console.visit import Visit
@@ -24,49 +24,49 @@ from scheduler.operations import (
     schedules,
     workers,
 )
-from scheduler.operations import status as glances
 from scheduler.operations.filter import instant
 from scheduler.operations.masks import ViewMasks, masked, masked_text
+from scheduler.operations.status import glance, next_command, verdict_of
 
 _AUDITED = ("action", "by", "subject", "via", "bulk")
 
 
-def health(visit: Visit, given: args.Args) -> dict[str, Any]:
+def health(visit: Visit, given: arguments.Args) -> dict[str, Any]:
     """Whether nothing is stuck, and a worker takes tasks; a verdict, and its causes, each with the next command."""
     with visit.read() as tx:
-        seen = glances.glance(tx)
+        seen = glance(tx)
     wrong = [*seen.status.stuck, *([] if seen.status.idle is None else [seen.status.idle])]
-    problems = [masked(views.problem_view(one)) | {"next": glances.next_command(one)} for one in wrong]
-    return {"ok": not wrong, **masked(views.health_view(glances.verdict_of(seen))), "problems": problems}
+    problems = [masked(json_views.problem_view(one)) | {"next": next_command(one)} for one in wrong]
+    return {"ok": not wrong, **masked(json_views.health_view(verdict_of(seen))), "problems": problems}
 
 
-def status(visit: Visit, given: args.Args) -> dict[str, Any]:
+def status(visit: Visit, given: arguments.Args) -> dict[str, Any]:
     """The store at a glance."""
     with visit.read() as tx:
-        seen = glances.glance(tx)
-    found: dict[str, Any] = masked(views.status_view(seen.status, seen.at))
+        seen = glance(tx)
+    found: dict[str, Any] = masked(json_views.status_view(seen.status, seen.at))
     return found
 
 
-def list_tasks(visit: Visit, given: args.Tasks) -> dict[str, Any]:
+def list_tasks(visit: Visit, given: arguments.Tasks) -> dict[str, Any]:
     """Tasks, the newest first; ``cursor``: of the next page; ``bounded``: not all were looked at."""
     with visit.read() as tx:
         wanted = visit.filter(tx, given.filter)
         found = details.search(tx, wanted, limit=given.limit, cursor=given.cursor, broken=lambda _: None)
-        rows = [views.task_view(one.at(tx.now)) for one in found.tasks]
+        rows = [json_views.task_view(one.at(tx.now)) for one in found.tasks]
         masks = ViewMasks(tx, {one.kind for one in found.tasks})
         shown = [masks.view(one, row) for one, row in zip(found.tasks, rows, strict=True)]
     return {"tasks": shown, "cursor": found.cursor, "bounded": found.bound}
 
 
-def show_task(visit: Visit, given: args.Args) -> dict[str, Any]:
+def show_task(visit: Visit, given: arguments.Args) -> dict[str, Any]:
     """Everything about a task."""
     with visit.read() as tx:
         task = details.get_task(tx, visit.params["id"])
-        return ViewMasks(tx, [task.kind]).view(task, views.whole_task_view(tx, task))
+        return ViewMasks(tx, [task.kind]).view(task, json_views.whole_task_view(tx, task))
 
 
-def why(visit: Visit, given: args.Args) -> dict[str, Any]:
+def why(visit: Visit, given: arguments.Args) -> dict[str, Any]:
     """Why a task does not run, or how it ended."""
     with visit.read() as tx:
         task = details.get_task(tx, visit.params["id"])
@@ -74,7 +74,7 @@ def why(visit: Visit, given: args.Args) -> dict[str, Any]:
         return ViewMasks(tx, [task.kind]).view(task, row | {"why": details.reason(tx, task)})
 
 
-def show_logs(visit: Visit, given: args.Logs) -> dict[str, Any]:
+def show_logs(visit: Visit, given: arguments.Logs) -> dict[str, Any]:
     """What the attempts of a task wrote, oldest first; ``cut``: more was written before it."""
     with visit.read() as tx:
         task = details.get_task(tx, visit.params["id"])
@@ -93,7 +93,7 @@ def show_logs(visit: Visit, given: args.Logs) -> dict[str, Any]:
     return {"id": task.id, "kind": task.kind, "state": task.state.value, "attempts": written}
 
 
-def show_graph(visit: Visit, given: args.Graph) -> dict[str, Any]:
+def show_graph(visit: Visit, given: arguments.Graph) -> dict[str, Any]:
     """The tasks that edges connect with a task, how long they may take, and what blocks most."""
     with visit.read() as tx:
         found = analysis.graph(tx, visit.params["id"], given.limit)
@@ -101,7 +101,7 @@ def show_graph(visit: Visit, given: args.Graph) -> dict[str, Any]:
     return graph_view(found) | {"estimate": estimate_view(left)}
 
 
-def forecast(visit: Visit, given: args.Ahead) -> dict[str, Any]:
+def forecast(visit: Visit, given: arguments.Ahead) -> dict[str, Any]:
     """What the schedules will run, when, for how long, and where slots are too few."""
     with visit.read() as tx:
         found = forecast_view(schedules.forecast(tx, given.hours))
@@ -112,7 +112,7 @@ def forecast(visit: Visit, given: args.Ahead) -> dict[str, Any]:
     return shown
 
 
-def list_dead_letters(visit: Visit, given: args.DeadLetters) -> dict[str, Any]:
+def list_dead_letters(visit: Visit, given: arguments.DeadLetters) -> dict[str, Any]:
     """Dead letters by cause, the largest group first, or each of them, the latest first."""
     with visit.read() as tx:
         wanted = visit.filter(tx, given.filter)
@@ -120,54 +120,54 @@ def list_dead_letters(visit: Visit, given: args.DeadLetters) -> dict[str, Any]:
             letters = dead_letters.newest(tx, wanted, given.limit)
             masks = ViewMasks(tx, {one.kind for one in letters.tasks})
             return {
-                "tasks": [masks.view(one, views.task_view(one)) for one in letters.tasks],
+                "tasks": [masks.view(one, json_views.task_view(one)) for one in letters.tasks],
                 "more": letters.more,
                 "bounded": letters.cut is not None,
             }
         found = dead_letters.groups(tx, wanted, given.limit)
         masks = ViewMasks(tx, {one.kind for one in found.groups})
-        rows = [views.dead_group_view(*one, masks) for one in zip(found.groups, found.totals, strict=True)]
+        rows = [json_views.dead_group_view(*one, masks) for one in zip(found.groups, found.totals, strict=True)]
     return {"groups": rows, "more": found.more, "bounded": found.cut is not None}
 
 
-def list_schedules(visit: Visit, given: args.Args) -> list[dict[str, Any]]:
+def list_schedules(visit: Visit, given: arguments.Args) -> list[dict[str, Any]]:
     """All schedules, with their next fire times."""
     with visit.read() as tx:
         found = schedules.seen(tx)
         masks = ViewMasks(tx, {one.kind for one in found.found})
-        return [views.schedule_view(one, found, masks) for one in found.found]
+        return [json_views.schedule_view(one, found, masks) for one in found.found]
 
 
-def list_pauses(visit: Visit, given: args.Args) -> list[Any]:
+def list_pauses(visit: Visit, given: arguments.Args) -> list[Any]:
     """What is paused, the oldest first."""
     return [pause_view(one) for one in pauses.in_effect(visit.desk)]
 
 
-def list_limits(visit: Visit, given: args.Args) -> list[dict[str, Any]]:
+def list_limits(visit: Visit, given: arguments.Args) -> list[dict[str, Any]]:
     """Slots, caps and rates in effect, and who says so."""
     return [one._asdict() | {"source": masked_text(one.source)} for one in limits.in_effect(visit.desk)]
 
 
-def list_workers(visit: Visit, given: args.Workers) -> list[dict[str, Any]]:
+def list_workers(visit: Visit, given: arguments.Workers) -> list[dict[str, Any]]:
     """Workers: what they serve, hold and run."""
     with visit.read() as tx:
         found = workers.now(tx, every=given.every)
-    return [views.worker_view(one, found.at) for one in found.workers]
+    return [json_views.worker_view(one, found.at) for one in found.workers]
 
 
-def list_queues(visit: Visit, given: args.Args) -> list[Any]:
+def list_queues(visit: Visit, given: arguments.Args) -> list[Any]:
     """The waiting tasks of each queue, its workers, and the reason that holds it back."""
     with visit.read() as tx:
-        return [masked(views.queue_view(one, tx.now)) for one in kinds.queues(tx).rows]
+        return [masked(json_views.queue_view(one, tx.now)) for one in kinds.queues(tx).rows]
 
 
-def list_events(visit: Visit, given: args.Most) -> list[Any]:
+def list_events(visit: Visit, given: arguments.Most) -> list[Any]:
     """Awaited events, then emitted ones, the newest first."""
     found, _ = events.listed(visit.desk, given.limit)
-    return [masked(views.event_view(one)) for one in found]
+    return [masked(json_views.event_view(one)) for one in found]
 
 
-def list_audit(visit: Visit, given: args.Audit) -> dict[str, Any]:
+def list_audit(visit: Visit, given: arguments.Audit) -> dict[str, Any]:
     """Who changed what, the newest first; ``cursor``: of the next page."""
     now = visit.jobs.database.now()
     since, until = (instant(text, now) if text else None for text in (given.since, given.until))
@@ -175,15 +175,15 @@ def list_audit(visit: Visit, given: args.Audit) -> dict[str, Any]:
     with visit.read() as tx:
         wanted = audit.AuditFilter(given.task, action, by, subject, via, bulk, since, until)
         found, more = audit.shown(tx, wanted, given.limit, given.cursor)
-    return {"entries": [{"about": one.about, **views.audit_view(one)} for one in found], "cursor": more}
+    return {"entries": [{"about": one.about, **json_views.audit_view(one)} for one in found], "cursor": more}
 
 
-def list_bulks(visit: Visit, given: args.Most) -> list[dict[str, Any]]:
+def list_bulks(visit: Visit, given: arguments.Most) -> list[dict[str, Any]]:
     """The newest bulks."""
     return [bulk_view(one) for one in visit.jobs.bulks.list(given.limit)]
 
 
-def show_bulk(visit: Visit, given: args.BulkItems) -> dict[str, Any]:
+def show_bulk(visit: Visit, given: arguments.BulkItems) -> dict[str, Any]:
     """A bulk and its tasks: what became of each."""
     name = visit.params["name"]
     found = visit.jobs.bulks.items(name, result=given.result, limit=given.limit, cursor=given.cursor)

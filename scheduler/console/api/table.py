@@ -10,8 +10,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 import msgspec
 
 from scheduler import __version__
-from scheduler.console.api import arguments as args
-from scheduler.console.api import looks, verbs
+from scheduler.console.api import arguments, looks, verbs
 from scheduler.console.api.arguments import Args, read_args
 from scheduler.console.pages.bulks import PLANNED, VERBS
 from scheduler.console.roles import Verb
@@ -23,6 +22,7 @@ PREFIX = "/api/v1"
 
 
 _OF_BULKS: tuple[BulkVerb, ...] = get_args(BulkVerb)
+_PLANNED = tuple(verb for verb in _OF_BULKS if verb in PLANNED)
 DOCUMENT = "/openapi.json"
 _REF = "#/components/schemas/{name}"
 ERRORS = {
@@ -46,7 +46,7 @@ class Route(NamedTuple):
     path: str
     verb: Verb
     call: Callable[..., Any]
-    args: type[args.Args] = args.Args
+    args: type[arguments.Args] = arguments.Args
     operations: tuple[str, ...] = ()
 
     @property
@@ -64,60 +64,60 @@ class Route(NamedTuple):
         return params_in(self.path, path)
 
 
-def _looks(path: str, call: Callable[..., Any], given: type[args.Args] = args.Args) -> Route:
+def _looks(path: str, call: Callable[..., Any], given: type[arguments.Args] = arguments.Args) -> Route:
     return Route("GET", path, Verb.LOOK, call, given)
 
 
-def _acts(path: str, verb: Verb, call: Callable[..., Any], given: type[args.Args], *operations: str) -> Route:
+def _acts(path: str, verb: Verb, call: Callable[..., Any], given: type[arguments.Args], *operations: str) -> Route:
     return Route("POST", path, verb, call, given, operations)
 
 
 ROUTES: tuple[Route, ...] = (
     _looks("/health", looks.health),
     _looks("/status", looks.status),
-    _looks("/tasks", looks.list_tasks, args.Tasks),
-    _acts("/tasks", Verb.SUBMIT, verbs.submit, args.Submit, "tasks.submit"),
+    _looks("/tasks", looks.list_tasks, arguments.Tasks),
+    _acts("/tasks", Verb.SUBMIT, verbs.submit, arguments.Submit, "tasks.submit"),
     _looks("/tasks/{id:int}", looks.show_task),
     _looks("/tasks/{id:int}/why", looks.why),
-    _looks("/tasks/{id:int}/logs", looks.show_logs, args.Logs),
-    _looks("/tasks/{id:int}/graph", looks.show_graph, args.Graph),
+    _looks("/tasks/{id:int}/logs", looks.show_logs, arguments.Logs),
+    _looks("/tasks/{id:int}/graph", looks.show_graph, arguments.Graph),
     *(
         _acts(f"/tasks/{{id:int}}/{name}", Verb(v.role), verbs.on_task(name, v), v.args, f"verb_{name}.{name}")
         for name, v in task_verbs().items()
     ),
-    _acts("/tasks/cancel", Verb.CANCEL, verbs.cancel, args.Cancel, "tasks.cancel", "bulk.cancel"),
-    _acts("/tasks/retry", Verb.RETRY, verbs.retry, args.Retry, "tasks.retry", "bulk.retry"),
-    _acts("/tasks/rerun", Verb.RETRY, verbs.rerun, args.Rerun, "tasks.rerun", "bulk.rerun"),
-    _acts("/tasks/change", Verb.PATCH, verbs.change, args.Change, "tasks.change", "bulk.change"),
-    _looks("/dead-letters", looks.list_dead_letters, args.DeadLetters),
-    _acts("/dead-letters/replay", Verb.REPLAY, verbs.replay, args.Replay, "dead_letters.replay", "bulk.replay"),
-    _acts("/dead-letters/purge", Verb.PURGE, verbs.purge, args.Purge, "bulk.purge"),
+    _acts("/tasks/cancel", Verb.CANCEL, verbs.cancel, arguments.Cancel, "tasks.cancel", "bulk.cancel"),
+    _acts("/tasks/retry", Verb.RETRY, verbs.retry, arguments.Retry, "tasks.retry", "bulk.retry"),
+    _acts("/tasks/rerun", Verb.RETRY, verbs.rerun, arguments.Rerun, "tasks.rerun", "bulk.rerun"),
+    _acts("/tasks/change", Verb.PATCH, verbs.change, arguments.Change, "tasks.change", "bulk.change"),
+    _looks("/dead-letters", looks.list_dead_letters, arguments.DeadLetters),
+    _acts("/dead-letters/replay", Verb.REPLAY, verbs.replay, arguments.Replay, "dead_letters.replay", "bulk.replay"),
+    _acts("/dead-letters/purge", Verb.PURGE, verbs.purge, arguments.Purge, "bulk.purge"),
     _looks("/schedules", looks.list_schedules),
-    _looks("/forecast", looks.forecast, args.Ahead),
-    _acts("/schedules/pause", Verb.SCHEDULE_PAUSE, verbs.pause_schedule, args.OfName, "schedules.pause"),
-    _acts("/schedules/resume", Verb.SCHEDULE_PAUSE, verbs.resume_schedule, args.OfName, "schedules.resume"),
-    _acts("/schedules/run", Verb.SCHEDULE_TRIGGER, verbs.trigger, args.OfName, "schedules.trigger"),
-    _acts("/schedules/delete", Verb.SCHEDULE_DELETE, verbs.delete_schedule, args.OfName, "schedules.delete"),
+    _looks("/forecast", looks.forecast, arguments.Ahead),
+    _acts("/schedules/pause", Verb.SCHEDULE_PAUSE, verbs.pause_schedule, arguments.OfName, "schedules.pause"),
+    _acts("/schedules/resume", Verb.SCHEDULE_PAUSE, verbs.resume_schedule, arguments.OfName, "schedules.resume"),
+    _acts("/schedules/run", Verb.SCHEDULE_TRIGGER, verbs.trigger, arguments.OfName, "schedules.trigger"),
+    _acts("/schedules/delete", Verb.SCHEDULE_DELETE, verbs.delete_schedule, arguments.OfName, "schedules.delete"),
     _looks("/pauses", looks.list_pauses),
-    _acts("/pauses/pause", Verb.PAUSE, verbs.pause, args.Scopes, "pauses.pause"),
-    _acts("/pauses/resume", Verb.PAUSE, verbs.resume, args.Scopes, "pauses.resume"),
+    _acts("/pauses/pause", Verb.PAUSE, verbs.pause, arguments.Scopes, "pauses.pause"),
+    _acts("/pauses/resume", Verb.PAUSE, verbs.resume, arguments.Scopes, "pauses.resume"),
     _looks("/limits", looks.list_limits),
-    _acts("/limits/set", Verb.SET, verbs.set_limits, args.SetLimits, "limits.change"),
-    _acts("/limits/reset", Verb.SET, verbs.reset_limits, args.Place, "limits.reset"),
-    _looks("/workers", looks.list_workers, args.Workers),
-    _acts("/workers/drain", Verb.DRAIN, verbs.drain, args.OfWorker, "workers.drain"),
-    _acts("/workers/resume", Verb.DRAIN, verbs.undrain, args.OfWorker, "workers.resume"),
-    _acts("/workers/restart", Verb.DRAIN, verbs.restart, args.OfWorker, "workers.restart"),
+    _acts("/limits/set", Verb.SET, verbs.set_limits, arguments.SetLimits, "limits.change"),
+    _acts("/limits/reset", Verb.SET, verbs.reset_limits, arguments.Place, "limits.reset"),
+    _looks("/workers", looks.list_workers, arguments.Workers),
+    _acts("/workers/drain", Verb.DRAIN, verbs.drain, arguments.OfWorker, "workers.drain"),
+    _acts("/workers/resume", Verb.DRAIN, verbs.undrain, arguments.OfWorker, "workers.resume"),
+    _acts("/workers/restart", Verb.DRAIN, verbs.restart, arguments.OfWorker, "workers.restart"),
     _looks("/queues", looks.list_queues),
-    _looks("/events", looks.list_events, args.Most),
-    _acts("/events", Verb.EVENT_EMIT, verbs.emit, args.Emit, "events.emit"),
-    _looks("/bulks", looks.list_bulks, args.Most),
-    _looks("/bulks/{name}", looks.show_bulk, args.BulkItems),
-    *(_acts(f"/bulks/plan/{v}", VERBS[v], partial(verbs.plan_bulk, v), args.Plan) for v in _OF_BULKS if v in PLANNED),
-    *(_acts(f"/bulks/start/{v}", VERBS[v], partial(verbs.start_bulk, v), args.Start) for v in _OF_BULKS),
-    *(_acts(f"/bulks/stop/{v}", VERBS[v], partial(verbs.stop_bulk, v), args.OfName) for v in _OF_BULKS),
-    _acts("/bulks/undo/cancel", Verb.CANCEL, verbs.undo_bulk, args.OfName),
-    _looks("/audit", looks.list_audit, args.Audit),
+    _looks("/events", looks.list_events, arguments.Most),
+    _acts("/events", Verb.EVENT_EMIT, verbs.emit, arguments.Emit, "events.emit"),
+    _looks("/bulks", looks.list_bulks, arguments.Most),
+    _looks("/bulks/{name}", looks.show_bulk, arguments.BulkItems),
+    *(_acts(f"/bulks/plan/{v}", VERBS[v], partial(verbs.plan_bulk, v), arguments.Plan) for v in _PLANNED),
+    *(_acts(f"/bulks/start/{v}", VERBS[v], partial(verbs.start_bulk, v), arguments.Start) for v in _OF_BULKS),
+    *(_acts(f"/bulks/stop/{v}", VERBS[v], partial(verbs.stop_bulk, v), arguments.OfName) for v in _OF_BULKS),
+    _acts("/bulks/undo/cancel", Verb.CANCEL, verbs.undo_bulk, arguments.OfName),
+    _looks("/audit", looks.list_audit, arguments.Audit),
 )
 LEFT_OUT = {
     "masks.reveal": "secrets are shown to people, one task at a time",

@@ -19,8 +19,7 @@ from scheduler.app import Scheduler
 from scheduler.client.bulks import BulkRunner
 from scheduler.config.model import Config
 from scheduler.console.answers import Refusal, in_the_way, refusal_of
-from scheduler.console.api import arguments as args
-from scheduler.console.api import verbs
+from scheduler.console.api import arguments, verbs
 from scheduler.console.api.table import ROUTES, Route
 from scheduler.console.pages.bulks import PLANNED, VERBS, bulk_view
 from scheduler.console.roles import Principal, Verb
@@ -43,11 +42,11 @@ CHANGING = """ Changes take two steps: a plan_… tool says what would change an
 reason with each. plan_undo_bulk takes back a cancel."""
 
 
-class RunPlan(args.Act, kw_only=True):
+class RunPlan(arguments.Act, kw_only=True):
     """A plan that was made by a ``plan_…`` tool. ``canary``, ``rate``: of a bulk; one task goes first, tasks a second
     at most."""
 
-    plan: args.Name
+    plan: arguments.Name
     canary: bool = False
     rate: float | None = None
 
@@ -64,7 +63,7 @@ class Tool(NamedTuple):
 
     name: str
     text: str
-    args: type[args.Args]
+    args: type[arguments.Args]
     call: Callable[[Visit, Any], Any]
     looks: bool = False
     params: Mapping[str, bool] = {}
@@ -89,7 +88,7 @@ class Plan(NamedTuple):
 
     route: Route
     params: Mapping[str, Any]
-    given: args.Act
+    given: arguments.Act
 
 
 class Tools:
@@ -110,7 +109,7 @@ class Tools:
             text = "Run a plan. A bulk that takes long goes on: look at it by show_bulk."
             found += [
                 Tool("run_plan", text, RunPlan, self._run),
-                Tool("stop_bulk", "Stop a bulk after its present transaction.", args.OfName, self._stop),
+                Tool("stop_bulk", "Stop a bulk after its present transaction.", arguments.OfName, self._stop),
             ]
         return {tool.name: tool for tool in found}
 
@@ -160,10 +159,10 @@ class Tools:
         tool = self.tools.get(name)
         if tool is None:
             raise Refusal(404, f"There is no tool {name:.80}; there are {', '.join(self.tools)}.")
-        args.check_texts(dict(given))
+        arguments.check_texts(dict(given))
         params = {one: _param(one, given, number) for one, number in tool.params.items()}
         rest = {one: value for one, value in given.items() if one not in params}
-        read = args.read_args(tool.args, rest, name, strict=True)
+        read = arguments.read_args(tool.args, rest, name, strict=True)
         visit = self._visit(params, by)
         if tool.looks:
             return tool.call(visit, read)
@@ -174,15 +173,15 @@ class Tools:
         who = Principal(by, "agent", frozenset(self._verbs))
         return Visit(self._site, who, "", params, {}, {}, Preferences(), json=True)
 
-    def _planned(self, route: Route, visit: Visit, given: args.Act) -> dict[str, Any]:
-        if isinstance(given, args.Plan):
+    def _planned(self, route: Route, visit: Visit, given: arguments.Act) -> dict[str, Any]:
+        if isinstance(given, arguments.Plan):
             view = route.call(visit, given)
             return {"plan": view["name"], "would": view}
-        if route.call is verbs.undo_bulk and isinstance(given, args.OfName):
+        if route.call is verbs.undo_bulk and isinstance(given, arguments.OfName):
             made = visit.jobs.bulks.undo(given.name)
             return {"plan": made.name, "would": bulk_view(made)}
         would = None
-        if isinstance(given, args.Which) and given.filter is not None:
+        if isinstance(given, arguments.Which) and given.filter is not None:
             would = route.call(visit, msgspec.structs.replace(given, dry_run=True))
             given = msgspec.structs.replace(given, dry_run=False, up_to=would.up_to)
         name = f"plan-{secrets.token_hex(4)}"
@@ -200,7 +199,7 @@ class Tools:
 
     def _run_bulk(self, visit: Visit, given: RunPlan) -> dict[str, Any]:
         verb = self._verb_of(given.plan)
-        start = args.Start(name=given.plan, canary=given.canary, rate=given.rate, reason=given.reason)
+        start = arguments.Start(name=given.plan, canary=given.canary, rate=given.rate, reason=given.reason)
         verbs.start_bulk(verb, visit, start)
         found = visit.jobs.bulks.get(given.plan)
         for _ in range(round(WAIT_S / LOOK_S)):
@@ -210,7 +209,7 @@ class Tools:
             found = visit.jobs.bulks.get(given.plan)
         return bulk_view(found)
 
-    def _stop(self, visit: Visit, given: args.OfName) -> dict[str, Any]:
+    def _stop(self, visit: Visit, given: arguments.OfName) -> dict[str, Any]:
         return verbs.stop_bulk(self._verb_of(given.name), visit, given)
 
     def _verb_of(self, name: str) -> BulkVerb:
@@ -226,7 +225,7 @@ def _text(route: Route) -> str:
 
 
 def _param(name: str, given: Mapping[str, Any], number: bool) -> Any:
-    kind: Any = args.Id if number else args.Name
+    kind: Any = arguments.Id if number else arguments.Name
     try:
         return msgspec.convert(given.get(name), kind)
     except msgspec.ValidationError as error:

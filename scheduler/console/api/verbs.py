@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from scheduler.client import json_views as views
-from scheduler.console.api import arguments as args
+from scheduler.client import json_views
+from scheduler.console.api import arguments
 from scheduler.console.api.arguments import Changed
 from scheduler.console.api.looks import pause_view
 from scheduler.console.masks import MASK
@@ -41,7 +41,7 @@ Again = tasks.Again | dead_letters.Replayed
 # Verbs on tasks
 
 
-def submit(visit: Visit, given: args.Submit) -> dict[str, Any]:
+def submit(visit: Visit, given: arguments.Submit) -> dict[str, Any]:
     """Store a task. ``created``: false if another one has its key; ``unserved``: why none would run it."""
     if given.kind in COMMAND_KINDS and not visit.site.settings.commands:
         raise BadInputError(f"{given.kind} runs commands: allow that by [console] commands", 403)
@@ -53,7 +53,7 @@ def submit(visit: Visit, given: args.Submit) -> dict[str, Any]:
     return {"id": int(done), "created": done.created, "unserved": no_worker or unserved}
 
 
-def cancel(visit: Visit, given: args.Cancel) -> Changed:
+def cancel(visit: Visit, given: arguments.Cancel) -> Changed:
     """End tasks: waiting ones at once, running ones are asked to."""
     cascade, force = given.cascade, given.force
     if given.ids is None:
@@ -72,7 +72,7 @@ def cancel(visit: Visit, given: args.Cancel) -> Changed:
 def on_task(name: str, verb: TaskVerb) -> Callable[[Visit, Any], Changed]:
     """The call of a verb that has a module of its own."""
 
-    def call(visit: Visit, given: args.Act) -> Changed:
+    def call(visit: Visit, given: arguments.Act) -> Changed:
         verb.act(visit.desk, visit.params["id"], given)
         return Changed(changed=[visit.params["id"]])
 
@@ -80,7 +80,7 @@ def on_task(name: str, verb: TaskVerb) -> Callable[[Visit, Any], Changed]:
     return call
 
 
-def retry(visit: Visit, given: args.Retry) -> Changed:
+def retry(visit: Visit, given: arguments.Retry) -> Changed:
     """Run tasks again that ended without success."""
     if given.ids is None:
         _of_ids("rerun", given.rerun)
@@ -88,14 +88,14 @@ def retry(visit: Visit, given: args.Retry) -> Changed:
     return _again(tasks.retry(visit.desk, _ids(given), downstream=given.downstream, rerun=given.rerun))
 
 
-def rerun(visit: Visit, given: args.Rerun) -> Changed:
+def rerun(visit: Visit, given: arguments.Rerun) -> Changed:
     """Run ended tasks again from their beginnings, successes too."""
     if given.ids is None:
         return _in_bulk(visit, given, partial(bulk.rerun, downstream=given.downstream))
     return _again(tasks.rerun(visit.desk, _ids(given), downstream=given.downstream))
 
 
-def change(visit: Visit, given: args.Change) -> Changed:
+def change(visit: Visit, given: arguments.Change) -> Changed:
     """Change tasks that wait, are scheduled, or wait for their retry."""
     made: Any = {name: getattr(given, name) for name in Changes.__optional_keys__}
     made = {name: value for name, value in made.items() if value is not UNSET}
@@ -112,7 +112,7 @@ def change(visit: Visit, given: args.Change) -> Changed:
     return Changed(changed=[one.id for one in done.tasks if one.id not in same], refused={**same})
 
 
-def replay(visit: Visit, given: args.Replay) -> Changed:
+def replay(visit: Visit, given: arguments.Replay) -> Changed:
     """Run dead letters again."""
     if given.ids is None:
         _of_ids("copy", given.copy)
@@ -121,7 +121,7 @@ def replay(visit: Visit, given: args.Replay) -> Changed:
     return _again(dead_letters.replay(visit.desk, _ids(given), copy=given.copy, rerun=given.rerun))
 
 
-def purge(visit: Visit, given: args.Purge) -> Changed:
+def purge(visit: Visit, given: arguments.Purge) -> Changed:
     """Remove dead letters for good."""
     wanted = _wanted(visit, None, given.filter, given.up_to)
     if not wanted.ended_before:
@@ -132,17 +132,17 @@ def purge(visit: Visit, given: args.Purge) -> Changed:
 # The fleet
 
 
-def pause(visit: Visit, given: args.Scopes) -> dict[str, Any]:
+def pause(visit: Visit, given: arguments.Scopes) -> dict[str, Any]:
     """Let no worker claim tasks of these."""
     return _paused(pauses.pause(visit.desk, _scopes(given)))
 
 
-def resume(visit: Visit, given: args.Scopes) -> dict[str, Any]:
+def resume(visit: Visit, given: arguments.Scopes) -> dict[str, Any]:
     """End these pauses."""
     return _paused(pauses.resume(visit.desk, _scopes(given)))
 
 
-def set_limits(visit: Visit, given: args.SetLimits) -> dict[str, Any]:
+def set_limits(visit: Visit, given: arguments.SetLimits) -> dict[str, Any]:
     """Change limits while workers run."""
     where = _place(given)
     slots = limits.slots(given.slots, given.async_slots)
@@ -152,62 +152,62 @@ def set_limits(visit: Visit, given: args.SetLimits) -> dict[str, Any]:
     return _set(limits.change(visit.desk, where, slots | caps))
 
 
-def reset_limits(visit: Visit, given: args.Place) -> dict[str, Any]:
+def reset_limits(visit: Visit, given: arguments.Place) -> dict[str, Any]:
     """Let the configuration, or the type of a task, say it again."""
     return _set(limits.reset(visit.desk, _place(given)))
 
 
-def drain(visit: Visit, given: args.OfWorker) -> dict[str, Any]:
+def drain(visit: Visit, given: arguments.OfWorker) -> dict[str, Any]:
     """Let a worker claim nothing more."""
     workers.drain(visit.desk, given.id)
     return {"id": given.id, "draining": True}
 
 
-def undrain(visit: Visit, given: args.OfWorker) -> dict[str, Any]:
+def undrain(visit: Visit, given: arguments.OfWorker) -> dict[str, Any]:
     """Let a draining worker claim again."""
     workers.resume(visit.desk, given.id)
     return {"id": given.id, "draining": False}
 
 
-def restart(visit: Visit, given: args.OfWorker) -> dict[str, Any]:
+def restart(visit: Visit, given: arguments.OfWorker) -> dict[str, Any]:
     """Let a daemon end and start anew."""
     workers.restart(visit.desk, given.id)
     return {"id": given.id, "restarting": True}
 
 
-def pause_schedule(visit: Visit, given: args.OfName) -> dict[str, Any]:
+def pause_schedule(visit: Visit, given: arguments.OfName) -> dict[str, Any]:
     """Fire nothing until resumed."""
     return _schedule(schedules.pause(visit.desk, given.name))
 
 
-def resume_schedule(visit: Visit, given: args.OfName) -> dict[str, Any]:
+def resume_schedule(visit: Visit, given: arguments.OfName) -> dict[str, Any]:
     """Go on with the next fire time."""
     return _schedule(schedules.resume(visit.desk, given.name))
 
 
-def trigger(visit: Visit, given: args.OfName) -> dict[str, Any]:
+def trigger(visit: Visit, given: arguments.OfName) -> dict[str, Any]:
     """Run a schedule once now; ``beside``: a task of its run that still goes on."""
     done = schedules.trigger(visit.desk, given.name)
     return {"id": int(done.made), "beside": done.beside}
 
 
-def delete_schedule(visit: Visit, given: args.OfName) -> dict[str, Any]:
+def delete_schedule(visit: Visit, given: arguments.OfName) -> dict[str, Any]:
     """Forget a schedule; its tasks stay."""
     schedules.delete(visit.desk, given.name)
     return {"deleted": given.name}
 
 
-def emit(visit: Visit, given: args.Emit) -> dict[str, Any]:
+def emit(visit: Visit, given: arguments.Emit) -> dict[str, Any]:
     """Emit an event: the first of a name wins."""
     _no_mask(given.payload)
     done = events.emit(visit.desk, given.name, given.payload)
-    return {**masked(views.event_view(done.event)), "first": done.first}
+    return {**masked(json_views.event_view(done.event)), "first": done.first}
 
 
 # Bulks
 
 
-def plan_bulk(verb: BulkVerb, visit: Visit, given: args.Plan) -> dict[str, Any]:
+def plan_bulk(verb: BulkVerb, visit: Visit, given: arguments.Plan) -> dict[str, Any]:
     """Freeze which tasks a bulk changes, and say what it would do."""
     _no_mask(given.fields)
     wanted = _wanted(visit, given.ids, given.filter)
@@ -224,7 +224,7 @@ def plan_bulk(verb: BulkVerb, visit: Visit, given: args.Plan) -> dict[str, Any]:
     return bulk_view(made)
 
 
-def start_bulk(verb: BulkVerb, visit: Visit, given: args.Start) -> dict[str, Any]:
+def start_bulk(verb: BulkVerb, visit: Visit, given: arguments.Start) -> dict[str, Any]:
     """Run a bulk in the background, or go on with it."""
     of_verb(visit, given.name, verb)
     done = visit.jobs.bulks.start(given.name, canary=given.canary, rate=given.rate)
@@ -232,13 +232,13 @@ def start_bulk(verb: BulkVerb, visit: Visit, given: args.Start) -> dict[str, Any
     return bulk_view(done)
 
 
-def stop_bulk(verb: BulkVerb, visit: Visit, given: args.OfName) -> dict[str, Any]:
+def stop_bulk(verb: BulkVerb, visit: Visit, given: arguments.OfName) -> dict[str, Any]:
     """Stop a bulk after its present transaction."""
     of_verb(visit, given.name, verb)
     return bulk_view(visit.jobs.bulks.stop(given.name))
 
 
-def undo_bulk(visit: Visit, given: args.OfName) -> dict[str, Any]:
+def undo_bulk(visit: Visit, given: arguments.OfName) -> dict[str, Any]:
     """Take back a cancel in the background."""
     of_verb(visit, given.name, "cancel")
     made = visit.jobs.bulks.undo(given.name)
@@ -262,7 +262,7 @@ def _wanted(visit: Visit, ids: Iterable[int] | None, text: str | None, up_to: in
     return wanted._replace(up_to=up_to)
 
 
-def _ids(given: args.Which, *, dry_run: bool = False) -> Sequence[int]:
+def _ids(given: arguments.Which, *, dry_run: bool = False) -> Sequence[int]:
     if given.filter is not None:
         raise BadInputError("say which tasks: by ids or by filter, one of the two")
     if given.dry_run and not dry_run:
@@ -275,7 +275,7 @@ def _of_ids(name: str, given: bool) -> None:
         raise BadInputError(f"{name} goes with ids")
 
 
-def _in_bulk(visit: Visit, given: args.Which, act: Callable[..., bulk.Bulk], *, commands: bool = True) -> Changed:
+def _in_bulk(visit: Visit, given: arguments.Which, act: Callable[..., bulk.Bulk], *, commands: bool = True) -> Changed:
     """``commands``: whether tasks that run commands are among them, also if those are not to be changed."""
     wanted = _wanted(visit, None, given.filter, given.up_to)
     wanted = wanted if commands else without_commands(visit, wanted)
@@ -322,7 +322,7 @@ def _no_mask(*values: Any) -> None:
         raise BadInputError(f"{MASK} stands for a secret that is not shown: it is no value")
 
 
-def _scopes(given: args.Scopes) -> list[pauses.Scope]:
+def _scopes(given: arguments.Scopes) -> list[pauses.Scope]:
     return pauses.scopes(queues=given.queues, kinds=given.kinds, sources=given.sources, everything=given.everything)
 
 
@@ -331,7 +331,7 @@ def _paused(done: pauses.PauseResult) -> dict[str, Any]:
     return {"changed": changed, "pauses": [pause_view(one) for one in done.left], "unknown": done.unknown}
 
 
-def _place(given: args.Place) -> limits.Place:
+def _place(given: arguments.Place) -> limits.Place:
     return limits.place(pool=given.pool, worker=given.worker, kind=given.kind, key=given.key, queue=given.queue)
 
 
@@ -340,4 +340,4 @@ def _set(done: limits.SetResult) -> dict[str, Any]:
 
 
 def _schedule(one: schedules.ScheduleRecord) -> dict[str, Any]:
-    return {"name": one.name, "paused": one.paused, "next_at": views.time(one.next_at)}
+    return {"name": one.name, "paused": one.paused, "next_at": json_views.time(one.next_at)}

@@ -32,7 +32,7 @@ from scheduler.ports import FAILPOINTS, FOREVER, SECOND
 from scheduler.store.db.tx import Tx
 from scheduler.store.durable import waits
 from scheduler.store.durable.resume import Recorded, resume
-from scheduler.store.tasks import claim as claims
+from scheduler.store.tasks import claim
 from scheduler.store.tasks.claim import Claimed, LaneClaim, LaneHead
 from scheduler.store.tasks.complete import Completion, RowLocked
 from scheduler.store.tasks.ready_children import ReadyChildren
@@ -155,7 +155,7 @@ class DispatchCycle:
         self.lost_commits.pending = True  # until it is handed out
         try:
             with engine_state.database.single(connection) as tx:
-                claimed = claims.claim_one(tx, self.worker, plan.picks[0], engine_state.claims_above)
+                claimed = claim.claim_one(tx, self.worker, plan.picks[0], engine_state.claims_above)
         except BaseException:
             self.lost_commits.on_uncertain_commit()
             raise
@@ -171,12 +171,12 @@ class DispatchCycle:
     def claim_task(self, connection: sa.Connection, task_id: int) -> bool:
         """Claim one task by its id if it is due, and no pause holds it; caps and rates are not asked. Inline only."""
         with self.engine_state.database.write(connection) as tx:
-            head = claims.head_of(tx, task_id)
+            head = claim.head_of(tx, task_id)
             if head is None or not self.planner.serves(head, chosen=True):
                 return False
-            claimed = claims.claim_by_id(tx, self.worker, task_id, self.engine_state.claims_above)
+            claimed = claim.claim_by_id(tx, self.worker, task_id, self.engine_state.claims_above)
             recorded = resume(tx, [(one.id, one.claim) for one in claimed if one.claim > 1])
-        lane = claims.LANE_OF(head)
+        lane = claim.LANE_OF(head)
         plan = Plan([LaneClaim(*lane, 1)], {lane: [PoolShare(head.priority, 1)]})
         self.feeder.submit(claimed, plan, {}, recorded)
         return bool(claimed)
@@ -264,7 +264,7 @@ class DispatchCycle:
         state = self.engine_state
         while state.started_here:
             one = state.started_here.popleft()
-            lane = claims.LANE_OF(one)
+            lane = claim.LANE_OF(one)
             self.planner.turns.charge([one], [LaneClaim(*lane, 1)])
             self._last_lane = LaneHead(*lane, 0)
             if state.metrics is not None:
@@ -310,7 +310,7 @@ class DispatchCycle:
         held = [attempt for key, attempt in list(engine_state.held.items()) if key not in cycle.gone]
         started = self._started(held)
         if started:
-            cycle.marked = claims.mark_running(tx, self.worker, started)
+            cycle.marked = claim.mark_running(tx, self.worker, started)
         if engine_state.moves:
             engine_state.moves.write(tx, self.worker, cycle.gone)
         self.quarantine.clear(tx, self.worker, cycle.gone)
@@ -328,7 +328,7 @@ class DispatchCycle:
         admission = Admission(self.limits, tx, held)
         due = self._due_high(tx) if urgent else self._due(tx, cycle)
         plan = cycle.plan = self.planner.plan(admission, due, held)
-        claimed = claims.claim(
+        claimed = claim.claim(
             tx, self.worker, plan.picks, lanes.offsets.start, cycle.ready_children, self.engine_state.claims_above
         )
         claimed = self.planner.turns.charge(claimed, plan.picks)
@@ -363,7 +363,7 @@ class DispatchCycle:
             cycle.every = due
         elif known:
             freed = [head for head in self.limits.freed(cycle.ended.pairs) if self.planner.serves(head)]
-            due = list({claims.LANE_OF(h): h for h in (*due, *freed)}.values())
+            due = list({claim.LANE_OF(h): h for h in (*due, *freed)}.values())
         return due
 
     def _failed(self, cycle: _Cycle, error: BaseException) -> None:
@@ -396,7 +396,7 @@ class DispatchCycle:
         if not cycle.pending:
             self.lost_commits.clear()
         if claimed:
-            self._last_lane = LaneHead(*claims.LANE_OF(claimed[-1]), 0)
+            self._last_lane = LaneHead(*claim.LANE_OF(claimed[-1]), 0)
         busy = False
         if not cycle.urgent:
             busy, completer.one_by_one = completer.one_by_one, False  # a careful cycle records, and looks at nothing
@@ -407,7 +407,7 @@ class DispatchCycle:
             if key in engine_state.held:
                 engine_state.held[key].marked = True
         busy = cycle.requests.send_answers() or busy
-        picked = {claims.LANE_OF(p): p.limit for p in plan.picks}
+        picked = {claim.LANE_OF(p): p.limit for p in plan.picks}
         got = claimed_per_lane(plan.picks, claimed)
         backlog = any(0 < most <= got[lane] for lane, most in picked.items())
         if cycle.recording is None:

@@ -19,7 +19,7 @@ from scheduler.model.registry import PROCESS, SlotKey
 from scheduler.model.running import log_fields
 from scheduler.ports import SECOND
 from scheduler.store.durable.resume import Recorded
-from scheduler.store.tasks import claim as claims
+from scheduler.store.tasks import claim
 from scheduler.store.tasks.claim import Claimed, LaneHead
 
 log = logging.getLogger("scheduler.engine")
@@ -77,7 +77,7 @@ class SlotFeeder:
         left = {key: [[share.pool, share.most] for share in shares] for key, shares in plan.shares.items()}
         batches: dict[SlotKey, list[Attempt]] = {}
         one = claimed and not start_by and _alike(plan)  # mostly
-        lanes = [(claims.LANE_OF(plan.picks[0]), claimed)] if one else groupby(claimed, key=claims.LANE_OF)
+        lanes = [(claim.LANE_OF(plan.picks[0]), claimed)] if one else groupby(claimed, key=claim.LANE_OF)
         for lane, rows in lanes:
             kind = engine_state.registry.get(kind_of(lane[1]))
             assert kind is not None, "only lanes of registered kinds are claimed"

@@ -12,7 +12,7 @@ from scheduler.engine.state import EngineState
 from scheduler.model import state as st
 from scheduler.model.outcome import AttemptEnd, Outcome
 from scheduler.store.db.tx import Tx
-from scheduler.store.tasks import claim as claims
+from scheduler.store.tasks import claim
 from scheduler.store.tasks.claim import Claimed
 from scheduler.store.tasks.complete import finish
 
@@ -63,7 +63,7 @@ class LostCommits:
             Outcome(
                 r.id, r.claim, r.attempt, AttemptEnd.HANDED_BACK, st.SCHEDULED, r.claimed_at, None, tx.now, refund=1
             )
-            for r in claims.held_by(tx, worker)
+            for r in claim.held_by(tx, worker)
             if (r.id, r.claim) not in engine_state.held
         ]
         if not unknown:

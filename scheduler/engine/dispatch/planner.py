@@ -32,7 +32,7 @@ from scheduler.model.lanes import (
 )
 from scheduler.model.registry import PROCESS, SlotKey
 from scheduler.ports import SECOND
-from scheduler.store.tasks import claim as claims
+from scheduler.store.tasks import claim
 from scheduler.store.tasks.claim import LaneClaim, LaneHead
 
 log = logging.getLogger("scheduler.engine")
@@ -120,7 +120,7 @@ class ClaimPlanner:
         if not self.limits.known:
             plan = self._plan(due, held)
             if len(due) > 1:
-                self.turns.record([claims.LANE_OF(pick) for pick in plan.picks])
+                self.turns.record([claim.LANE_OF(pick) for pick in plan.picks])
             self._note(plan)
             return plan
         waiting = self.turns.by_kind(due)
@@ -147,9 +147,9 @@ class ClaimPlanner:
                 and enough[turn] < most[turn] // 2
                 and (left := [head for head in lanes if (head.queue, base_lane(head.lane)) not in spent])
             }
-        self.turns.record([claims.LANE_OF(head) for head in admission.full_lanes(looked)])
+        self.turns.record([claim.LANE_OF(head) for head in admission.full_lanes(looked)])
         plan = Plan(admission.cut(plan.picks, self.turns.start_of), plan.shares)
-        self.turns.record([claims.LANE_OF(pick) for pick in plan.picks])
+        self.turns.record([claim.LANE_OF(pick) for pick in plan.picks])
         self._note(plan)
         return plan
 
@@ -168,10 +168,10 @@ class ClaimPlanner:
     def _note(self, plan: Plan) -> None:
         """Record which priorities got something, where priorities share slots."""
         if self._share_places:
-            got = {share.pool for pick in plan.picks for share in plan.shares[claims.LANE_OF(pick)]}
+            got = {share.pool for pick in plan.picks for share in plan.shares[claim.LANE_OF(pick)]}
             self._places.record(self._share_places, got)
         if self._share_children:
-            in_children = [p for p in plan.picks if self.slot_type_of(LaneHead(*claims.LANE_OF(p), 0)) == PROCESS]
+            in_children = [p for p in plan.picks if self.slot_type_of(LaneHead(*claim.LANE_OF(p), 0)) == PROCESS]
             got = {pick.priority for pick in in_children}
             self._children.record(self._share_children, got)
 
@@ -183,7 +183,7 @@ class ClaimPlanner:
         slots = self.slots.get((head.priority, kind.slot_type))
         if slots is None or head.lane.startswith(QUARANTINE_LANE) or not self.serves(head):
             return Plan([], {})
-        lane = claims.LANE_OF(head)
+        lane = claim.LANE_OF(head)
         return Plan([LaneClaim(*lane, 1)], {lane: [PoolShare(head.priority, 1)]})
 
     def _plan(self, due: list[LaneHead], held: Sequence[Attempt]) -> Plan:

@@ -13,7 +13,7 @@ from scheduler.model.lanes import QUARANTINE_LANE
 from scheduler.model.outcome import AttemptEnd, Failure, Outcome
 from scheduler.model.retry import is_spent
 from scheduler.store.db.tx import Tx
-from scheduler.store.tasks import claim as claims
+from scheduler.store.tasks import claim
 from scheduler.store.tasks.claim import Claimed, LaneClaim
 from scheduler.store.tasks.complete import Completion
 from scheduler.store.workers import DEATHS_ALONE
@@ -38,7 +38,7 @@ class Quarantine:
         if (c.id, c.claim) in gone or (c.id, c.claim) not in self._state.held:
             self._planner.alone = None
         elif alone.started_at is not None and alone.started_mono <= self._state.monotonic() - SUSPECT_ALONE_S:
-            claims.end_quarantine(tx, worker, c.id, c.claim)
+            claim.end_quarantine(tx, worker, c.id, c.claim)
             self._planner.alone = None
 
     def isolate(self, tx: Tx, worker: int, picks: Sequence[LaneClaim], claimed: Sequence[Claimed]) -> None:
@@ -48,7 +48,7 @@ class Quarantine:
             return
         for c in claimed:
             if c.lane.startswith(QUARANTINE_LANE) and processes.can_run(self._state.registry.named(c.kind)):
-                claims.end_quarantine(tx, worker, c.id, c.claim)
+                claim.end_quarantine(tx, worker, c.id, c.claim)
 
 
 def judge_crashes(tx: Tx, outcomes: list[tuple[Attempt, Outcome]]) -> list[tuple[Attempt, Outcome]]:
@@ -57,7 +57,7 @@ def judge_crashes(tx: Tx, outcomes: list[tuple[Attempt, Outcome]]) -> list[tuple
 
 
 def _judged(tx: Tx, attempt: Attempt, o: Outcome) -> Outcome:
-    deaths, c = claims.quarantined_crashes(tx, o.task_id) + 1, attempt.claimed
+    deaths, c = claim.quarantined_crashes(tx, o.task_id) + 1, attempt.claimed
     how = o.failure.text if o.failure is not None else "it died"
     if deaths >= DEATHS_ALONE:
         text = f"killed its process {deaths} times while running alone; last: {how}"
@@ -76,4 +76,4 @@ def count_crashes(tx: Tx, outcomes: list[tuple[Attempt, Outcome]], finished: Com
     not_recorded = {(o.task_id, o.claim) for o in (*finished.lost, *finished.deferred)}
     for o in died:
         if (o.task_id, o.claim) not in not_recorded:
-            claims.record_quarantined_crash(tx, o.task_id, o.claim)
+            claim.record_quarantined_crash(tx, o.task_id, o.claim)

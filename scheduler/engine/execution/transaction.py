@@ -31,7 +31,7 @@ from scheduler.model.outcome import Lifetimes
 from scheduler.ports import SECOND
 from scheduler.store.db.handler_transaction import Transaction, is_transient
 from scheduler.store.durable.checkpoints import Entry
-from scheduler.store.requests import transaction as effects
+from scheduler.store.requests.transaction import CANCELLED, LOST, record_step, succeed
 
 if TYPE_CHECKING:
     from contextvars import Token
@@ -124,7 +124,7 @@ class _Scope:
         drive(self.durable, self.durable.read_recorded())  # this is a thread, also for coroutines
         unvisited = self.durable.finish()
         outcome = success(self.attempt, self.runtime, result_text(transaction.result))
-        done = effects.succeed(transaction, self._worker, outcome, self.runtime.now, self._wait, self._lifetimes)
+        done = succeed(transaction, self._worker, outcome, self.runtime.now, self._wait, self._lifetimes)
         self._check_status(done.status)
         self.runtime.settled(self.attempt, outcome, done.ready)
         self._unvisited = unvisited
@@ -135,15 +135,15 @@ class _Scope:
         entry = Entry(
             *(c.id, c.claim, step.label, CheckpointType.STEP, step.seq, text), started_at=step.started, note=step.note
         )
-        self._check_status(effects.record_step(transaction, self._worker, entry, self.runtime.now(), self._lease))
+        self._check_status(record_step(transaction, self._worker, entry, self.runtime.now(), self._lease))
         step.recorded, step.value = True, text
 
     def _check_status(self, status: str) -> None:
         task_id = self.attempt.claimed.id
-        if status == effects.LOST:
+        if status == LOST:
             self.attempt.lost = True
             raise LeaseLost(f"task {task_id} is no longer held by this worker; its transaction is rolled back")
-        if status == effects.CANCELLED:
+        if status == CANCELLED:
             self.attempt.cancelled = True
             raise Cancelled(f"task {task_id} was cancelled; its transaction is rolled back")
 

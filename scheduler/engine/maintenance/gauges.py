@@ -10,7 +10,7 @@ from scheduler.engine.state import EngineState
 from scheduler.model.capacity import SLOT_TYPES
 from scheduler.model.defaults import POOLS
 from scheduler.model.registry import PROCESS, SlotKey
-from scheduler.telemetry import metrics as names
+from scheduler.telemetry import metrics
 from scheduler.telemetry.metrics import Family, Sample
 
 SHARED = "shared"  # the label ``pool`` of child processes, which all pools share
@@ -41,12 +41,12 @@ class Gauges:
         """The present values."""
         slots, busy = self._count_slots()
         return [
-            Family(names.SLOTS, slots),
-            Family(names.SLOTS_BUSY, busy),
-            Family(names.ORPHANED_ATTEMPTS, [Sample((), self._orphans())]),
-            Family(names.LOOP_AGE, [Sample((), self._loop_age())]),
-            Family(names.STORE_UNREACHABLE, [Sample((), int(self._unreachable()))]),
-            Family(names.BUILD_INFO, [Sample(self._build, 1)]),
+            Family(metrics.SLOTS, slots),
+            Family(metrics.SLOTS_BUSY, busy),
+            Family(metrics.ORPHANED_ATTEMPTS, [Sample((), self._orphans())]),
+            Family(metrics.LOOP_AGE, [Sample((), self._loop_age())]),
+            Family(metrics.STORE_UNREACHABLE, [Sample((), int(self._unreachable()))]),
+            Family(metrics.BUILD_INFO, [Sample(self._build, 1)]),
             *self._engine_state.traffic.families(),
         ]
 

@@ -20,8 +20,7 @@ from scheduler.store import rollups, schedules
 from scheduler.store.admin import retention
 from scheduler.store.durable import waits
 from scheduler.store.schedule_times import move, moved
-from scheduler.store.tasks import control
-from scheduler.store.tasks import deadlines as policies
+from scheduler.store.tasks import control, deadlines
 from scheduler.store.tasks.attempts import write_values
 
 if TYPE_CHECKING:
@@ -128,7 +127,7 @@ def apply_policies(engine_state: EngineState, connection: sa.Connection) -> tupl
     ready, more = 0, True
     while more:
         with engine_state.database.write(connection) as tx:
-            judged = policies.apply(tx)
+            judged = deadlines.apply(tx)
         for task, reason in (judged.cancelled | judged.requested).items():
             log.info("task cancelled", extra={"task": task, "reason": reason})
         ready += judged.ready

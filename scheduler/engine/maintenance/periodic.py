@@ -28,8 +28,7 @@ from scheduler.errors import StoreUnavailableError
 from scheduler.model.capacity import Capacity
 from scheduler.model.live_settings import LiveSettings
 from scheduler.ports import FOREVER
-from scheduler.store import due_work as looks
-from scheduler.store import workers
+from scheduler.store import due_work, workers
 from scheduler.store.db.notifier import Notifier
 from scheduler.store.durable import waits
 
@@ -238,9 +237,9 @@ class PeriodicWork:
         if not (self.timers.due("looks", DUE_WORK_EVERY, EARLY_FRACTION) or every or scheduled or polls):
             return True
 
-        def ask() -> looks.DueWork:
+        def ask() -> due_work.DueWork:
             with self.engine_state.database.glance(connection) as tx:  # no write lock: it mostly finds nothing
-                return looks.poll(tx, every=every, polls=polls)
+                return due_work.poll(tx, every=every, polls=polls)
 
         seen = self.attempt("looking for what is due", ask)
         if seen is None:

@@ -21,7 +21,7 @@ from scheduler.store.db import migrate
 from scheduler.store.db.begun import Begun, begun, directories, is_gone
 from scheduler.store.db.notifier import Notifier, NullNotifier, make_notifier
 from scheduler.store.db.tx import Tx
-from scheduler.store.tasks import claim as claims
+from scheduler.store.tasks import claim
 from scheduler.store.workers import WorkerInfo
 
 if TYPE_CHECKING:
@@ -138,9 +138,9 @@ class WorkerRegistration:
         for worker, path in gone.items():
             if noted := begun(path):
                 with database.write(connection) as tx:
-                    held = claims.held_by(tx, worker)
+                    held = claim.held_by(tx, worker)
                     started = [(r.id, r.claim, r.claimed_at) for r in held if (r.id, r.claim) in noted]
-                    claims.mark_running(tx, worker, started)
+                    claim.mark_running(tx, worker, started)
 
     def _gone(self, connection: sa.Connection) -> dict[int, str]:
         """The workers of this host whose processes have ended, with the notes of each."""

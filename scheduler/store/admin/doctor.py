@@ -26,8 +26,7 @@ from scheduler.store.db import migrate
 from scheduler.store.db.database import Database
 from scheduler.store.db.deadline import in_time
 from scheduler.store.db.tx import Tx
-from scheduler.store.durable import deadlocks as standoffs
-from scheduler.store.durable import waits
+from scheduler.store.durable import deadlocks, waits
 from scheduler.store.placements import executors
 from scheduler.store.predicates import HELD, claimable, held
 from scheduler.store.read.problems import BY_NAME, TABLE, Voice, problems
@@ -340,10 +339,10 @@ def _without_timeout(tx: Tx) -> Finding:
 
 
 def _standoffs(tx: Tx) -> Finding:
-    cycles = standoffs.found(tx)
+    cycles = deadlocks.found(tx)
     if not cycles:
         return Finding("awaits", OK, "no tasks wait for one another")
-    text = "; ".join(standoffs.describe(cycle) for cycle in cycles)
+    text = "; ".join(deadlocks.describe(cycle) for cycle in cycles)
     return Finding("awaits", PROBLEM, text, tuple(sorted(i for cycle in cycles for i in cycle)))
 
 

@@ -8,7 +8,7 @@ from scheduler.model.capacity import Capacity
 from scheduler.model.rollup import RollupCounter
 from scheduler.model.texts import counted, listed
 from scheduler.store import abandoned, audit, reaper, rollups, schedules, worker_jobs, workers
-from scheduler.store.admin import doctor as checks
+from scheduler.store.admin import doctor
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
 from scheduler.store.durable import waits
@@ -54,7 +54,7 @@ def _all(find: Callable[[], Collection[int]], repaired: Callable[[list[int]], ob
 
 def _edges(tx: Tx) -> Iterator[str]:
     def find() -> set[int]:
-        return {*checks.wrong_counts(tx), *checks.decided(tx), *checks.orphans(tx)}
+        return {*doctor.wrong_counts(tx), *doctor.decided(tx), *doctor.orphans(tx)}
 
     wrong = _all(find, lambda ids: recount(tx, ids))
     if wrong:
@@ -62,20 +62,20 @@ def _edges(tx: Tx) -> Iterator[str]:
 
 
 def _waits(tx: Tx) -> Iterator[str]:
-    late = _all(lambda: checks.missed(tx), lambda ids: waits.force_wake(tx, ids))
+    late = _all(lambda: doctor.missed(tx), lambda ids: waits.force_wake(tx, ids))
     if late:
         yield _told("woke", late)
 
 
 def _claims(tx: Tx, counts: bool) -> Iterator[str]:
     """Reclaim from workers recorded as ended, and, through a made-up worker, from those without a row."""
-    if checks.unclaimed(tx):
+    if doctor.unclaimed(tx):
         made_up = workers.WorkerInfo(f"repair-{tx.now}", REPAIR_HOST, 0, "", (), Capacity())
         stopped = workers.register(tx, made_up, (), 0)
         workers.stop(tx, stopped)
         give = f"UPDATE schedd_tasks SET worker = :worker WHERE id IN {tx.dialect.ids()}"
         _all(
-            lambda: checks.unclaimed(tx),
+            lambda: doctor.unclaimed(tx),
             lambda ids: tx.run(give, worker=stopped, ids=bind_rows(ids)),
         )
     found = reaper.reap(tx, lapsed=False)
@@ -97,7 +97,7 @@ def _placements(tx: Tx) -> Iterator[str]:
 
 
 def _replaced(tx: Tx) -> Iterator[str]:
-    stale = _all(lambda: checks.stale(tx), lambda ids: repair_replacements(tx, ids))
+    stale = _all(lambda: doctor.stale(tx), lambda ids: repair_replacements(tx, ids))
     if stale:
         yield _told("looked after what was to replace", stale)
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from scheduler.model.texts import listed, span_text
 from scheduler.model.times import SECOND
 from scheduler.store.admin.doctor import NOTE, OK, PROBLEM, Finding, answers
-from scheduler.store.db import horizon, migrate
-from scheduler.store.db import pg_blockers as row_locks
+from scheduler.store.db import horizon, migrate, pg_blockers
 from scheduler.store.db.database import Database
 from scheduler.store.db.sqlite_files import open_to_others
 from scheduler.store.db.tx import Tx
@@ -113,7 +112,7 @@ def _horizon(tx: Tx) -> Finding:
 
 
 def _locks(tx: Tx) -> Finding:
-    waiting = row_locks.blocked(tx.connection)
+    waiting = pg_blockers.blocked(tx.connection)
     if not waiting:
         return Finding("locks", OK, "no session waits for another one's")
     return Finding("locks", NOTE, f"{'; '.join(waiting)} (SELECT pg_terminate_backend(...) ends a session)")

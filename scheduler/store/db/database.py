@@ -17,8 +17,7 @@ import sqlalchemy as sa
 from scheduler.errors import ConfigError, SchedulerError, StoreUnavailableError
 from scheduler.forking import after_fork, leave_to_parent
 from scheduler.ports import Clock
-from scheduler.store.db import deadline, migrate, writable
-from scheduler.store.db import pg_blockers as row_locks
+from scheduler.store.db import deadline, migrate, pg_blockers, writable
 from scheduler.store.db.autocommit import AutocommitConnection, AutocommitPool
 from scheduler.store.db.deadline import Deadline
 from scheduler.store.db.dialect import Dialect, dialect_named, prepared
@@ -212,7 +211,7 @@ class Database:
         engine, _ = make_engine(self.url)
         try:
             with engine.connect() as connection:
-                return row_locks.in_the_way(connection, ours)
+                return pg_blockers.in_the_way(connection, ours)
         except sa.exc.SQLAlchemyError as error:
             raise translate(error, self.url) from cause(error)
         finally:

@@ -9,7 +9,7 @@ from scheduler.model.state import END_BIT, EdgeVerdict, Otherwise, TaskState, Wh
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
 from scheduler.store.durable import waits
-from scheduler.store.graph import spawned as children
+from scheduler.store.graph import spawned
 from scheduler.store.graph.cancel_cascade import cancel_below
 from scheduler.store.graph.descendants import tasks_below
 from scheduler.store.graph.parents import broken_text, removed_text
@@ -79,7 +79,7 @@ def release(tx: Tx, ends: Iterable[tuple[int, TaskState]], *, unbroken: bool = F
         cancelled = [task_id for task_id, state in frontier.items() if state is TaskState.CANCELLED]
         ended = {} if unbroken else _break(tx, frontier, deep=not cancelled)
         if cancelled:
-            ended |= dict.fromkeys(children.cancel(tx, cancelled), TaskState.CANCELLED)
+            ended |= dict.fromkeys(spawned.cancel(tx, cancelled), TaskState.CANCELLED)
         if awaited:
             ready += waits.tasks_ended(tx, list(frontier))
         for bit in sorted({END_BIT[state] for state in frontier.values()}):

@@ -19,12 +19,9 @@ from scheduler.ports import FOREVER, SECOND
 from scheduler.store import pauses
 from scheduler.store.db.tx import Tx
 from scheduler.store.db.writable import no_writes
-from scheduler.store.durable import deadlocks as standoffs
-from scheduler.store.durable import waits
+from scheduler.store.durable import deadlocks, waits
 from scheduler.store.placements import PlacementRecord
-from scheduler.store.read import audit
-from scheduler.store.read import executors as placed
-from scheduler.store.read import slot_usage as slots
+from scheduler.store.read import audit, executors, slot_usage
 from scheduler.store.read.graph import dependencies
 from scheduler.store.read.history import standing_of
 from scheduler.store.read.ready import cause_of, due_since, unserved_reason
@@ -172,7 +169,7 @@ def _waiting(tx: Tx, row: sa.Row[Any]) -> str:
 def _held(tx: Tx, row: sa.Row[Any], state: TaskState, alive: dict[int, WorkerRecord]) -> str | None:
     worker = f"worker {row.host}:{row.pid}" if row.host is not None else f"worker {row.worker}"
     holder = alive.get(row.worker)
-    placement = placed.latest(tx, row.id, row.claim) if holder is None else None
+    placement = executors.latest(tx, row.id, row.claim) if holder is None else None
     if placement is not None and placement.state in (PlacementState.RESERVED, PlacementState.SUBMITTED):
         return _placed(tx, row, placement)
     if holder is not None and holder.state == GONE:
@@ -231,10 +228,10 @@ def runs_text(state: TaskState, started_at: int | None, heartbeat_at: int | None
 
 def _placed(tx: Tx, row: sa.Row[Any], placement: PlacementRecord) -> str:
     """Where a task is whose job has not begun."""
-    text = placed.describe(placement, tx.now)
+    text = executors.describe(placement, tx.now)
     if row.cancel_requested is not None:
         text = f"cancel requested at {rfc3339(row.cancel_requested, exact=False)}; {text}"
-    trouble = placed.unplaced(placed.executor_statuses(tx), placement.executor)
+    trouble = executors.unplaced(executors.executor_statuses(tx), placement.executor)
     return text if trouble is None else f"{text}; {trouble}"
 
 
@@ -269,8 +266,8 @@ def _awaited(tx: Tx, task_id: int) -> str:
         else:
             awaited.append(f"{wait.open} of {counted(wait.items, 'task')}")
     text = listed(awaited)
-    cycle = standoffs.through(tx, task_id) if any(wait.event is None for wait in found) else []
-    return f"{text}; {standoffs.describe(cycle)}" if cycle else text
+    cycle = deadlocks.through(tx, task_id) if any(wait.event is None for wait in found) else []
+    return f"{text}; {deadlocks.describe(cycle)}" if cycle else text
 
 
 def _later(row: sa.Row[Any], state: TaskState, now: int, fleet: Fleet, awaited: str) -> str:
@@ -280,7 +277,7 @@ def _later(row: sa.Row[Any], state: TaskState, now: int, fleet: Fleet, awaited: 
         )
     at = f"{rfc3339(row.run_at, exact=False)} (in {span_text(row.run_at - now)})"
     unserved = unserved_reason(row, fleet)
-    beside = slots.previous_attempt(fleet, row)
+    beside = slot_usage.previous_attempt(fleet, row)
     tail = f"; at present {unserved}" if unserved is not None else f"; {beside}" if beside is not None else ""
     if state is TaskState.RETRY:
         most = "" if row.max_attempts is None else f" of {row.max_attempts}"

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
-from scheduler.model import inbox as codes
+from scheduler.model import inbox
 from scheduler.model import state as st
 from scheduler.model.outgoing import OUTBOX
 from scheduler.model.redact import redact
@@ -42,17 +42,17 @@ class OutboxCounts(NamedTuple):
 
 
 _OF_SOURCE = (
-    f"SELECT count(*), coalesce(sum(CASE WHEN verdict = {codes.OPEN} THEN 1 ELSE 0 END), 0), "
-    f"coalesce(sum(CASE WHEN verdict = {codes.HELD} THEN 1 ELSE 0 END), 0), "
-    f"min(CASE WHEN verdict = {codes.HELD} THEN first_at END), "
-    f"coalesce(sum(CASE WHEN verdict = {codes.DEAD} THEN 1 ELSE 0 END), 0), max(last_at) FROM "
+    f"SELECT count(*), coalesce(sum(CASE WHEN verdict = {inbox.OPEN} THEN 1 ELSE 0 END), 0), "
+    f"coalesce(sum(CASE WHEN verdict = {inbox.HELD} THEN 1 ELSE 0 END), 0), "
+    f"min(CASE WHEN verdict = {inbox.HELD} THEN first_at END), "
+    f"coalesce(sum(CASE WHEN verdict = {inbox.DEAD} THEN 1 ELSE 0 END), 0), max(last_at) FROM "
     "(SELECT verdict, first_at, last_at FROM schedd_inbox WHERE source = :source ORDER BY source, message_key "
     "LIMIT :most) i"
 )
 # Of a source that keeps more, each from the index of its state.
 _OPEN = (
     "SELECT count(*) FROM (SELECT 1 AS one FROM schedd_inbox WHERE receipt IS NOT NULL AND source = :source "
-    f"AND verdict = {codes.OPEN} LIMIT :most) i"
+    f"AND verdict = {inbox.OPEN} LIMIT :most) i"
 )
 _HELD = (
     "SELECT count(*), min(first_at) FROM (SELECT first_at FROM schedd_inbox WHERE held IS NOT NULL "
@@ -60,7 +60,7 @@ _HELD = (
 )
 _NEWEST_DEAD = (
     "FROM (SELECT source, error, last_at FROM schedd_inbox "
-    f"WHERE verdict = {codes.DEAD} ORDER BY last_at DESC LIMIT :most) i WHERE source = :source"
+    f"WHERE verdict = {inbox.DEAD} ORDER BY last_at DESC LIMIT :most) i WHERE source = :source"
 )
 _LAST = (
     "SELECT max(last_at) FROM (SELECT source, last_at FROM schedd_inbox ORDER BY expires_at DESC LIMIT :most) i "
@@ -153,7 +153,7 @@ class DeadMessages(NamedTuple):
 def recent_dead(tx: Tx) -> list[DeadMessages]:
     """The sources whose messages could become no task in the last day, the latest first."""
     rows = tx.run(
-        f"SELECT i.source, i.last_at, i.error FROM schedd_inbox i WHERE i.verdict = {codes.DEAD} "
+        f"SELECT i.source, i.last_at, i.error FROM schedd_inbox i WHERE i.verdict = {inbox.DEAD} "
         f"AND i.last_at > :since ORDER BY i.last_at DESC LIMIT {MOST_COUNTED}",
         since=tx.now - RECENT,
     ).all()

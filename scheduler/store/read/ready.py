@@ -12,14 +12,13 @@ from scheduler.model.live_settings import KEY, QUEUE
 from scheduler.model.texts import listed, rfc3339, span_text
 from scheduler.ports import SECOND
 from scheduler.store import pauses
-from scheduler.store.db import pg_blockers as row_locks
+from scheduler.store.db import pg_blockers
 from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import CLAIMABLE
-from scheduler.store.read import executors as placed
-from scheduler.store.read import slot_usage as slots
+from scheduler.store.read import executors, slot_usage
 from scheduler.store.read.unserved import left_behind
 from scheduler.store.read.workers import Fleet
-from scheduler.store.tasks import limits as caps
+from scheduler.store.tasks import limits
 from scheduler.store.tasks.claim import LaneHead
 
 MAX_NAMED = 3  # tasks that hold a place under a cap, by their ids
@@ -89,7 +88,7 @@ def cause_of(tx: Tx, row: sa.Row[Any], fleet: Fleet) -> Cause:
     kept_out = out_of_reach(tx, row, fleet)
     if kept_out is not None:
         return kept_out
-    holder = row_locks.holder(tx.connection, row.id)
+    holder = pg_blockers.holder(tx.connection, row.id)
     if holder is not None:
         return Cause("locked", f", but its row is locked by {holder}: claims pass over it until that ends")
     if row.lane.startswith(QUARANTINE_LANE) and executor_of(row.lane) is None:
@@ -100,12 +99,12 @@ def cause_of(tx: Tx, row: sa.Row[Any], fleet: Fleet) -> Cause:
     named = executor_of(row.lane)
     executor = fleet.places(row.queue) if named is None else fleet.executors.get(named)
     if executor is not None and executor.scale is None:
-        return Cause("executor", f"; {placed.waits_there(tx, executor)}")
+        return Cause("executor", f"; {executors.waits_there(tx, executor)}")
     if named is not None and executor is not None:  # no other worker takes it
-        return Cause("executor", f"; {placed.waits_for_worker(tx, executor)}")
-    taken = slots.full_reason(tx, fleet, row)
+        return Cause("executor", f"; {executors.waits_for_worker(tx, executor)}")
+    taken = slot_usage.full_reason(tx, fleet, row)
     if executor is not None and (taken or not fleet.serving(row.queue, row.kind, row.schema_version)):
-        waits = placed.waits_for_worker(tx, executor)
+        waits = executors.waits_for_worker(tx, executor)
         return Cause("executor", f"; {'' if taken is None else f'{taken}; '}{waits}")
     return Cause("soon", "; a worker claims it at its next cycle") if taken is None else Cause("slots", f"; {taken}")
 
@@ -133,22 +132,24 @@ def unserved_reason(row: sa.Row[Any], fleet: Fleet) -> str | None:
 
 def full_cap(tx: Tx, queue: str, lane: str) -> Full | None:
     """The cap without room that tasks of this lane and queue wait for."""
-    return next((_full(tx, place, room) for place, room in caps.read(tx, queue, lane).items() if room.free == 0), None)
+    return next(
+        (_full(tx, place, room) for place, room in limits.read(tx, queue, lane).items() if room.free == 0), None
+    )
 
 
-def _full(tx: Tx, place: caps.Place, room: caps.Headroom) -> Full:
+def _full(tx: Tx, place: limits.Place, room: limits.Headroom) -> Full:
     subject = f"queue {place.name}" if place.scope == QUEUE else "its kind"
     return Full(subject, f"its cap of {room.limit.cap}{_of_key(place)}", _holders(tx, place))
 
 
-def _of_key(place: caps.Place) -> str:
+def _of_key(place: limits.Place) -> str:
     _, separator, key = place.name.partition(LANE_SEPARATOR)
     return f" for concurrency key {key!r}" if separator and place.scope == KEY else ""
 
 
 def _limited(tx: Tx, row: sa.Row[Any], fleet: Fleet) -> Cause | None:
     """Which limit it waits for, if any: of its kind, its concurrency key, its queue, or of each worker."""
-    for place, room in caps.read(tx, row.queue, row.lane).items():
+    for place, room in limits.read(tx, row.queue, row.lane).items():
         if room.free == 0:
             full = _full(tx, place, room)
             return Cause("cap", f"; {full.subject} is at {full.most}: {holding(full.holders, tx.now)}")
@@ -162,7 +163,7 @@ def _limited(tx: Tx, row: sa.Row[Any], fleet: Fleet) -> Cause | None:
     return None
 
 
-def _holders(tx: Tx, place: caps.Place) -> list[Holder]:
+def _holders(tx: Tx, place: limits.Place) -> list[Holder]:
     """The tasks that count under this cap, claimed first."""
     column, value = ("queue", place.name) if place.scope == QUEUE else ("kind", kind_of(place.name))
     rows = tx.rows(

@@ -19,7 +19,7 @@ from scheduler.store.db.tx import Tx
 from scheduler.store.durable import checkpoints, waits
 from scheduler.store.durable.checkpoints import Entry
 from scheduler.store.durable.waits import Wait
-from scheduler.store.graph import spawned as children
+from scheduler.store.graph import spawned
 from scheduler.store.graph.spawned import End
 from scheduler.store.requests.request import Answer, AttemptRequest, Work
 from scheduler.store.tasks.enqueue import enqueue
@@ -92,7 +92,7 @@ def _store(work: Work, made: dict[int, tuple[AttemptRequest, list[TaskId]]], ans
             heads.append(Wait(a.task_id, group, None, FOREVER, a.claim))
             items += [(a.task_id, group, int(task_id)) for task_id in ids if task_id.created]
     if adopted:
-        children.adopt(work.tx, adopted)
+        spawned.adopt(work.tx, adopted)
     checkpoints.write(work.tx, entries)
     waits.register(work.tx, list({(h.task_id, h.name): h for h in heads}.values()))
     waits.register_items(work.tx, items)
@@ -165,7 +165,7 @@ def _ended(work: Work, a: AttemptRequest, in_time: int) -> Answer | None:
     if a.args.get("many"):
         return {"value": "true"}
     (task_id,) = items
-    end = children.ends(work.tx, [task_id]).get(task_id)
+    end = spawned.ends(work.tx, [task_id]).get(task_id)
     if end is None:
         return {"error": failure_of(unknown(work.tx, task_id))}
     if not end.state.terminal:
@@ -191,7 +191,7 @@ def _failed(error: Exception) -> dict[str, Any]:
 
 def results(tx: Tx, ids: Sequence[int]) -> list[tuple[str | None, Any]] | None:
     """What tasks that have ended returned, in this order: rows (JSON text, failure); None if one has not ended."""
-    found = children.ends(tx, ids)
+    found = spawned.ends(tx, ids)
     if any(not end.state.terminal for end in found.values()):
         return None
     rows: list[tuple[str | None, Any]] = []

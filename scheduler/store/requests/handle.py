@@ -18,8 +18,7 @@ from scheduler.store.db.tx import Tx
 from scheduler.store.durable import checkpoints
 from scheduler.store.durable.checkpoints import Entry
 from scheduler.store.predicates import IS_HELD
-from scheduler.store.requests import children as asked_children
-from scheduler.store.requests import events as asked_events
+from scheduler.store.requests import children, events
 from scheduler.store.requests.request import Answer, AttemptRequest, Work
 from scheduler.store.tasks import control
 
@@ -142,10 +141,10 @@ _Handler = Callable[[Work, Sequence[AttemptRequest]], list[Answer | None]]
 _WRITES: dict[str, _Handler] = {
     "record": _record,
     "sleep": _sleep,
-    "emit": asked_events.emit,
-    "await_event": asked_events.await_event,
-    "spawn": asked_children.spawn,
-    "await_tasks": asked_children.await_tasks,
+    "emit": events.emit,
+    "await_event": events.await_event,
+    "spawn": children.spawn,
+    "await_tasks": children.await_tasks,
 }
 _CHECKPOINT_TYPES = {
     "record": CheckpointType.STEP,

@@ -37,14 +37,14 @@ def apart(ctx: Context) -> int:
 def guessed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many tasks each guess brought."""
     found: list[int] = []
-    claim_one = turn.claims.claim_one
+    claim_one = turn.claim.claim_one
 
     def counting(*args: Any) -> list[claims.Claimed]:
         claimed = claim_one(*args)
         found.append(len(claimed))
         return claimed
 
-    monkeypatch.setattr(turn.claims, "claim_one", counting)
+    monkeypatch.setattr(turn.claim, "claim_one", counting)
     return found
 
 
@@ -260,7 +260,7 @@ def test_a_claim_whose_answer_does_not_come_is_given_back(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     jobs = ran_one(fleet, plain)
-    claim_one = turn.claims.claim_one
+    claim_one = turn.claim.claim_one
 
     def unanswered(*args: Any) -> None:
         assert len(claim_one(*args)) == 1
@@ -268,7 +268,7 @@ def test_a_claim_whose_answer_does_not_come_is_given_back(
 
     last = jobs.task(plain).schedule()
     with monkeypatch.context() as broken:
-        broken.setattr(turn.claims, "claim_one", unanswered)
+        broken.setattr(turn.claim, "claim_one", unanswered)
         engine_of(jobs).wake()
         with pytest.raises(StoreUnavailableError):
             engine_of(jobs).step()

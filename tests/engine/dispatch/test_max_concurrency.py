@@ -113,7 +113,7 @@ def test_only_one_worker_at_a_time_claims_of_a_capped_kind(
     from scheduler.engine.dispatch import cycle as turn
 
     sides: list[Side] = []
-    claim = turn.claims.claim
+    claim = turn.claim.claim
 
     def claim_and_let_the_other_in(*args: Any) -> Any:
         claimed = claim(*args)
@@ -123,7 +123,7 @@ def test_only_one_worker_at_a_time_claims_of_a_capped_kind(
                 sides[0].join(20)
         return claimed
 
-    monkeypatch.setattr(turn.claims, "claim", claim_and_let_the_other_in)
+    monkeypatch.setattr(turn.claim, "claim", claim_and_let_the_other_in)
     step(first)
     sides[0].result()
     assert held(first) == 2

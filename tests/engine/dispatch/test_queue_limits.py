@@ -168,7 +168,7 @@ def test_only_one_worker_at_a_time_claims_of_a_capped_queue(
         first.task(load, n).schedule()
         second.task(clean, n).schedule()
     sides: list[Side] = []
-    claim = dispatch_cycle.claims.claim
+    claim = dispatch_cycle.claim.claim
 
     def claim_and_let_the_other_in(*args: Any) -> Any:
         claimed = claim(*args)
@@ -178,7 +178,7 @@ def test_only_one_worker_at_a_time_claims_of_a_capped_queue(
                 sides[0].join(20)
         return claimed
 
-    monkeypatch.setattr(dispatch_cycle.claims, "claim", claim_and_let_the_other_in)
+    monkeypatch.setattr(dispatch_cycle.claim, "claim", claim_and_let_the_other_in)
     step(first)
     sides[0].result()
     assert [here(first), here(second)] == [{"load": 2}, {}]
