@@ -36,7 +36,7 @@ class UpkeepOperations:
     def doctor(self, *, full: bool = False) -> Sequence[Finding]:
         """Check what must always hold: each check with its level (ok, note, problem).
 
-        ``full``: looks at every row; else some checks look at those of the newest 20,000 tasks, and one says so.
+        ``full``: looks at every row; else some checks look at those of the newest 10,000 tasks, and one says so.
 
         Raises StoreUnavailableError.
         """

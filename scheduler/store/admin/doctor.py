@@ -47,7 +47,7 @@ SURROUNDINGS = (
     "workers' clocks",
 )  # checks of surroundings.py
 _MAX_IDS = 1000  # ids named for one kind of problem
-NEWEST = 20_000  # tasks that the checks look at which no index serves
+NEWEST = 10_000  # tasks that the checks look at which no index serves
 _WAIT = list(Otherwise).index(Otherwise.WAIT)
 _PARENT = "coalesce(p.state, o.state)"
 _BIT = f"CASE {_PARENT} WHEN 6 THEN 1 WHEN 7 THEN 2 WHEN 8 THEN 2 WHEN 9 THEN 4 WHEN 10 THEN 8 ELSE 0 END"
