@@ -246,7 +246,7 @@ MUTANTS = (
         (
             Change(
                 "scheduler/store/tasks/complete.py",
-                "CASE WHEN {T}.rerun = 1 THEN {st.SCHEDULED}",
+                "CASE WHEN {T}.rerun = 1 THEN {SCHEDULED}",
                 "CASE WHEN false THEN 0",
             ),
         ),
@@ -364,7 +364,7 @@ MUTANTS = (
         (
             Change(
                 "scheduler/store/reaper.py",
-                "held_key = CASE WHEN j.state >= {st.FIRST_TERMINAL} THEN NULL ELSE schedd_tasks.held_key END, ",
+                "held_key = CASE WHEN j.state >= {FIRST_TERMINAL} THEN NULL ELSE schedd_tasks.held_key END, ",
                 "",
             ),
         ),

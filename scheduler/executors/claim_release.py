@@ -6,9 +6,9 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from scheduler.engine.dead_letter_hook import DeadLetterHook
-from scheduler.model import state as st
 from scheduler.model.outcome import AttemptEnd, Failure, Outcome
 from scheduler.model.placement import MAX_LOST_STARTS
+from scheduler.model.state import CANCELLED, DEAD, FAILED, SCHEDULED
 from scheduler.model.texts import counted
 from scheduler.ports import SECOND
 from scheduler.store import placements
@@ -22,10 +22,10 @@ LAST_LINE = 300  # characters of what a lost job wrote last
 log = logging.getLogger("scheduler.executors")
 
 _STATES = {
-    AttemptEnd.CANCELLED: st.CANCELLED,
-    AttemptEnd.DEAD: st.DEAD,
-    AttemptEnd.FAILED: st.FAILED,
-    AttemptEnd.HANDED_BACK: st.SCHEDULED,
+    AttemptEnd.CANCELLED: CANCELLED,
+    AttemptEnd.DEAD: DEAD,
+    AttemptEnd.FAILED: FAILED,
+    AttemptEnd.HANDED_BACK: SCHEDULED,
 }
 
 

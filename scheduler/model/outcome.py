@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from scheduler.model import state as st
 from scheduler.model.spec import TaskSpec
+from scheduler.model.state import SUCCESS
 
 
 class AttemptEnd(StrEnum):
@@ -106,7 +106,7 @@ class OutcomeColumns(NamedTuple):
         """Whether each outcome is a plain success, with at most a result."""
         count = len(self.task_ids)
         return (
-            self.states.count(st.SUCCESS) == count
+            self.states.count(SUCCESS) == count
             and self.ends.count(AttemptEnd.SUCCEEDED) == count
             and self.failures.count(None) == count
             and self.logs.count(None) == count

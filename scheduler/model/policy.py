@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from scheduler.model import state as st
 from scheduler.model.outcome import Failure
+from scheduler.model.state import CLAIMED, FIRST_TERMINAL, WAITING
 from scheduler.model.texts import span_text
 from scheduler.ports import FOREVER
 
@@ -53,7 +53,7 @@ def lived_too_long(max_duration: int | None) -> Failure:
 
 def check_deadlines(life: TaskLifetime, now: int) -> DeadlineVerdict:
     """Check a task's deadlines at this moment."""
-    if life.state >= st.FIRST_TERMINAL:
+    if life.state >= FIRST_TERMINAL:
         return DeadlineVerdict(None, None)
     if life.expires_at is not None and life.expires_at <= now:
         return DeadlineVerdict(lived_too_long(life.max_duration), None)
@@ -73,9 +73,9 @@ def _since(life: TaskLifetime, now: int) -> int | None:
 
     Later than ``now`` if it sleeps; None if it waits for something without a known time.
     """
-    if life.state == st.WAITING or (life.run_at >= FOREVER and life.state < st.CLAIMED):
+    if life.state == WAITING or (life.run_at >= FOREVER and life.state < CLAIMED):
         return None
-    if life.state >= st.CLAIMED:
+    if life.state >= CLAIMED:
         begun = life.started_at if life.started_at is not None else life.claimed_at
     else:
         begun = max(life.run_at, life.ready_at or 0)

@@ -7,9 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 from scheduler.errors import DuplicateKeyError, InvalidTransitionError, SchedulerError
-from scheduler.model import state as st
 from scheduler.model.bulk import BulkOptions, ItemResult
-from scheduler.model.state import HELD, TaskState
+from scheduler.model.state import CANCELLED, DEAD, FIRST_TERMINAL, HELD, TaskState
 from scheduler.operations.payloads import patched_payload
 from scheduler.store import audit
 from scheduler.store.admin.bulk_plan import CHANGES, dependants_of, of_key, rows_of
@@ -99,7 +98,7 @@ def _cancel(tx: Tx, ids: Sequence[int], options: BulkOptions) -> Applied:
 def _purge(tx: Tx, ids: Sequence[int], _: BulkOptions) -> Applied:
     rows, items = _rows(tx, "purge", ids)
     remove_dead(tx, {task_id: row.error for task_id, row in rows.items()})
-    return Applied(items | {task_id: Item(st.DEAD, ItemResult.DONE) for task_id in rows}, set())
+    return Applied(items | {task_id: Item(DEAD, ItemResult.DONE) for task_id in rows}, set())
 
 
 def _uncancel(tx: Tx, ids: Sequence[int], options: BulkOptions) -> Applied:
@@ -109,9 +108,9 @@ def _uncancel(tx: Tx, ids: Sequence[int], options: BulkOptions) -> Applied:
     for task_id in rows:
         error = refused.get(task_id)
         if error is None:
-            items[task_id] = Item(st.CANCELLED, ItemResult.DONE)
+            items[task_id] = Item(CANCELLED, ItemResult.DONE)
         else:
-            items[task_id] = _refused(st.CANCELLED, error)._replace(result=ItemResult.PASSED)
+            items[task_id] = _refused(CANCELLED, error)._replace(result=ItemResult.PASSED)
     done = any(item.result is ItemResult.DONE for item in items.values())
     return Applied(items, also.difference(ids) if done else set())
 
@@ -133,7 +132,7 @@ def _one_by_one(
         done: dict[int, TaskState] = {}
         rows, items = _rows(tx, verb, ids)
         for row in (rows[task_id] for task_id in ids if task_id in rows):
-            if done and (verb == "rerun" or row.ended_by is not None or row.state == st.CANCELLED):
+            if done and (verb == "rerun" or row.ended_by is not None or row.state == CANCELLED):
                 _, passed = _rows(tx, verb, [row.id])  # it may have come back with another one
                 if passed:
                     items |= passed
@@ -164,7 +163,7 @@ def _one_by_one(
 
 
 def _retry(tx: Tx, row: Any, options: BulkOptions) -> Mapping[int, Other]:
-    if row.state < st.FIRST_TERMINAL:
+    if row.state < FIRST_TERMINAL:
         return control.retry(tx, row.id)
     return control.reopen(tx, row.id, downstream=options.downstream)
 

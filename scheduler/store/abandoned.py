@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from scheduler.model import state as st
 from scheduler.model.outcome import AttemptEnd, Outcome
+from scheduler.model.state import CANCELLED, SCHEDULED
 from scheduler.ports import SECOND
 from scheduler.store.db.tx import Tx
 from scheduler.store.placements import end
@@ -29,7 +29,7 @@ def release_abandoned(tx: Tx) -> None:
     found: dict[int, list[Outcome]] = {}
     for row in tx.run(_ABANDONED, before=tx.now - ABANDONED_AFTER):
         cancelled = row.cancel_requested is not None
-        how, state = (AttemptEnd.CANCELLED, st.CANCELLED) if cancelled else (AttemptEnd.HANDED_BACK, st.SCHEDULED)
+        how, state = (AttemptEnd.CANCELLED, CANCELLED) if cancelled else (AttemptEnd.HANDED_BACK, SCHEDULED)
         outcome = Outcome(row.id, row.claim, row.attempt, how, state, row.claimed_at, None, tx.now)
         found.setdefault(row.worker, []).append(outcome._replace(refund=int(not cancelled)))
     for worker, outcomes in found.items():

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from scheduler.model import inbox
-from scheduler.model import state as st
 from scheduler.model.inbox import InboxState
 from scheduler.model.spec import TaskSpec
-from scheduler.model.state import TaskState
+from scheduler.model.state import SCHEDULED, SUSPENDED, TaskState
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
 from scheduler.store.inbox_order import Ordering, Place, place
@@ -289,7 +288,7 @@ def backlog(tx: Tx, queues: Sequence[str], most: int) -> int:
     for queue in queues:
         total += tx.run(
             "SELECT count(*) FROM (SELECT 1 FROM schedd_tasks t WHERE t.queue = :queue "
-            f"AND t.state >= {st.SCHEDULED} AND t.state <= {st.SUSPENDED} AND t.run_at <= :now LIMIT :most) q",
+            f"AND t.state >= {SCHEDULED} AND t.state <= {SUSPENDED} AND t.run_at <= :now LIMIT :most) q",
             queue=queue,
             now=tx.now,
             most=most,

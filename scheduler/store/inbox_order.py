@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from scheduler.model import inbox
-from scheduler.model import state as st
 from scheduler.model.inbox import InboxState
 from scheduler.model.spec import EdgeSpec, TaskSpec
-from scheduler.model.state import Otherwise, When
+from scheduler.model.state import FIRST_TERMINAL, Otherwise, When
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
 
@@ -161,7 +160,7 @@ def _live(tx: Tx, ids: Sequence[int]) -> set[int]:
     if not ids:
         return set()
     rows = tx.run(
-        f"SELECT t.id FROM schedd_tasks t WHERE t.id IN {tx.dialect.ids()} AND t.state < {st.FIRST_TERMINAL}",
+        f"SELECT t.id FROM schedd_tasks t WHERE t.id IN {tx.dialect.ids()} AND t.state < {FIRST_TERMINAL}",
         ids=bind_rows(ids),
     )
     return {row.id for row in rows}

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from scheduler.errors import ConfigError
-from scheduler.model import state as st
 from scheduler.model.outgoing import OUTBOX, PREFIX
 from scheduler.model.spec import EdgeSpec, TaskId, TaskSpec
-from scheduler.model.state import Otherwise, TaskState, When
+from scheduler.model.state import CANCELLED, FIRST_TERMINAL, SKIPPED, SUCCESS, Otherwise, TaskState, When
 from scheduler.model.texts import listed
 from scheduler.store.db.tx import Tx
 from scheduler.store.tasks.enqueue import enqueue, hold_writes
@@ -83,7 +82,7 @@ def _last_of(tx: Tx, kind: str, group: str) -> list[int]:
         row.id
         for row in tx.run(
             f"SELECT t.id FROM schedd_tasks t WHERE t.subject = :subject AND t.kind = :kind AND t.queue = '{OUTBOX}' "
-            f"AND t.state < {st.FIRST_TERMINAL} AND NOT EXISTS (SELECT 1 FROM schedd_edges e "
+            f"AND t.state < {FIRST_TERMINAL} AND NOT EXISTS (SELECT 1 FROM schedd_edges e "
             f"JOIN schedd_tasks c ON c.id = e.child WHERE e.parent = t.id AND c.kind = :kind) ORDER BY t.id",
             kind=kind,
             subject=group,
@@ -125,7 +124,7 @@ class OutboxRecord(NamedTuple):
 def records(tx: Tx, kind: str | None, *, published: bool = False, limit: int = 50) -> list[OutboxRecord]:
     """Messages to a sink, or to all, newest first; ``published``: also those that have gone out."""
     more = "" if kind is None else "AND t.kind = :kind "
-    more += "" if published else f"AND t.state NOT IN ({st.SUCCESS}, {st.CANCELLED}, {st.SKIPPED}) "
+    more += "" if published else f"AND t.state NOT IN ({SUCCESS}, {CANCELLED}, {SKIPPED}) "
     rows = tx.run(
         "SELECT t.id, t.kind, coalesce(t.payload, v.value) AS payload, t.state, t.attempt, t.run_at, t.created_at, "
         "t.error FROM schedd_tasks t LEFT JOIN schedd_task_values v ON v.task_id = t.id AND v.name = 'payload' "

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from scheduler.model import state as st
+from scheduler.model.state import CLAIMED, FAILED, FIRST_TERMINAL, RUNNING, SCHEDULED, SUSPENDED
 from scheduler.store.db.dialect import Dialect
 
 
 def claimable(task: str = "") -> str:
     """The condition that a task may be claimed, in the words of its index. ``task``: the table's alias, if any."""
     state = f"{task}.state" if task else "state"
-    return f"{state} >= {st.SCHEDULED} AND {state} <= {st.SUSPENDED}"
+    return f"{state} >= {SCHEDULED} AND {state} <= {SUSPENDED}"
 
 
 def held(task: str = "") -> str:
     """The condition that a worker has claimed a task, in the words of its index. ``task``: the table's alias."""
     state = f"{task}.state" if task else "state"
-    return f"{state} >= {st.CLAIMED} AND {state} <= {st.RUNNING}"
+    return f"{state} >= {CLAIMED} AND {state} <= {RUNNING}"
 
 
 def ended_as(state: int | str, task: str = "", *, since: str = "0", before: str | None = None) -> str:
@@ -34,7 +34,7 @@ def ended_as(state: int | str, task: str = "", *, since: str = "0", before: str 
     t = f"{task}." if task else ""
     top = f"({state}, {before})" if before else f"({state} + 1, 0)"
     ended = f"({t}state, {t}finished_at)"
-    return f"{ended} >= ({state}, {since}) AND {ended} < {top} AND {t}state >= {st.FAILED}"
+    return f"{ended} >= ({state}, {since}) AND {ended} < {top} AND {t}state >= {FAILED}"
 
 
 def same(column: str, value: str) -> str:
@@ -89,11 +89,11 @@ def recorded(task: str) -> str:
 
 def is_live(task: str) -> str:
     """Whether ``task`` has not ended."""
-    return f"{state_of(task)} < {st.FIRST_TERMINAL}"
+    return f"{state_of(task)} < {FIRST_TERMINAL}"
 
 
 CLAIMABLE, HELD = claimable(), held()
-IS_HELD = f"BETWEEN {st.CLAIMED} AND {st.RUNNING}"  # after a column that is no part of an index there
+IS_HELD = f"BETWEEN {CLAIMED} AND {RUNNING}"  # after a column that is no part of an index there
 # Whether retention has looked at a success, ``{}``, since its result's time was over, and nothing needed that: one that
 # is not there is gone then, and not None.
 IS_GONE = "coalesce({0}.kept_until > {0}.result_until, false)"

@@ -7,14 +7,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from scheduler.model import state as st
 from scheduler.model.lanes import QUARANTINE_LANE
 from scheduler.model.outcome import AttemptEnd
 from scheduler.model.placement import Phase
 from scheduler.model.retry import is_spent
 from scheduler.model.rollup import RollupCounter
-from scheduler.model.state import END_BIT, TaskState
-from scheduler.store import fleet_starts
+from scheduler.model.state import CANCELLED, DEAD, END_BIT, FAILED, FIRST_TERMINAL, RUNNING, SCHEDULED, TaskState
+from scheduler.store import fleet_starts, workers
 from scheduler.store.db.begun import begun
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
@@ -27,7 +26,6 @@ from scheduler.store.workers import (
     _DEAD_HOLDING,
     _FIND_EXPIRED,
     _NEXT_LAPSE,
-    DEAD,
     DEATHS_ALONE,
     STOPPED,
     SUSPECT_TWICE,
@@ -80,7 +78,7 @@ def reap(
     """
     # A worker whose row is locked is renewing its lease. The caller does not wait for it.
     dead = tx.run(
-        f"UPDATE schedd_workers SET state = {DEAD} WHERE id IN (SELECT t.id FROM schedd_workers t "
+        f"UPDATE schedd_workers SET state = {workers.DEAD} WHERE id IN (SELECT t.id FROM schedd_workers t "
         f"WHERE t.state < {STOPPED} AND t.id <> :spare AND "
         "(t.lease_until < :before OR t.incarnation IN (SELECT value FROM "
         + ("json_each(:dead))" if tx.dialect.name == "sqlite" else "json_array_elements_text(CAST(:dead AS json)))")
@@ -139,7 +137,7 @@ def _reclaim(tx: Tx, worker: int, label: str, noted: Container[tuple[int, int]])
         alone = r.lane.startswith(QUARANTINE_LANE)
         deaths = r.deaths + (1 if alone else 0)
         lane, text = r.lane, error
-        began = known = r.state == st.RUNNING or (r.id, r.claim) in noted
+        began = known = r.state == RUNNING or (r.id, r.claim) in noted
         if began:
             used = phase != Phase.PREEMPTED.code
             lost.append(LostAttempt(r.id, r.claim, r.attempt, r.claimed_at, r.started_at, r.kind, r.queue, used))
@@ -147,26 +145,26 @@ def _reclaim(tx: Tx, worker: int, label: str, noted: Container[tuple[int, int]])
             alone, deaths, began = False, r.deaths, False
         end = AttemptEnd.LOST
         if r.rerun == 1:
-            state = st.SCHEDULED  # as its replacement, which is not known to kill workers
+            state = SCHEDULED  # as its replacement, which is not known to kill workers
         elif r.cancel_requested is not None:
-            state = st.CANCELLED
+            state = CANCELLED
         elif deaths >= DEATHS_ALONE:
-            state = st.DEAD if r.dead_letter else st.FAILED
+            state = DEAD if r.dead_letter else FAILED
             text = f"killed its worker {deaths} times while running alone; last: {label}"
             poisoned.append(r.id)
         elif began and is_spent(r.attempt - r.attempt_base, r.max_attempts):
-            state = st.DEAD if r.dead_letter else st.FAILED
+            state = DEAD if r.dead_letter else FAILED
             text = f"{error} in the last attempt of {r.max_attempts}"
             spent.append(r.id)
         else:
-            state = st.SCHEDULED
+            state = SCHEDULED
             if r.suspect + 1 >= SUSPECT_TWICE and not alone:
                 lane = QUARANTINE_LANE + lane
         refund = 0 if began else 1
-        tasks.append((r.id, state, lane, deaths, refund, text if state in (st.DEAD, st.FAILED) else None))
+        tasks.append((r.id, state, lane, deaths, refund, text if state in (DEAD, FAILED) else None))
         said = text if known else f"{text}; it is not known to have begun, and used no attempt"
         attempts.append((r.id, r.claim, r.attempt, r.claimed_at, r.started_at, end.code, said))
-    ends = {t[0]: END_BIT[TaskState.from_code(t[1])] for t in tasks if t[1] >= st.FIRST_TERMINAL}
+    ends = {t[0]: END_BIT[TaskState.from_code(t[1])] for t in tasks if t[1] >= FIRST_TERMINAL}
     replaced = [r.id for r in rows if r.rerun]
     ends |= {i: ends.get(i, 0) | BROKEN_BITS for i in replaced}
     if ends and tx.dialect.skip_locked:
@@ -179,7 +177,7 @@ def _reclaim(tx: Tx, worker: int, label: str, noted: Container[tuple[int, int]])
         lost = [one for one in lost if one.task_id not in blocked]
     if tasks:
         _write_back(tx, worker, tasks, attempts)
-    ended = {t[0]: TaskState.from_code(t[1]) for t in tasks if t[1] >= st.FIRST_TERMINAL}
+    ended = {t[0]: TaskState.from_code(t[1]) for t in tasks if t[1] >= FIRST_TERMINAL}
     if ended:
         release(tx, ended.items())
     if replaced:
@@ -216,8 +214,8 @@ def _write_back(
         "UPDATE schedd_tasks SET state = j.state, "
         "worker = NULL, lane = j.lane, deaths = j.deaths, suspect = schedd_tasks.suspect + 1, "
         "attempt_base = schedd_tasks.attempt_base + j.refund, "
-        f"finished_at = CASE WHEN j.state >= {st.FIRST_TERMINAL} THEN :now ELSE schedd_tasks.finished_at END, "
-        f"held_key = CASE WHEN j.state >= {st.FIRST_TERMINAL} THEN NULL ELSE schedd_tasks.held_key END, "
+        f"finished_at = CASE WHEN j.state >= {FIRST_TERMINAL} THEN :now ELSE schedd_tasks.finished_at END, "
+        f"held_key = CASE WHEN j.state >= {FIRST_TERMINAL} THEN NULL ELSE schedd_tasks.held_key END, "
         "error = coalesce(j.error, schedd_tasks.error), "
         "error_class = CASE WHEN j.error IS NULL THEN schedd_tasks.error_class ELSE 'WorkerDied' END "
         f"FROM {tx.dialect.rows(columns)} j WHERE schedd_tasks.id = j.id AND schedd_tasks.worker = :worker",

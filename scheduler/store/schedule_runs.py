@@ -13,11 +13,11 @@ from typing import Any, Protocol
 import msgspec
 import sqlalchemy as sa
 
-from scheduler.model import state as st
 from scheduler.model.catchup import Fire, jitter_of
 from scheduler.model.recurrence import Recurrence
 from scheduler.model.retry import MAX_COUNT
 from scheduler.model.spec import EdgeSpec, TaskSpec
+from scheduler.model.state import FIRST_TERMINAL
 from scheduler.model.times import to_datetime
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
@@ -157,10 +157,10 @@ def still_going(tx: Tx, rows: Collection[_LastRun | sa.Row[Any]]) -> set[str]:
         return set()
     found = tx.run(
         f"SELECT j.name FROM {tx.dialect.rows({'name': str, 'task': int, 'slot': int})} j WHERE "
-        f"EXISTS (SELECT 1 FROM schedd_tasks t WHERE t.id = j.task AND t.state < {st.FIRST_TERMINAL}) OR "
+        f"EXISTS (SELECT 1 FROM schedd_tasks t WHERE t.id = j.task AND t.state < {FIRST_TERMINAL}) OR "
         + exists(
             "t.slot",
-            f"FROM schedd_tasks t WHERE {_OF_SLOT} AND t.state < {st.FIRST_TERMINAL}",
+            f"FROM schedd_tasks t WHERE {_OF_SLOT} AND t.state < {FIRST_TERMINAL}",
         ),
         rows=bind_rows(asked),
     )

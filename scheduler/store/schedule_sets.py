@@ -9,10 +9,10 @@ import msgspec
 import sqlalchemy as sa
 
 from scheduler.errors import ConfigError, InvalidScheduleError, UnknownScheduleError
-from scheduler.model import state as st
 from scheduler.model.catchup import Fire
 from scheduler.model.recurrence import Recurrence
 from scheduler.model.spec import TaskId, TaskSpec
+from scheduler.model.state import FIRST_TERMINAL
 from scheduler.model.texts import rfc3339
 from scheduler.ports import FOREVER
 from scheduler.store import audit
@@ -118,7 +118,7 @@ def run_beside(tx: Tx, name: str) -> int | None:
         return None
     first = tx.run(
         "SELECT min(t.id + 0) FROM schedd_tasks t WHERE t.schedule = :name AND t.slot = :slot "
-        f"AND t.state < {st.FIRST_TERMINAL}",
+        f"AND t.state < {FIRST_TERMINAL}",
         name=name,
         slot=row.last_slot,
     ).scalar()
@@ -158,7 +158,7 @@ def cancel_runs(tx: Tx, name: str, *, slot: int | None = None, run: str | None =
     ).fetchall()
     if not rows:
         read(tx, name)
-    return cancel(tx, [row.id for row in rows if row.state < st.FIRST_TERMINAL])
+    return cancel(tx, [row.id for row in rows if row.state < FIRST_TERMINAL])
 
 
 BACKFILL_BATCH = 500  # tasks that one transaction of a backfill stores

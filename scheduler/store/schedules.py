@@ -12,12 +12,12 @@ import msgspec
 import sqlalchemy as sa
 
 from scheduler.errors import DuplicateScheduleError, InvalidScheduleError, UnknownScheduleError
-from scheduler.model import state as st
 from scheduler.model.catchup import PER_TICK, Fire, plan
 from scheduler.model.defaults import MISFIRE_GRACE
 from scheduler.model.fingerprint import describe
 from scheduler.model.recurrence import Recurrence
 from scheduler.model.spec import TaskId, TaskSpec
+from scheduler.model.state import FIRST_TERMINAL
 from scheduler.model.texts import rfc3339
 from scheduler.ports import FOREVER, SECOND
 from scheduler.store import audit
@@ -156,7 +156,7 @@ def register(tx: Tx, spec: ScheduleSpec) -> bool:
         shown = _without_secrets(tx, spec.kinds(), shown)
         audit.record(tx, "schedule registered", subject=f"schedule {spec.name}", after=shown)
         # it may have been deleted, and brought back while a run of it goes on; not by walking down the primary key
-        going = f"FROM schedd_tasks t WHERE t.schedule = :name AND t.slot IS NOT NULL AND t.state < {st.FIRST_TERMINAL}"
+        going = f"FROM schedd_tasks t WHERE t.schedule = :name AND t.slot IS NOT NULL AND t.state < {FIRST_TERMINAL}"
         tx.run(
             f"UPDATE schedd_schedules SET last_task = (SELECT max(t.id + 0) {going}), "
             f"last_slot = (SELECT max(t.slot) {going}) WHERE name = :name",
@@ -384,7 +384,7 @@ def end_delays(tx: Tx, aside: Collection[str] = ()) -> tuple[list[str], list[Fir
         "SELECT t.name, t.graph, t.recurrence, t.last_task, t.last_slot, r.state, r.finished_at "
         "FROM schedd_schedules t "
         f"LEFT JOIN schedd_tasks r ON r.id = t.last_task WHERE t.next_at = {FOREVER} "
-        f"AND (r.id IS NULL OR r.state >= {st.FIRST_TERMINAL}) {tx.dialect.skip_locked}"
+        f"AND (r.id IS NULL OR r.state >= {FIRST_TERMINAL}) {tx.dialect.skip_locked}"
     ).fetchall()
     graphs = [row for row in rows if row.graph is not None]
     going, finished = still_going(tx, graphs), last_ends(tx, graphs)

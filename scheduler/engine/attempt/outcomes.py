@@ -20,7 +20,6 @@ from scheduler.errors import (
     Suspended,
     TaskTimeout,
 )
-from scheduler.model import state as st
 from scheduler.model.envelope import idempotency_key
 from scheduler.model.fingerprint import describe, traceback_text
 from scheduler.model.outcome import AttemptEnd, Failure, Outcome
@@ -28,6 +27,7 @@ from scheduler.model.outgoing import success_spec
 from scheduler.model.registry import MAX_KEY, encode_json
 from scheduler.model.retry import RetryPolicy
 from scheduler.model.spec import TaskSpec
+from scheduler.model.state import CANCELLED, DEAD, FAILED, RETRY, SCHEDULED, SUCCESS, SUSPENDED
 from scheduler.model.texts import counted, within
 from scheduler.model.times import span_us
 from scheduler.ports import SECOND
@@ -101,7 +101,7 @@ def success(attempt: Attempt, runtime: Runtime, text: str | None) -> Outcome:
         c.claim,
         c.attempt,
         _SUCCEEDED,
-        st.SUCCESS,
+        SUCCESS,
         c.claimed_at,
         began,
         now,
@@ -156,7 +156,7 @@ def outcome_of_error(
     try:
         if all(isinstance(one, (Snooze, Collided)) for one in errors):
             next_due = now + max(_snooze_us(runtime, one) for one in errors)
-            return _outcome(attempt, runtime, AttemptEnd.SNOOZED, st.SCHEDULED, now, run_at=next_due, refund=1), None
+            return _outcome(attempt, runtime, AttemptEnd.SNOOZED, SCHEDULED, now, run_at=next_due, refund=1), None
         failures = [one for one in errors if not isinstance(one, (Snooze, Interrupted))] or errors
         waits = [_retry_wait_us(c, runtime, one, error) for one in failures]
     except ConfigError as bad:
@@ -168,7 +168,7 @@ def outcome_of_error(
     if final:
         return permanent_failure(attempt, runtime, failure), attempt.kind.on_failed
     next_due = now + max(wait for wait in waits if wait is not None)
-    outcome = _outcome(attempt, runtime, AttemptEnd.RETRIED, st.RETRY, now, failure=failure, run_at=next_due)
+    outcome = _outcome(attempt, runtime, AttemptEnd.RETRIED, RETRY, now, failure=failure, run_at=next_due)
     return outcome, attempt.kind.on_attempt_failed
 
 
@@ -203,7 +203,7 @@ def _snooze_us(runtime: Runtime, error: BaseException) -> int:
 
 
 def _suspend(attempt: Attempt, runtime: Runtime) -> Outcome:
-    return _outcome(attempt, runtime, AttemptEnd.SUSPENDED, st.SUSPENDED, run_at=attempt.suspended)
+    return _outcome(attempt, runtime, AttemptEnd.SUSPENDED, SUSPENDED, run_at=attempt.suspended)
 
 
 def _retry_wait_us(c: Claimed, runtime: Runtime, error: BaseException, raised: BaseException) -> int | None:
@@ -222,13 +222,13 @@ def _retry_wait_us(c: Claimed, runtime: Runtime, error: BaseException, raised: B
 
 
 def cancelled(attempt: Attempt, runtime: Runtime) -> Outcome:
-    return _outcome(attempt, runtime, AttemptEnd.CANCELLED, st.CANCELLED)
+    return _outcome(attempt, runtime, AttemptEnd.CANCELLED, CANCELLED)
 
 
 def permanent_failure(attempt: Attempt, runtime: Runtime, failure: Failure) -> Outcome:
     """The outcome of a task's last attempt, which failed."""
     dead = bool(attempt.claimed.dead_letter)
-    end, state = (AttemptEnd.DEAD, st.DEAD) if dead else (AttemptEnd.FAILED, st.FAILED)
+    end, state = (AttemptEnd.DEAD, DEAD) if dead else (AttemptEnd.FAILED, FAILED)
     return _outcome(attempt, runtime, end, state, failure=failure)
 
 
@@ -256,7 +256,7 @@ def crashed_in_quarantine(attempt: Attempt, runtime: Runtime, how: str) -> Outco
     """The outcome of a quarantined attempt whose process died. The dispatch cycle counts these."""
     failure = Failure(how, ProcessDied.__name__)
     now = runtime.now()
-    lost = _outcome(attempt, runtime, AttemptEnd.LOST, st.SCHEDULED, now, failure=failure, run_at=now)
+    lost = _outcome(attempt, runtime, AttemptEnd.LOST, SCHEDULED, now, failure=failure, run_at=now)
     return with_log(attempt, lost)
 
 
@@ -297,7 +297,7 @@ def released(attempt: Attempt, now: int, due: int | None = None) -> Outcome:
         c.claim,
         c.attempt,
         AttemptEnd.HANDED_BACK,
-        st.SCHEDULED,
+        SCHEDULED,
         c.claimed_at,
         attempt.started_at,
         now,

@@ -18,10 +18,9 @@ from scheduler.engine.dispatch.planner import ClaimPlanner
 from scheduler.engine.dispatch.quarantine import count_crashes, judge_crashes
 from scheduler.engine.state import EngineState
 from scheduler.errors import StoreUnavailableError, TaskTimeout
-from scheduler.model import state as st
 from scheduler.model.outcome import AttemptEnd, Outcome, OutcomeColumns
 from scheduler.model.running import envelope_fields, log_fields
-from scheduler.model.state import TaskState
+from scheduler.model.state import FIRST_TERMINAL, TaskState
 from scheduler.ports import FAILPOINTS, SECOND
 from scheduler.store.db.tx import Tx
 from scheduler.store.durable import waits
@@ -67,7 +66,7 @@ class CompletedBatch(NamedTuple):
     def of(cls, pairs: Pairs) -> CompletedBatch:
         attempts, outcomes = zip(*pairs, strict=True) if pairs else ((), ())
         ends = OutcomeColumns.of(outcomes)
-        over = min(ends.states, default=st.FIRST_TERMINAL) >= st.FIRST_TERMINAL
+        over = min(ends.states, default=FIRST_TERMINAL) >= FIRST_TERMINAL
         back = 0 if over else sum(o.end is AttemptEnd.HANDED_BACK and _due(o) for o in outcomes)
         return cls(pairs, attempts, outcomes, ends, AttemptEnd.LOST in ends.ends, over, back)
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from scheduler.engine.attempt.attempt import CountedStarts
 from scheduler.engine.dispatch.limits import Limits
 from scheduler.engine.state import EngineState
-from scheduler.model import state as st
 from scheduler.model.outcome import AttemptEnd, Outcome
+from scheduler.model.state import SCHEDULED
 from scheduler.store.db.tx import Tx
 from scheduler.store.tasks import claim
 from scheduler.store.tasks.claim import Claimed
@@ -60,9 +60,7 @@ class LostCommits:
         if engine_state.reserved:
             return True  # what a caller has just stored as claimed is not held yet
         unknown = [
-            Outcome(
-                r.id, r.claim, r.attempt, AttemptEnd.HANDED_BACK, st.SCHEDULED, r.claimed_at, None, tx.now, refund=1
-            )
+            Outcome(r.id, r.claim, r.attempt, AttemptEnd.HANDED_BACK, SCHEDULED, r.claimed_at, None, tx.now, refund=1)
             for r in claim.held_by(tx, worker)
             if (r.id, r.claim) not in engine_state.held
         ]

@@ -8,10 +8,10 @@ from scheduler.engine.attempt.attempt import Attempt
 from scheduler.engine.dispatch.planner import SUSPECT_ALONE_S, ClaimPlanner
 from scheduler.engine.state import EngineState
 from scheduler.errors import ProcessDied
-from scheduler.model import state as st
 from scheduler.model.lanes import QUARANTINE_LANE
 from scheduler.model.outcome import AttemptEnd, Failure, Outcome
 from scheduler.model.retry import is_spent
+from scheduler.model.state import DEAD, FAILED
 from scheduler.store.db.tx import Tx
 from scheduler.store.tasks import claim
 from scheduler.store.tasks.claim import Claimed, LaneClaim
@@ -66,7 +66,7 @@ def _judged(tx: Tx, attempt: Attempt, o: Outcome) -> Outcome:
     else:
         return o
     failure = Failure(text, ProcessDied.__name__)
-    end, state = (AttemptEnd.DEAD, st.DEAD) if attempt.claimed.dead_letter else (AttemptEnd.FAILED, st.FAILED)
+    end, state = (AttemptEnd.DEAD, DEAD) if attempt.claimed.dead_letter else (AttemptEnd.FAILED, FAILED)
     return o._replace(end=end, state=state, failure=failure, run_at=None)
 
 

@@ -25,12 +25,12 @@ from scheduler.engine.durable.thread_driver import settle
 from scheduler.engine.execution import leftovers
 from scheduler.engine.execution.context import AsyncContext, Context
 from scheduler.errors import PayloadError
-from scheduler.model import state as st
 from scheduler.model.fingerprint import describe
 from scheduler.model.outcome import AttemptEnd, Outcome
 from scheduler.model.parent_names import has_names
 from scheduler.model.policy import lived_too_long
 from scheduler.model.running import log_fields
+from scheduler.model.state import CANCELLED
 from scheduler.ports import SECOND
 
 log = logging.getLogger("scheduler.engine")
@@ -167,7 +167,7 @@ def _begin(attempt: Attempt, runtime: Runtime) -> Any:
     if c.expires_at is not None and now >= c.expires_at:
         reason = lived_too_long(c.max_duration)
         return Outcome(
-            *(c.id, c.claim, c.attempt, AttemptEnd.CANCELLED, st.CANCELLED, c.claimed_at, None, now),
+            *(c.id, c.claim, c.attempt, AttemptEnd.CANCELLED, CANCELLED, c.claimed_at, None, now),
             failure=reason,
             refund=1,
         )

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from scheduler.model import state as st
 from scheduler.model.outcome import AttemptEnd, Failure, Outcome
+from scheduler.model.state import SCHEDULED
 from scheduler.store.db.tx import Tx
 from scheduler.store.read.tasks import get_tasks
 from scheduler.store.tasks import traces
@@ -69,7 +69,7 @@ def _lost(task: TaskRecord, lost: LostAttempt, process: str, now: int) -> Lost:
     began = lost.claimed_at if lost.started_at is None else lost.started_at
     failure = Failure("", WORKER_DIED)  # spans have no texts of errors
     outcome = Outcome(
-        *(task.id, lost.claim, lost.number, AttemptEnd.LOST, st.SCHEDULED, lost.claimed_at, began, max(began, now)),
+        *(task.id, lost.claim, lost.number, AttemptEnd.LOST, SCHEDULED, lost.claimed_at, began, max(began, now)),
         failure=failure,
     )
     claimed = Claimed(

@@ -28,10 +28,10 @@ from scheduler.engine.processes.messages import GarbledError
 from scheduler.engine.processes.orders import Asker, Orders, Reply
 from scheduler.engine.state import EngineState
 from scheduler.errors import ConfigError, ProcessDied, SchedulerError
-from scheduler.model import state as st
 from scheduler.model.checkpoint import failure_of
 from scheduler.model.outcome import AttemptEnd, Outcome
 from scheduler.model.reference import main_source, reference_of
+from scheduler.model.state import SUCCESS
 from scheduler.ports import Spawner
 from scheduler.store.tasks.claim import Claimed
 
@@ -154,7 +154,7 @@ class ChildHost:
         """Its success is in the database; its end is reported when its handler has returned."""
         c, now = attempt.claimed, self.runtime.now()
         outcome = Outcome(
-            c.id, c.claim, c.attempt, AttemptEnd.SUCCEEDED, st.SUCCESS, c.claimed_at, attempt.started_at, now
+            c.id, c.claim, c.attempt, AttemptEnd.SUCCEEDED, SUCCESS, c.claimed_at, attempt.started_at, now
         )
         self.runtime.settled(attempt, outcome, ready)
 

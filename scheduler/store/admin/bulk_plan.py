@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from scheduler.errors import ConfigError, UnknownTaskError
-from scheduler.model import state as st
 from scheduler.model.bulk import MAX_TASKS, VERBS, BulkOptions, ItemResult, Verb
-from scheduler.model.state import HELD, LIVE, TERMINAL, TaskState
+from scheduler.model.state import FIRST_TERMINAL, HELD, LIVE, RUNNING, SCHEDULED, TERMINAL, TaskState
 from scheduler.model.task_filter import TaskFilter, in_states
 from scheduler.store import bulks
 from scheduler.store.bulks import BulkRecord
@@ -154,7 +153,7 @@ def _reasons(tx: Tx, verb: str, rows: dict[int, sa.Row[Any]]) -> dict[int, str]:
     keyed = [
         keys.EndedTask(row.id, row.kind, row.key, row.finished_at)
         for row in rows.values()
-        if row.key is not None and row.state >= st.FIRST_TERMINAL and row.id not in found
+        if row.key is not None and row.state >= FIRST_TERMINAL and row.id not in found
     ]
     if keyed:
         refused = keys.others(tx, keyed)
@@ -183,7 +182,7 @@ def dependants_of(tx: Tx, verb: str, ids: Sequence[int], options: BulkOptions) -
 
 _ROW = (
     "SELECT id, kind, schema_version, queue, priority, lane, state, worker FROM schedd_tasks "
-    f"WHERE id = :id AND state >= {st.SCHEDULED} AND state <= {st.RUNNING}"
+    f"WHERE id = :id AND state >= {SCHEDULED} AND state <= {RUNNING}"
 )
 
 

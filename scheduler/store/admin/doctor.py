@@ -11,11 +11,10 @@ import sqlalchemy as sa
 
 from scheduler.errors import StoreUnavailableError
 from scheduler.model import inbox
-from scheduler.model import state as st
 from scheduler.model.problem import Problem
 from scheduler.model.recurrence import Recurrence
 from scheduler.model.redact import redact
-from scheduler.model.state import Otherwise
+from scheduler.model.state import FIRST_TERMINAL, SCHEDULED, WAITING, Otherwise
 from scheduler.model.texts import counted, listed, rfc3339, span_text
 from scheduler.model.times import SECOND
 from scheduler.ports import FOREVER
@@ -216,10 +215,10 @@ def wrong_counts(tx: Tx, since: int | None = None) -> list[int]:
     edges = f"(SELECT count(*) FROM schedd_edges e {_PARENTS} WHERE e.child = t.id AND (e.ok & {_BIT}) = 0)"
     some = f"SELECT t.id, t.state, t.unmet, {edges} AS open FROM schedd_tasks t WHERE"
     rows = tx.run(
-        f"SELECT f.id FROM ({some} t.state = {st.WAITING} UNION ALL {some} {claimable('t')} "
-        f"AND t.state = {st.SCHEDULED} AND t.claimed_at IS NULL{'' if since is None else f' AND t.id >= {since}'}) f "
-        f"WHERE f.unmet <> f.open OR (f.state = {st.WAITING} AND f.open = 0) "
-        f"OR (f.state = {st.SCHEDULED} AND f.open > 0) "
+        f"SELECT f.id FROM ({some} t.state = {WAITING} UNION ALL {some} {claimable('t')} "
+        f"AND t.state = {SCHEDULED} AND t.claimed_at IS NULL{'' if since is None else f' AND t.id >= {since}'}) f "
+        f"WHERE f.unmet <> f.open OR (f.state = {WAITING} AND f.open = 0) "
+        f"OR (f.state = {SCHEDULED} AND f.open > 0) "
         f"ORDER BY f.id + 0 LIMIT {_MAX_IDS}"
     )
     return [row[0] for row in rows]
@@ -232,8 +231,8 @@ def decided(tx: Tx) -> list[int]:
     """
     rows = tx.run(
         f"SELECT DISTINCT e.child FROM schedd_tasks t JOIN schedd_edges e ON e.child = t.id {_PARENTS} "
-        f"WHERE t.state = {st.WAITING} AND (e.otherwise <> {_WAIT} OR p.id IS NULL) "
-        f"AND {_PARENT} >= {st.FIRST_TERMINAL} AND (e.ok & {_BIT}) = 0 ORDER BY e.child LIMIT {_MAX_IDS}"
+        f"WHERE t.state = {WAITING} AND (e.otherwise <> {_WAIT} OR p.id IS NULL) "
+        f"AND {_PARENT} >= {FIRST_TERMINAL} AND (e.ok & {_BIT}) = 0 ORDER BY e.child LIMIT {_MAX_IDS}"
     )
     return [row[0] for row in rows]
 
@@ -247,7 +246,7 @@ def orphans(tx: Tx) -> list[int]:
     """Waiting tasks with an edge from a parent without a row or a recorded outcome."""
     rows = tx.run(
         f"SELECT DISTINCT e.child FROM schedd_tasks t JOIN schedd_edges e ON e.child = t.id {_PARENTS} "
-        f"WHERE t.state = {st.WAITING} AND {_PARENT} IS NULL ORDER BY e.child LIMIT {_MAX_IDS}"
+        f"WHERE t.state = {WAITING} AND {_PARENT} IS NULL ORDER BY e.child LIMIT {_MAX_IDS}"
     )
     return [row[0] for row in rows]
 
@@ -367,7 +366,7 @@ def _schedules(tx: Tx) -> Finding:
         except Exception as error:  # an unreadable row must not keep the others from being checked
             bad.append(f"{row.name} (unreadable: {error})")
             continue
-        ended = row.state is None or row.state >= st.FIRST_TERMINAL
+        ended = row.state is None or row.state >= FIRST_TERMINAL
         if row.next_at == FOREVER and ended and (row.finished_at or 0) < tx.now - _LATE and not row.paused:
             bad.append(f"{row.name} (its run has ended, yet it has no next slot)")
         elif following is not None and not row.paused:
@@ -411,7 +410,7 @@ def _messages(tx: Tx) -> Finding:
     notes = inbox_held.held_texts(inbox_held.held(tx), tx.now)
     rows = tx.run(
         "SELECT i.source, i.task_id FROM schedd_inbox i LEFT JOIN schedd_tasks t ON t.id = i.task_id "
-        f"WHERE i.receipt IS NOT NULL AND (t.id IS NULL OR t.state >= {st.FIRST_TERMINAL} AND t.finished_at < :before) "
+        f"WHERE i.receipt IS NOT NULL AND (t.id IS NULL OR t.state >= {FIRST_TERMINAL} AND t.finished_at < :before) "
         f"AND i.last_at < :before ORDER BY i.source, i.task_id LIMIT {_MAX_IDS}",
         before=tx.now - _LATE_SETTLE,
     ).fetchall()

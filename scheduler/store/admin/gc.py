@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from scheduler.model import state as st
-from scheduler.model.state import TaskState
+from scheduler.model.state import DEAD, TaskState
 from scheduler.store import audit
 from scheduler.store.admin import retention
 from scheduler.store.admin.retention import Removed, remove
@@ -69,4 +68,4 @@ def remove_dead(tx: Tx, errors: Mapping[int, str | None]) -> None:
     if errors:
         audit.record(tx, "purge", tasks={task_id: {"error": error} for task_id, error in errors.items()})
         parents_removed(tx, dict.fromkeys(errors, TaskState.DEAD))
-        remove(tx, [(task_id, st.DEAD) for task_id in errors])
+        remove(tx, [(task_id, DEAD) for task_id in errors])

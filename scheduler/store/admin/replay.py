@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from scheduler.errors import PayloadError
-from scheduler.model import state as st
 from scheduler.model.lanes import base_lane, derived_lane
 from scheduler.model.registry import MAX_KEY
 from scheduler.model.spec import EdgeSpec, TaskId, TaskSpec
-from scheduler.model.state import Otherwise, TaskState, When
+from scheduler.model.state import DEAD, FIRST_TERMINAL, Otherwise, TaskState, When
 from scheduler.ports import FAILPOINTS
 from scheduler.store import audit
 from scheduler.store.db.tx import Tx
@@ -72,7 +71,7 @@ def _locked(tx: Tx, task_id: int) -> sa.Row[Any]:
         row = tx.run(sql, id=int(task_id)).first()
     if row is None:
         raise unknown(tx, task_id)
-    if row.state != st.DEAD:
+    if row.state != DEAD:
         raise not_dead(task_id, TaskState.from_code(row.state))
     return row
 
@@ -125,7 +124,7 @@ def _copy(tx: Tx, row: sa.Row[Any], key: str | None, payload: NewPayload | None)
     original = row.original_id or row.id
     tx.run(
         "UPDATE schedd_tasks SET original_id = :original, replay_count = :count, extras = extras | 1, "
-        f"key = coalesce(key, :own), held_key = CASE WHEN state < {st.FIRST_TERMINAL} THEN coalesce(key, :own) END "
+        f"key = coalesce(key, :own), held_key = CASE WHEN state < {FIRST_TERMINAL} THEN coalesce(key, :own) END "
         "WHERE id = :id",  # extras: an attempt reads original_id for its idempotency key
         id=int(made),
         original=original,

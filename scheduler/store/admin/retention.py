@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import sqlalchemy as sa
 
-from scheduler.model import state as st
 from scheduler.model.actor import in_bulk
 from scheduler.model.defaults import RETENTION
 from scheduler.model.outcome import Lifetimes
-from scheduler.model.state import TaskState
+from scheduler.model.state import CANCELLED, DEAD, FAILED, SKIPPED, SUCCESS, TaskState
 from scheduler.model.texts import ranges
 from scheduler.ports import SECOND
 from scheduler.store import audit, bulks
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 BATCH = 500
 BY_FAILED_TTL = "ix_schedd_tasks_failed_ttl"
-UNSUCCESSFUL = (st.FAILED, st.DEAD, st.CANCELLED, st.SKIPPED)
+UNSUCCESSFUL = (FAILED, DEAD, CANCELLED, SKIPPED)
 FAILED_RECHECK = 86_400 * SECOND  # until a success that a failed task still needs is checked again
 RESCAN_BATCH = 20_000  # ids that one rescan reads
 AUDIT_RETENTION_S = RETENTION["audit"]
@@ -86,15 +85,15 @@ _CHILDREN = f"FROM schedd_edges e WHERE {same('e.parent', 't.id')} AND {is_live(
 _WAITERS = f"FROM schedd_waits w WHERE {same('w.item', 't.id')} AND w.item > 0 AND {is_live('w.task_id')}"
 UNREFERENCED = (
     f"NOT {exists('e.parent', _CHILDREN)} AND NOT {exists('w.item', _WAITERS)} "
-    f"AND NOT coalesce({state_of('t.spawned_by')} <> {st.SUCCESS}, false)"
+    f"AND NOT coalesce({state_of('t.spawned_by')} <> {SUCCESS}, false)"
 )
 _READERS = (
-    f"FROM schedd_edges e WHERE {same('e.parent', 't.id')} AND e.ok % 2 = 1 AND {state_of('e.child')} > {st.SUCCESS}"
+    f"FROM schedd_edges e WHERE {same('e.parent', 't.id')} AND e.ok % 2 = 1 AND {state_of('e.child')} > {SUCCESS}"
 )
 # What has completed under a key is remembered while an earlier failure with that key may be retried or replayed: see
 # keys.py.
 _RETRIABLE = (
-    f"FROM schedd_tasks d WHERE d.kind = t.kind AND d.key = t.key AND d.state >= {st.FAILED} "
+    f"FROM schedd_tasks d WHERE d.kind = t.kind AND d.key = t.key AND d.state >= {FAILED} "
     f"AND {completed_since('d', 't')}"
 )
 _STILL_READABLE = f"({exists('e.parent', _READERS)} OR t.key IS NOT NULL AND {exists('d.key', _RETRIABLE)})"
@@ -103,7 +102,7 @@ HAS_RESULT = (
     "(t.result IS NOT NULL OR EXISTS (SELECT 1 FROM schedd_task_values v WHERE v.task_id = t.id AND v.name = 'result'))"
 )
 OVER = (
-    f"t.state = {st.SUCCESS} AND t.finished_at < :before "
+    f"t.state = {SUCCESS} AND t.finished_at < :before "
     f"AND (coalesce(t.result_until, 0) <= :now OR NOT {HAS_RESULT}) "
     "AND coalesce(t.key_until, 0) <= :now"
 )
@@ -112,7 +111,7 @@ OVER = (
 _SUCCESSES = f"""
 SELECT t.id, t.finished_at, t.result_until, t.key_until, {_STILL_READABLE} AS wanted, {HAS_RESULT} AS has_result
 FROM schedd_tasks t
-WHERE t.state = {st.SUCCESS} AND {{due}} AND {UNREFERENCED} LIMIT :batch
+WHERE t.state = {SUCCESS} AND {{due}} AND {UNREFERENCED} LIMIT :batch
 """
 # A reader takes a missing result for expired once this time is over. So the time is cleared of a task that returned
 # nothing.
@@ -131,14 +130,14 @@ SELECT t.id FROM schedd_tasks t WHERE {ended_as(":state", "t", before=":before")
 """
 # Failed and dead tasks of kinds with a failed_ttl go by that alone.
 _FAILED_TTL = f"""
-SELECT t.id, t.state FROM schedd_tasks t {{index}} WHERE t.failed_ttl IS NOT NULL AND t.state >= {st.FAILED}
-AND t.state <= {st.DEAD} AND t.finished_at + t.failed_ttl <= :now AND {UNREFERENCED}
+SELECT t.id, t.state FROM schedd_tasks t {{index}} WHERE t.failed_ttl IS NOT NULL AND t.state >= {FAILED}
+AND t.state <= {DEAD} AND t.finished_at + t.failed_ttl <= :now AND {UNREFERENCED}
 ORDER BY t.finished_at + t.failed_ttl LIMIT :batch
 """
 # By age, on demand: a result goes with its task, a key that is not free yet stays.
-SUCCEEDED_BEFORE = f"t.state = {st.SUCCESS} AND t.finished_at < :before AND coalesce(t.key_until, 0) <= :now"
+SUCCEEDED_BEFORE = f"t.state = {SUCCESS} AND t.finished_at < :before AND coalesce(t.key_until, 0) <= :now"
 # States with a retention of their own, where it is set.
-_OWN = {st.DEAD: "dead", st.CANCELLED: "cancelled", st.SKIPPED: "skipped"}
+_OWN = {DEAD: "dead", CANCELLED: "cancelled", SKIPPED: "skipped"}
 # What depends on a task may be retried for as long as it is there, and is judged by that task's outcome then: so an
 # outcome lives until its own time is over and no edge leads from it any more.
 NO_PARENT = f"NOT {is_parent('o.task_id')}"
@@ -197,7 +196,7 @@ def _remove_ended(
         expired += [(row[0], row[1]) for row in own]
     for state, age in by_state.items():
         if len(expired) < batch:
-            others = "AND t.failed_ttl IS NULL" if chosen is None and state in (st.FAILED, st.DEAD) else where
+            others = "AND t.failed_ttl IS NULL" if chosen is None and state in (FAILED, DEAD) else where
             sql = f"{_OTHERS.format(chosen=others)} {tx.dialect.skip_locked}"
             bound = {"state": state, "before": tx.now - age, "batch": batch - len(expired), **names}
             expired += [(row[0], state) for row in tx.run(sql, **bound)]
@@ -266,7 +265,7 @@ def _successes(tx: Tx, kept: int, first: int, batch: int) -> Removed:
         elif row.id not in unneeded:
             continue
         elif until <= tx.now:
-            over.append((row.id, st.SUCCESS))
+            over.append((row.id, SUCCESS))
             continue
         elif result_until <= tx.now:
             stale.append(row.id)
@@ -293,7 +292,7 @@ def forget_results(tx: Tx, ids: Sequence[int]) -> int:
 def expire(tx: Tx, task_id: int) -> int:
     """Delete the task's result if it has expired and no task needs it. Never waits for a row."""
     rows = tx.run(
-        f"SELECT t.id FROM schedd_tasks t WHERE t.id = :id AND t.state = {st.SUCCESS} AND t.result_until <= :now "
+        f"SELECT t.id FROM schedd_tasks t WHERE t.id = :id AND t.state = {SUCCESS} AND t.result_until <= :now "
         f"AND {REMOVABLE} {tx.dialect.skip_locked}",
         id=task_id,
         now=tx.now,
@@ -336,7 +335,7 @@ def _scan(tx: Tx, after: int, condition: str, chosen: Chosen) -> tuple[list[int]
         **names,
     ).fetchall()
     ids = _unwanted(tx, [row[0] for row in rows])
-    remove(tx, [(task_id, st.SUCCESS) for task_id in ids])
+    remove(tx, [(task_id, SUCCESS) for task_id in ids])
     if len(rows) >= BATCH and ids:
         return ids, after  # there may be more among them
     return ids, after + RESCAN_BATCH if after + RESCAN_BATCH < last else None
@@ -344,7 +343,7 @@ def _scan(tx: Tx, after: int, condition: str, chosen: Chosen) -> tuple[list[int]
 
 def has_deferred(tx: Tx) -> bool:
     """Whether the check of some successes was deferred."""
-    row = tx.run(f"SELECT 1 FROM schedd_tasks WHERE state = {st.SUCCESS} AND kept_until > :now LIMIT 1", now=tx.now)
+    row = tx.run(f"SELECT 1 FROM schedd_tasks WHERE state = {SUCCESS} AND kept_until > :now LIMIT 1", now=tx.now)
     return row.first() is not None
 
 

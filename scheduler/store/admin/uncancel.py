@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from scheduler.errors import InvalidTransitionError, SchedulerError
-from scheduler.model import state as st
-from scheduler.model.state import TaskState
+from scheduler.model.state import CANCELLED, SCHEDULED, TaskState
 from scheduler.store import audit
 from scheduler.store.admin.bulk_plan import rows_of
 from scheduler.store.db.dialect import bind_rows
@@ -38,7 +37,7 @@ def uncancel_all(tx: Tx, ids: Sequence[int]) -> Mapping[int, SchedulerError]:
         row = rows.get(task_id)
         if row is None:
             refused[task_id] = unknown(tx, task_id)
-        elif row.state != st.CANCELLED:
+        elif row.state != CANCELLED:
             refused[task_id] = _why_not(f"task {task_id} is {TaskState.from_code(row.state)}")
         elif task_id not in entries or entries[task_id].before not in UNBEGUN:
             refused[task_id] = _why_not(f"task {task_id} had begun")
@@ -53,7 +52,7 @@ def uncancel_all(tx: Tx, ids: Sequence[int]) -> Mapping[int, SchedulerError]:
     later = [(task_id, rows[task_id].run_at) for task_id in back if rows[task_id].run_at > tx.now]
     tx.run(
         f"UPDATE schedd_tasks SET run_at = j.run_at FROM {tx.dialect.rows({'id': int, 'run_at': int})} j "
-        f"WHERE schedd_tasks.id = j.id AND schedd_tasks.state <= {st.SCHEDULED}",
+        f"WHERE schedd_tasks.id = j.id AND schedd_tasks.state <= {SCHEDULED}",
         rows=bind_rows(later),
     )
     audit.record(tx, "uncancel", tasks={task_id: {"before": TaskState.CANCELLED} for task_id in back})

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from scheduler.model import state as st
 from scheduler.model.outcome import Lifetimes
-from scheduler.model.state import TaskState
+from scheduler.model.state import DEAD, FAILED, SUCCESS, TaskState
 from scheduler.ports import SECOND
 from scheduler.store.admin import retention
 from scheduler.store.admin.retention import Chosen, Removed
@@ -29,12 +28,12 @@ SELECT count(*) AS looked,
   sum(CASE WHEN NOT ({retention.OVER}) THEN 0 WHEN {retention.REMOVABLE} THEN 1 ELSE 0 END) AS tasks,
   sum(CASE WHEN ({retention.OVER}) OR NOT ({_HAS_RESULT_EXPIRED}) THEN 0 WHEN {retention.REMOVABLE} THEN 1 ELSE 0 END)
   AS results
-FROM (SELECT {_COLUMNS} FROM schedd_tasks WHERE state = {st.SUCCESS} AND {{due}} LIMIT :most) t
+FROM (SELECT {_COLUMNS} FROM schedd_tasks WHERE state = {SUCCESS} AND {{due}} LIMIT :most) t
 """
 _NEVER_LOOKED_AT = _SUCCESSES.format(due="kept_until IS NULL AND finished_at < :first ORDER BY kept_until, finished_at")
 _LOOKED_AT = _SUCCESSES.format(due="kept_until <= :now ORDER BY kept_until, finished_at")
 # The sum keeps SQLite from the index of all successes, whose order is no help.
-_OLD = f"FROM schedd_tasks WHERE id < :top AND state + 0 = {st.SUCCESS} AND finished_at < :before"
+_OLD = f"FROM schedd_tasks WHERE id < :top AND state + 0 = {SUCCESS} AND finished_at < :before"
 _DEFERRED = f"""
 SELECT count(*) AS looked, sum(CASE WHEN NOT ({retention.OVER}) THEN 0 WHEN {retention.REMOVABLE} THEN 1 ELSE 0 END)
   AS tasks
@@ -53,7 +52,7 @@ FROM (SELECT id, kind, queue, spawned_by FROM schedd_tasks {{index}} WHERE {{end
 _OF_STATE = ended_as(":state", before=":before")
 _BY_AGE = "ORDER BY state, finished_at"
 _FAILED_TTL = (
-    f"failed_ttl IS NOT NULL AND state >= {st.FAILED} AND state <= {st.DEAD} AND finished_at + failed_ttl <= :now "
+    f"failed_ttl IS NOT NULL AND state >= {FAILED} AND state <= {DEAD} AND finished_at + failed_ttl <= :now "
     "ORDER BY finished_at + failed_ttl"
 )
 
@@ -117,7 +116,7 @@ def _unsuccessful(tx: Tx, spans: Mapping[str, int], most: int) -> _Seen:
     own = _ENDED.format(where="", index=tx.dialect.by_index(retention.BY_FAILED_TTL), ended=_FAILED_TTL)
     seen = _counted(tx, own, most, now=tx.now)
     for state, age in retention.ages(spans).items():
-        usual = "AND failed_ttl IS NULL" if state in (st.FAILED, st.DEAD) else ""
+        usual = "AND failed_ttl IS NULL" if state in (FAILED, DEAD) else ""
         sql = _ENDED.format(where="", index="", ended=f"{_OF_STATE} {usual} {_BY_AGE}")
         seen = seen.plus(_counted(tx, sql, most, state=state, before=tx.now - age))
     return seen

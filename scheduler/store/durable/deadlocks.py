@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from scheduler.model import state as st
+from scheduler.model.state import FIRST_TERMINAL, SUSPENDED, WAITING
 from scheduler.ports import FOREVER
 from scheduler.store.db.tx import Tx
 
@@ -16,14 +16,13 @@ if TYPE_CHECKING:
     import networkx as nx  # imported on demand: it takes longer than most commands
 
 _MAX_TASKS = 10_000  # tasks that one search reads
-_SUSPENDED = f"t.state = {st.SUSPENDED} AND t.run_at >= {FOREVER}"
+_SUSPENDED = f"t.state = {SUSPENDED} AND t.run_at >= {FOREVER}"
 _FOREVER = (
     "SELECT w.task_id AS task, w.item AS awaits FROM schedd_waits w JOIN schedd_tasks t ON t.id = w.task_id "
     f"WHERE w.item > 0 AND w.met = 0 AND {_SUSPENDED}"
 )
 _STANDING = (
-    f"{_FOREVER} AND EXISTS (SELECT 1 FROM schedd_tasks a WHERE a.id = w.item "
-    f"AND a.state IN ({st.WAITING}, {st.SUSPENDED}))"
+    f"{_FOREVER} AND EXISTS (SELECT 1 FROM schedd_tasks a WHERE a.id = w.item AND a.state IN ({WAITING}, {SUSPENDED}))"
 )
 
 
@@ -72,7 +71,7 @@ def _reached(tx: Tx, starts: Collection[int]) -> nx.DiGraph[int]:
     sql = (
         f"{_FOREVER} AND {tx.dialect.among('w.task_id')} UNION ALL "
         "SELECT e.child, e.parent FROM schedd_edges e JOIN schedd_tasks t ON t.id = e.child "
-        f"JOIN schedd_tasks p ON p.id = e.parent WHERE t.state = {st.WAITING} AND p.state < {st.FIRST_TERMINAL} "
+        f"JOIN schedd_tasks p ON p.id = e.parent WHERE t.state = {WAITING} AND p.state < {FIRST_TERMINAL} "
         f"AND {tx.dialect.among('e.child')}"
     )
     graph: nx.DiGraph[int] = nx.DiGraph()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from scheduler.model import state as st
+from scheduler.model.state import FIRST_TERMINAL
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
 from scheduler.store.durable import waits
@@ -80,7 +80,7 @@ def emitted(tx: Tx, names: Sequence[str]) -> dict[str, Event]:
 
 _WAITING = (
     "(SELECT CAST(count(*) AS integer) FROM schedd_waits w JOIN schedd_tasks t ON t.id = w.task_id "
-    f"WHERE w.event = e.name AND t.state < {st.FIRST_TERMINAL})"
+    f"WHERE w.event = e.name AND t.state < {FIRST_TERMINAL})"
 )
 _RECORD = (
     "SELECT e.name, e.emitted_at, e.emitted_by, coalesce(length(e.payload), 0) AS size, "
@@ -104,7 +104,7 @@ def awaited(tx: Tx, limit: int) -> list[EventRecord]:
     """Events that tasks wait for and that are not emitted yet, by name."""
     rows = tx.run(
         "SELECT w.event AS name, CAST(count(*) AS integer) AS waiting FROM schedd_waits w "
-        f"JOIN schedd_tasks t ON t.id = w.task_id AND t.state < {st.FIRST_TERMINAL} "
+        f"JOIN schedd_tasks t ON t.id = w.task_id AND t.state < {FIRST_TERMINAL} "
         "WHERE w.event IS NOT NULL AND NOT EXISTS (SELECT 1 FROM schedd_events e WHERE e.name = w.event) "
         "GROUP BY w.event ORDER BY w.event LIMIT :limit",
         limit=limit,
@@ -138,7 +138,7 @@ def waiters(tx: Tx, name: str, limit: int) -> list[Waiter]:
     """Up to ``limit`` tasks that await an event."""
     rows = tx.run(
         "SELECT w.task_id, t.kind, w.at FROM schedd_waits w JOIN schedd_tasks t ON t.id = w.task_id "
-        f"WHERE w.event = :name AND t.state < {st.FIRST_TERMINAL} ORDER BY w.task_id LIMIT :limit",
+        f"WHERE w.event = :name AND t.state < {FIRST_TERMINAL} ORDER BY w.task_id LIMIT :limit",
         name=name,
         limit=limit,
     )

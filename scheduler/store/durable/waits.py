@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from scheduler.model import state as st
+from scheduler.model.state import FIRST_TERMINAL, SUSPENDED
 from scheduler.store.db.dialect import Dialect, bind_rows
 from scheduler.store.db.tx import Tx
 
@@ -179,7 +179,7 @@ def _wake(tx: Tx, ids: Sequence[int]) -> int:
         locked = tx.run(sql, ids=tx.dialect.bind_ids(ids))
         ids = [row[0] for row in locked]
     woken = tx.run(
-        f"UPDATE schedd_tasks SET {_DUE} WHERE {tx.dialect.among('id')} AND state + 0 = {st.SUSPENDED} "
+        f"UPDATE schedd_tasks SET {_DUE} WHERE {tx.dialect.among('id')} AND state + 0 = {SUSPENDED} "
         "AND run_at > :now AND EXISTS (SELECT 1 FROM schedd_waits w WHERE w.task_id = schedd_tasks.id "
         f"AND w.item = 0 AND {_OVER})",
         ids=tx.dialect.bind_ids(ids),
@@ -202,7 +202,7 @@ def suspended(tx: Tx, claims: Sequence[tuple[int, int]]) -> int:
     )
     tx.run(f"DELETE FROM schedd_waits WHERE (task_id, name, item) IN ({stale})", **bound)
     woken = tx.run(
-        f"UPDATE schedd_tasks SET {_DUE} WHERE {tx.dialect.among('id')} AND state + 0 = {st.SUSPENDED} "
+        f"UPDATE schedd_tasks SET {_DUE} WHERE {tx.dialect.among('id')} AND state + 0 = {SUSPENDED} "
         "AND run_at > :now AND EXISTS (SELECT 1 FROM schedd_waits w WHERE w.task_id = schedd_tasks.id "
         f"AND w.item = 0 AND w.claim = schedd_tasks.claim AND {_OVER})",
         ids=bound["ids"],
@@ -213,7 +213,7 @@ def suspended(tx: Tx, claims: Sequence[tuple[int, int]]) -> int:
 
 ANY_MISSED = (  # suspended although what they wait for has happened; ``:most`` MET: events only
     "SELECT w.task_id FROM schedd_waits w JOIN schedd_tasks t ON t.id = w.task_id WHERE w.item = 0 AND w.met > 0 "
-    f"AND w.met <= :most AND t.state = {st.SUSPENDED} AND t.run_at > :now AND {_OVER}"
+    f"AND w.met <= :most AND t.state = {SUSPENDED} AND t.run_at > :now AND {_OVER}"
 )
 
 
@@ -225,7 +225,7 @@ def wake_missed(tx: Tx) -> int:
 
 
 _ENDED = (
-    f"NOT EXISTS (SELECT 1 FROM schedd_tasks c WHERE c.id = {{item}} AND (c.state < {st.FIRST_TERMINAL} "
+    f"NOT EXISTS (SELECT 1 FROM schedd_tasks c WHERE c.id = {{item}} AND (c.state < {FIRST_TERMINAL} "
     "OR c.finished_at >= :before))"
 )
 
@@ -235,7 +235,7 @@ def missed(tx: Tx, before: int, limit: int) -> list[int]:
     open_item = _ENDED.format(item="i.item").removeprefix("NOT ")
     rows = tx.run(
         "SELECT DISTINCT w.task_id FROM schedd_waits w JOIN schedd_tasks t ON t.id = w.task_id WHERE w.item = 0 "
-        f"AND t.state = {st.SUSPENDED} AND t.run_at > :now AND CASE WHEN w.event IS NOT NULL "
+        f"AND t.state = {SUSPENDED} AND t.run_at > :now AND CASE WHEN w.event IS NOT NULL "
         "THEN EXISTS (SELECT 1 FROM schedd_events e WHERE e.name = w.event AND e.emitted_at < :before) "
         "ELSE NOT EXISTS (SELECT 1 FROM schedd_waits i WHERE i.task_id = w.task_id AND i.name = w.name "
         f"AND i.item > 0 AND {open_item}) END ORDER BY w.task_id LIMIT :limit",
@@ -254,7 +254,7 @@ def force_wake(tx: Tx, ids: Sequence[int]) -> None:
         f"AND {_ENDED.format(item='item')}",
         **bound,
     )
-    tx.run(f"UPDATE schedd_tasks SET {_DUE} WHERE id IN {tx.dialect.ids()} AND state = {st.SUSPENDED}", **bound)
+    tx.run(f"UPDATE schedd_tasks SET {_DUE} WHERE id IN {tx.dialect.ids()} AND state = {SUSPENDED}", **bound)
 
 
 def records(tx: Tx, task_id: int) -> list[WaitRecord]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from scheduler.model import state as st
+from scheduler.model.state import CANCELLED, CLAIMED, FIRST_TERMINAL, RUNNING
 from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import bind_parents, from_parents, same
 
@@ -19,11 +19,11 @@ _ROOT = -1  # the state of a task whose descendants are wanted whatever its own 
 # From each task by the index of its edges, as in downward.py.
 _STEP = {
     "sqlite": f"""SELECT c.id, c.state FROM down d CROSS JOIN schedd_edges e CROSS JOIN schedd_tasks c
-  WHERE e.parent = d.id AND e.on_end = {_ON_SUCCESS} AND c.id = e.child AND c.state < {st.FIRST_TERMINAL}""",
+  WHERE e.parent = d.id AND e.on_end = {_ON_SUCCESS} AND c.id = e.child AND c.state < {FIRST_TERMINAL}""",
     "postgresql": f"""SELECT c.id, c.state FROM down d CROSS JOIN LATERAL
   (SELECT e.child FROM schedd_edges e WHERE {same("e.parent", "d.id")} AND e.on_end = {_ON_SUCCESS} OFFSET 0) e
   CROSS JOIN LATERAL (SELECT t.id, t.state FROM schedd_tasks t WHERE t.id = e.child OFFSET 0) c
-  WHERE c.state < {st.FIRST_TERMINAL}""",
+  WHERE c.state < {FIRST_TERMINAL}""",
 }
 _DOWN = f"""
 WITH RECURSIVE down(id, state) AS (SELECT id, {_ROOT} FROM schedd_tasks WHERE {{among}} {{asked}}
@@ -31,16 +31,16 @@ WITH RECURSIVE down(id, state) AS (SELECT id, {_ROOT} FROM schedd_tasks WHERE {{
 SELECT id, state FROM down WHERE state > {_ROOT}
 """
 _ASKED = "AND cancel_cascade = 1"
-_LIVE = f"SELECT t.id, t.state FROM schedd_tasks t WHERE {{among}} AND t.state < {st.FIRST_TERMINAL} ORDER BY t.id"
+_LIVE = f"SELECT t.id, t.state FROM schedd_tasks t WHERE {{among}} AND t.state < {FIRST_TERMINAL} ORDER BY t.id"
 _EDGES = f"SELECT parent, child FROM schedd_edges WHERE {{parents}} AND on_end = {_ON_SUCCESS}"
 _SET = "cancel_cascade = 1, cancel_requested = coalesce(cancel_requested, :now)"
 _ASK = f"""
 UPDATE schedd_tasks SET {_SET}, rerun = CASE WHEN rerun = 1 THEN 2 ELSE rerun END
-WHERE {{among}} AND state + 0 >= {st.CLAIMED} AND state + 0 <= {st.RUNNING}
+WHERE {{among}} AND state + 0 >= {CLAIMED} AND state + 0 <= {RUNNING}
 """
 _END = f"""
-UPDATE schedd_tasks SET {_SET}, state = {st.CANCELLED}, finished_at = :now, held_key = NULL
-WHERE {{among}} AND state + 0 < {st.CLAIMED} RETURNING id
+UPDATE schedd_tasks SET {_SET}, state = {CANCELLED}, finished_at = :now, held_key = NULL
+WHERE {{among}} AND state + 0 < {CLAIMED} RETURNING id
 """
 
 
@@ -62,7 +62,7 @@ def _down(tx: Tx, ids: Collection[int], *, asked: bool = False, through_held: bo
         among=tx.dialect.among("id"),
         asked=_ASKED if asked else "",
         step=_STEP[tx.dialect.name],
-        last=st.FIRST_TERMINAL if through_held else st.CLAIMED,
+        last=FIRST_TERMINAL if through_held else CLAIMED,
     )
     return _states(tx.rows(sql, ids=tx.dialect.bind_ids(sorted(ids))))
 
@@ -102,7 +102,7 @@ def lock_below(tx: Tx, roots: Sequence[int]) -> tuple[dict[int, set[int]], set[i
         locked = _locked(tx, down, tx.dialect.skip_locked)
     if not down:
         return {}, set()
-    ending = {i for i, state in locked.items() if state < st.CLAIMED}
+    ending = {i for i, state in locked.items() if state < CLAIMED}
     edges: dict[int, list[int]] = {}
     for parent, child in tx.rows(
         _EDGES.format(parents=from_parents(tx.dialect)), **bind_parents(tx.dialect, tops | ending)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Sequence
 
-from scheduler.model import state as st
 from scheduler.model.spec import TaskId
-from scheduler.model.state import TaskState
+from scheduler.model.state import SCHEDULED, WAITING, TaskState
 from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import bind_parents, from_parents
 
@@ -28,9 +27,9 @@ def scheduled(task_id: int, kind: str) -> None:
 def stored(tx: Tx, ids: Iterable[TaskId]) -> None:
     """Log tasks that this transaction has just stored. It may still be rolled back."""
     for task_id, kind, code, unmet in _rows(tx, [int(i) for i in ids if i.created]):
-        if code == st.WAITING:
+        if code == WAITING:
             log.debug("task waiting", extra={"task": task_id, "kind": kind, "for": unmet})
-        elif code == st.SCHEDULED:
+        elif code == SCHEDULED:
             scheduled(task_id, kind)
         else:
             log.debug("task ended as it was stored", extra={"task": task_id, "state": TaskState.from_code(code).value})
@@ -43,7 +42,7 @@ def released(tx: Tx, ended: Collection[int], ready_children: Iterable[int]) -> N
     )
     early = set(ready_children)
     for task_id, kind, code, _ in _rows(tx, sorted({row[0] for row in children})):
-        if code == st.SCHEDULED or task_id in early:
+        if code == SCHEDULED or task_id in early:
             log.debug("task released", extra={"task": task_id, "kind": kind})
 
 

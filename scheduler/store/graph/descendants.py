@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scheduler.model import state as st
-from scheduler.model.state import END_BIT, TaskState
+from scheduler.model.state import END_BIT, FIRST_TERMINAL, WAITING, TaskState
 from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import same
 
@@ -15,10 +14,10 @@ _MAY_BREAK = f"(e.ok & {BROKEN_BITS}) <> {BROKEN_BITS}"
 # From each task by the index of its edges: PostgreSQL might else read all edges for each level, and SQLite all tasks.
 _STEP = {
     "sqlite": f"""SELECT c.id FROM down d CROSS JOIN schedd_edges e CROSS JOIN schedd_tasks c
-  WHERE e.parent = d.id AND {_MAY_BREAK} AND c.id = e.child AND c.state = {st.WAITING}""",
+  WHERE e.parent = d.id AND {_MAY_BREAK} AND c.id = e.child AND c.state = {WAITING}""",
     "postgresql": f"""SELECT c.id FROM down d
   CROSS JOIN LATERAL (SELECT e.child FROM schedd_edges e WHERE {same("e.parent", "d.id")} AND {_MAY_BREAK} OFFSET 0) e
-  CROSS JOIN LATERAL (SELECT t.id FROM schedd_tasks t WHERE t.id = e.child AND t.state = {st.WAITING} OFFSET 0) c""",
+  CROSS JOIN LATERAL (SELECT t.id FROM schedd_tasks t WHERE t.id = e.child AND t.state = {WAITING} OFFSET 0) c""",
 }
 _DOWN = """
 WITH RECURSIVE down(id) AS (SELECT id FROM schedd_tasks WHERE {among} UNION {step})
@@ -34,11 +33,11 @@ def tasks_below(tx: Tx, ids: Sequence[int]) -> list[int]:
 
 _ENDED_STEP = {
     "sqlite": f"""SELECT c.id FROM down d CROSS JOIN schedd_edges e CROSS JOIN schedd_tasks c
-  WHERE e.parent = d.id AND c.id = e.child AND c.ended_by = d.id AND c.state >= {st.FIRST_TERMINAL}""",
+  WHERE e.parent = d.id AND c.id = e.child AND c.ended_by = d.id AND c.state >= {FIRST_TERMINAL}""",
     "postgresql": f"""SELECT c.id FROM down d
   CROSS JOIN LATERAL (SELECT e.child FROM schedd_edges e WHERE {same("e.parent", "d.id")} OFFSET 0) e
   CROSS JOIN LATERAL (SELECT t.id FROM schedd_tasks t
-    WHERE t.id = e.child AND t.ended_by = d.id AND t.state >= {st.FIRST_TERMINAL} OFFSET 0) c""",
+    WHERE t.id = e.child AND t.ended_by = d.id AND t.state >= {FIRST_TERMINAL} OFFSET 0) c""",
 }
 
 

@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scheduler.errors import ResultExpiredError
-from scheduler.model import state as st
-from scheduler.model.state import TaskState
+from scheduler.model.state import SUCCESS, TaskState
 from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import IS_GONE
 
@@ -27,7 +26,7 @@ def parent_results(tx: Tx, task_id: int) -> list[tuple[int, str | None]]:
         id=task_id,
     ).fetchall()
     for row in rows:
-        if row.state == st.SUCCESS and row.result is None and (row.gone or row.removed):
+        if row.state == SUCCESS and row.result is None and (row.gone or row.removed):
             raise ResultExpiredError(row.parent)
     return [(row.parent, row.result) for row in rows]
 
@@ -37,7 +36,7 @@ def dependency_failures(tx: Tx, task_id: int) -> list[tuple[int, str]]:
     rows = tx.run(
         "SELECT e.parent, coalesce(p.state, o.state) AS state, p.error FROM schedd_edges e "
         "LEFT JOIN schedd_tasks p ON p.id = e.parent LEFT JOIN schedd_outcomes o ON o.task_id = e.parent "
-        f"WHERE e.child = :id AND coalesce(p.state, o.state) > {st.SUCCESS} ORDER BY e.parent",
+        f"WHERE e.child = :id AND coalesce(p.state, o.state) > {SUCCESS} ORDER BY e.parent",
         id=task_id,
     )
     return [(row.parent, f"{TaskState.from_code(row.state)}: {row.error or 'no error recorded'}") for row in rows]

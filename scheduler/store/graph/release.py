@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from scheduler.model import state as st
-from scheduler.model.state import END_BIT, EdgeVerdict, Otherwise, TaskState, When, edge_verdict
+from scheduler.model.state import END_BIT, SCHEDULED, WAITING, EdgeVerdict, Otherwise, TaskState, When, edge_verdict
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
 from scheduler.store.durable import waits
@@ -22,10 +21,10 @@ _OTHERWISES = tuple(Otherwise)
 _MET = "(ok & :bit) <> 0"
 _MEET = f"""
 UPDATE schedd_tasks SET unmet = schedd_tasks.unmet - d.n,
-  state = CASE WHEN schedd_tasks.unmet - d.n <= 0 THEN {st.SCHEDULED} ELSE schedd_tasks.state END
+  state = CASE WHEN schedd_tasks.unmet - d.n <= 0 THEN {SCHEDULED} ELSE schedd_tasks.state END
 FROM (SELECT child, CAST(count(*) AS integer) AS n FROM schedd_edges
       WHERE {{parents}} AND {_MET} GROUP BY child) d
-WHERE schedd_tasks.id = d.child AND schedd_tasks.state = {st.WAITING}
+WHERE schedd_tasks.id = d.child AND schedd_tasks.state = {WAITING}
 RETURNING schedd_tasks.state
 """
 # How many edges of a child are met is looked up in sorted arrays: by a join PostgreSQL compared each with each where it
@@ -38,24 +37,24 @@ WITH d AS MATERIALIZED (SELECT child, CAST(count(*) AS integer) AS n
   FROM (SELECT child FROM schedd_edges WHERE {{parents}} AND child + 0 > :after AND {_MET} OFFSET 0) e
   GROUP BY child ORDER BY child LIMIT {{most}}),
 met AS (UPDATE schedd_tasks t SET unmet = t.unmet - {_MET_OF_IT},
-  state = CASE WHEN t.unmet - {_MET_OF_IT} <= 0 THEN {st.SCHEDULED} ELSE t.state END
-  WHERE t.id = ANY({_MET_CHILDREN}) AND t.state = {st.WAITING}
+  state = CASE WHEN t.unmet - {_MET_OF_IT} <= 0 THEN {SCHEDULED} ELSE t.state END
+  WHERE t.id = ANY({_MET_CHILDREN}) AND t.state = {WAITING}
   RETURNING t.state)
-SELECT (SELECT count(*) FROM met WHERE state = {st.SCHEDULED}), count(*), max(child) FROM d
+SELECT (SELECT count(*) FROM met WHERE state = {SCHEDULED}), count(*), max(child) FROM d
 """
 # No join: of one PostgreSQL expects the wrong number of rows, and reads all that waits, or compares each with each.
 _BROKEN = f"""
 SELECT parent, child, on_end, otherwise FROM schedd_edges
-WHERE {{parents}} AND {{broken}} AND {state_of("schedd_edges.child")} = {st.WAITING} ORDER BY child, parent
+WHERE {{parents}} AND {{broken}} AND {state_of("schedd_edges.child")} = {WAITING} ORDER BY child, parent
 """
 _NEVER_ON_SUCCESS = "ok IN (0, 2, 4, 6, 8, 10, 12, 14)"
-_LOCK = f"SELECT t.id FROM schedd_tasks t WHERE {{among}} AND t.state = {st.WAITING} ORDER BY t.id FOR UPDATE OF t"
+_LOCK = f"SELECT t.id FROM schedd_tasks t WHERE {{among}} AND t.state = {WAITING} ORDER BY t.id FOR UPDATE OF t"
 _EDGES = "SELECT parent, child, on_end, otherwise FROM schedd_edges WHERE {parents} AND ok < 15 ORDER BY parent"
 _End = tuple[int, int, str, int]  # a task, its state, why, and the parent that brought it about
 _END = f"""
 UPDATE schedd_tasks SET state = j.state, error = j.error, error_class = 'DependencyFailed',
   ended_by = j.parent, finished_at = :now, held_key = NULL
-FROM {{rows}} j WHERE schedd_tasks.id = j.id AND schedd_tasks.state = {st.WAITING}
+FROM {{rows}} j WHERE schedd_tasks.id = j.id AND schedd_tasks.state = {WAITING}
 RETURNING schedd_tasks.id, schedd_tasks.state
 """
 
@@ -94,7 +93,7 @@ def _meet(tx: Tx, ids: Sequence[int], bit: int) -> int:
     bound = bind_parents(tx.dialect, ids) | {"bit": bit}
     parents = from_parents(tx.dialect)
     if tx.dialect.name == "sqlite":
-        return sum(1 for row in tx.rows(_MEET.format(parents=parents), **bound) if row[0] == st.SCHEDULED)
+        return sum(1 for row in tx.rows(_MEET.format(parents=parents), **bound) if row[0] == SCHEDULED)
     meet = _MEET_PG.format(parents=parents, most=MAX_CHILDREN)
     ready, met, last = 0, MAX_CHILDREN, 0
     while met == MAX_CHILDREN:
@@ -120,7 +119,7 @@ def parents_removed(tx: Tx, ends: Mapping[int, TaskState]) -> None:
     rows = tx.run(
         "SELECT e.parent, e.child, e.on_end, e.otherwise FROM schedd_edges e "
         f"WHERE {from_parents(tx.dialect, 'e.parent')} AND e.otherwise = {_OTHERWISES.index(Otherwise.WAIT)} "
-        f"AND {state_of('e.child')} = {st.WAITING} ORDER BY e.child, e.parent DESC",
+        f"AND {state_of('e.child')} = {WAITING} ORDER BY e.child, e.parent DESC",
         **bind_parents(tx.dialect, ends),
     ).fetchall()
     waits = [

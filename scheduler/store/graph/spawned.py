@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from scheduler.model import state as st
-from scheduler.model.state import TaskState
+from scheduler.model.state import CANCELLED, CLAIMED, FIRST_TERMINAL, RUNNING, TaskState
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import IS_GONE
 
 _LIVE = (
     "SELECT t.id, t.state, t.spawned_by FROM schedd_tasks t "
-    f"WHERE t.spawned_by IN {{ids}} AND t.state < {st.FIRST_TERMINAL}"
+    f"WHERE t.spawned_by IN {{ids}} AND t.state < {FIRST_TERMINAL}"
 )
 
 
@@ -49,12 +48,12 @@ def cancel(tx: Tx, parents: Sequence[int]) -> list[int]:
     tx.run(
         "UPDATE schedd_tasks SET cancel_requested = coalesce(cancel_requested, :now), "
         "rerun = CASE WHEN rerun = 1 THEN 2 ELSE rerun END "  # what replaced it is meant, too
-        f"WHERE id IN {tx.dialect.ids()} AND state >= {st.CLAIMED} AND state <= {st.RUNNING}",
+        f"WHERE id IN {tx.dialect.ids()} AND state >= {CLAIMED} AND state <= {RUNNING}",
         **bound,
     )
     ended = tx.run(
-        f"UPDATE schedd_tasks SET state = {st.CANCELLED}, cancel_requested = :now, finished_at = :now, "
-        f"held_key = NULL WHERE id IN {tx.dialect.ids()} AND state < {st.CLAIMED} RETURNING id",
+        f"UPDATE schedd_tasks SET state = {CANCELLED}, cancel_requested = :now, finished_at = :now, "
+        f"held_key = NULL WHERE id IN {tx.dialect.ids()} AND state < {CLAIMED} RETURNING id",
         **bound,
     ).fetchall()
     return [row[0] for row in ended]
@@ -64,7 +63,7 @@ def cancelled_with(tx: Tx, parents: Collection[int]) -> list[int]:
     """What those of these tasks that ended cancelled had spawned, and that was cancelled with them."""
     rows = tx.run(
         "SELECT t.id FROM schedd_tasks p JOIN schedd_tasks t ON t.spawned_by = p.id "
-        f"WHERE {tx.dialect.among('p.id')} AND p.state = {st.CANCELLED} AND t.state = {st.CANCELLED} "
+        f"WHERE {tx.dialect.among('p.id')} AND p.state = {CANCELLED} AND t.state = {CANCELLED} "
         "AND t.cancel_requested >= p.finished_at ORDER BY t.id",
         ids=tx.dialect.bind_ids(sorted(parents)),
     )
@@ -94,7 +93,7 @@ def blocked(tx: Tx, parents: Sequence[int]) -> tuple[set[int], dict[int, int]]:
     if len(held) < len(live):
         live = tx.run(sql, ids=bind_rows(parents)).fetchall()  # some may have ended meanwhile
     busy = {row.spawned_by for row in live if row.id not in held}
-    return busy, {row.id: row.spawned_by for row in held.values() if row.state < st.CLAIMED}
+    return busy, {row.id: row.spawned_by for row in held.values() if row.state < CLAIMED}
 
 
 def ends(tx: Tx, ids: Sequence[int]) -> dict[int, End]:
@@ -133,7 +132,7 @@ def records(tx: Tx, task_id: int, limit: int) -> tuple[list[ChildRecord], int]:
     count = tx.run("SELECT count(*) FROM schedd_tasks WHERE spawned_by = :id", id=task_id).scalar_one()
     rows = tx.run(
         "SELECT id, kind, state FROM schedd_tasks WHERE spawned_by = :id "
-        f"ORDER BY CASE WHEN state < {st.FIRST_TERMINAL} THEN 0 ELSE 1 END, id LIMIT :limit",
+        f"ORDER BY CASE WHEN state < {FIRST_TERMINAL} THEN 0 ELSE 1 END, id LIMIT :limit",
         id=task_id,
         limit=limit,
     )

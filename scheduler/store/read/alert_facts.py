@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from scheduler.model import inbox
-from scheduler.model import state as st
 from scheduler.model.lanes import kind_of
 from scheduler.model.outcome import AttemptEnd
 from scheduler.model.rollup import DAY, MINUTE, Measure
+from scheduler.model.state import CANCELLED, DEAD, FAILED, FIRST_TERMINAL, RUNNING, SUCCESS
 from scheduler.ports import SECOND
 from scheduler.store import pauses
 from scheduler.store.db.dialect import bind_rows
@@ -30,9 +30,9 @@ _EXAMPLES = 5
 _ASKED_AFTER, _ASKED_QUEUES = 60 * SECOND, 50  # the oldest task of so many queues is asked for its cause
 _MIN_RUNS = 20  # from which on a percentile means something
 _HISTORY = 7 * DAY * SECOND  # from which a percentile is taken
-_DEAD = ended_as(st.DEAD)
-_DEAD_BEFORE = ended_as(st.DEAD, before=":before")
-_BAD = f"{st.FAILED}, {st.DEAD}, {st.CANCELLED}"
+_DEAD = ended_as(DEAD)
+_DEAD_BEFORE = ended_as(DEAD, before=":before")
+_BAD = f"{FAILED}, {DEAD}, {CANCELLED}"
 
 
 class DeadGroup(NamedTuple):
@@ -183,7 +183,7 @@ class LongRun(NamedTuple):
 def running_since(tx: Tx, before: int) -> list[LongRun]:
     """Attempts that have run since before this instant, the longest first."""
     rows = tx.run(
-        f"SELECT id, kind, started_at FROM schedd_tasks WHERE state >= 4 AND state <= {st.RUNNING} "
+        f"SELECT id, kind, started_at FROM schedd_tasks WHERE state >= 4 AND state <= {RUNNING} "
         "AND worker IS NOT NULL AND started_at IS NOT NULL AND started_at < :before "
         f"ORDER BY started_at LIMIT {MAX_RUNNING}",
         before=before,
@@ -202,18 +202,17 @@ def usual_run(tx: Tx, kind: str) -> int | None:
 
 _SUCCEEDED = (
     "EXISTS (SELECT 1 FROM schedd_tasks t WHERE t.schedule = j.name AND t.slot >= j.slot "
-    f"AND t.state = {st.SUCCESS} AND NOT EXISTS (SELECT 1 FROM schedd_tasks b WHERE b.schedule = j.name "
+    f"AND t.state = {SUCCESS} AND NOT EXISTS (SELECT 1 FROM schedd_tasks b WHERE b.schedule = j.name "
     f"AND b.slot = t.slot AND b.state IN ({_BAD})))"
 )
 _REMEMBERED = (
-    "EXISTS (SELECT 1 FROM schedd_outcomes o WHERE o.schedule = j.name AND o.slot >= j.slot "
-    f"AND o.state = {st.SUCCESS})"
+    f"EXISTS (SELECT 1 FROM schedd_outcomes o WHERE o.schedule = j.name AND o.slot >= j.slot AND o.state = {SUCCESS})"
 )
 _GOING = (
     "EXISTS (SELECT 1 FROM schedd_tasks g WHERE g.schedule = j.name AND g.slot >= j.slot "
-    f"AND g.state < {st.FIRST_TERMINAL})"
+    f"AND g.state < {FIRST_TERMINAL})"
 )
-_LAST = f"EXISTS (SELECT 1 FROM schedd_tasks l WHERE l.id = j.task AND l.state = {st.SUCCESS})"
+_LAST = f"EXISTS (SELECT 1 FROM schedd_tasks l WHERE l.id = j.task AND l.state = {SUCCESS})"
 
 
 def without_success(tx: Tx, expected: Sequence[tuple[str, int, int]]) -> set[str]:

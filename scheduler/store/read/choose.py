@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from scheduler.model import state as st
-from scheduler.model.state import TERMINAL, TaskState
+from scheduler.model.state import FAILED, TERMINAL, TaskState
 from scheduler.model.task_filter import TaskFilter
 from scheduler.store.db.tx import Tx
 from scheduler.store.read.paging import BIGGEST, page_of
@@ -93,14 +92,14 @@ def ended_tasks(tx: Tx, wanted: TaskFilter, limit: int, after: tuple[int, int] =
         text = f"coalesce(t.payload, {text})"
     # Each state from where its index has the end of the last page: of all together each page would sort the rest.
     pages = " UNION ALL ".join(
-        f"SELECT p{code}.id FROM (SELECT t.id, t.finished_at FROM schedd_tasks t WHERE t.state >= {st.FAILED} "
+        f"SELECT p{code}.id FROM (SELECT t.id, t.finished_at FROM schedd_tasks t WHERE t.state >= {FAILED} "
         f"AND t.state = {code} AND {found.sql(*base)} AND t.finished_at >= :at AND (t.finished_at > :at OR t.id > :id) "
         f"ORDER BY t.finished_at, t.id LIMIT :limit) p{code}"
         for code in codes
     )
     rows = tx.run(
         f"SELECT t.id, t.finished_at, t.kind, t.state, {text} FROM ({pages}) f JOIN schedd_tasks t ON t.id = f.id "
-        f"WHERE t.state >= {st.FAILED} ORDER BY t.finished_at, t.id LIMIT :limit",
+        f"WHERE t.state >= {FAILED} ORDER BY t.finished_at, t.id LIMIT :limit",
         **(bound | {"at": after[0], "id": after[1], "limit": limit}),
     ).fetchall()
     fitting = [Row(row[0], row[2], TaskState.from_code(row[3])) for row in rows if wanted.fits(row[4])]

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from scheduler.model import state as st
 from scheduler.model.compare import pattern
 from scheduler.model.graph_folding import role_classes
-from scheduler.model.state import TaskState
+from scheduler.model.state import SUCCESS, TaskState
 from scheduler.model.task_filter import TaskFilter, in_states, only
 from scheduler.store.db.tx import Tx
 from scheduler.store.read.choose import chosen_tasks
@@ -86,7 +85,7 @@ def _of_schedule(tx: Tx, task: TaskRecord) -> int | None:
         slot=task.slot,
         limit=_RUNS,
     ).fetchall()
-    good = next((row[0] for row in slots if row[1] == row[2] == st.SUCCESS), None)
+    good = next((row[0] for row in slots if row[1] == row[2] == SUCCESS), None)
     if good is None:
         return None
     rows = tx.run(

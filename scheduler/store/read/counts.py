@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from scheduler.model import state as st
+from scheduler.model.state import CANCELLED, DEAD, FAILED, RETRY, SCHEDULED, SKIPPED, SUCCESS, SUSPENDED, WAITING
 from scheduler.store.broken_rows import state_name
 from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import CLAIMABLE, HELD, ended_as
@@ -15,14 +15,14 @@ from scheduler.store.tasks.claim import LaneHead
 # Up to a number of rows of each state: the order is the index's own, so that nothing is sorted or walked. Where the
 # condition allows one state only, no column is read, so that the index alone answers. Scheduled tasks share an index
 # with retries and suspended ones, so that three times as many rows of it are looked at.
-_RETRY_OR_SUSPENDED = f"state >= {st.RETRY} AND state <= {st.SUSPENDED}"
+_RETRY_OR_SUSPENDED = f"state >= {RETRY} AND state <= {SUSPENDED}"
 _GROUPS = (
-    (f"state = {st.WAITING}", "id", st.WAITING),
-    *((f"{_RETRY_OR_SUSPENDED} AND state = {code}", "state", code) for code in (st.RETRY, st.SUSPENDED)),
+    (f"state = {WAITING}", "id", WAITING),
+    *((f"{_RETRY_OR_SUSPENDED} AND state = {code}", "state", code) for code in (RETRY, SUSPENDED)),
     (f"{HELD}", "worker, lane", None),
-    (f"state = {st.SUCCESS}", "kept_until, finished_at", st.SUCCESS),
-    *((ended_as(code), "state, finished_at", code) for code in (st.FAILED, st.DEAD, st.CANCELLED, st.SKIPPED)),
-    (f"state >= {st.FAILED} AND state >= 11", "state, finished_at", None),
+    (f"state = {SUCCESS}", "kept_until, finished_at", SUCCESS),
+    *((ended_as(code), "state, finished_at", code) for code in (FAILED, DEAD, CANCELLED, SKIPPED)),
+    (f"state >= {FAILED} AND state >= 11", "state, finished_at", None),
 )
 
 
@@ -36,7 +36,7 @@ def _counting(number: int, where: str, order: str, code: int | None) -> str:
 
 _ABOUT = " UNION ALL ".join(_counting(number, *one) for number, one in enumerate(_GROUPS))
 _SCHEDULED = (
-    f"SELECT count(*) AS looked, sum(CASE WHEN state = {st.SCHEDULED} THEN 1 ELSE 0 END) AS n FROM (SELECT state "
+    f"SELECT count(*) AS looked, sum(CASE WHEN state = {SCHEDULED} THEN 1 ELSE 0 END) AS n FROM (SELECT state "
     f"FROM schedd_tasks WHERE {CLAIMABLE} ORDER BY queue, priority, lane, run_at, id LIMIT :most) g"
 )
 _OF_POOL = (
@@ -58,9 +58,9 @@ def about(tx: Tx, most: int) -> tuple[dict[str, int], frozenset[str]]:
         seen[row.part] += row.n
     capped = {state_name(row.state) for row in rows if seen[row.part] >= most}
     scheduled = tx.run(_SCHEDULED, most=3 * most).one()
-    counts = {row.state: row.n for row in rows} | {st.SCHEDULED: min(scheduled.n or 0, most)}
-    if counts[st.SCHEDULED] >= most or scheduled.looked >= 3 * most:
-        capped.add(state_name(st.SCHEDULED))
+    counts = {row.state: row.n for row in rows} | {SCHEDULED: min(scheduled.n or 0, most)}
+    if counts[SCHEDULED] >= most or scheduled.looked >= 3 * most:
+        capped.add(state_name(SCHEDULED))
     return {state_name(code): n for code, n in sorted(counts.items()) if n}, frozenset(capped)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from scheduler.model import state as st
+from scheduler.model.state import DEAD
 from scheduler.ports import SECOND
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
@@ -13,8 +13,8 @@ from scheduler.store.predicates import ended_as
 WINDOW = 10_000  # dead letters that are looked at, the newest first, and as many of those next to be removed
 MAX_CAUSES = 200
 BUCKETS = 24  # of a trend
-_DEAD = ended_as(st.DEAD, "t")
-_LEAVING = ended_as(st.DEAD, "t", before=":before")
+_DEAD = ended_as(DEAD, "t")
+_LEAVING = ended_as(DEAD, "t", before=":before")
 _COLUMNS = "t.kind, t.error_class, t.fingerprint, t.id, t.finished_at"
 
 

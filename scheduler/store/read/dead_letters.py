@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from scheduler.errors import InvalidTransitionError
-from scheduler.model import state as st
-from scheduler.model.state import TaskState
+from scheduler.model.state import DEAD, TaskState
 from scheduler.model.task_filter import SINCE, TaskFilter, Term, in_states, only
 from scheduler.store.broken_rows import options_of
 from scheduler.store.db.dialect import bind_rows
@@ -20,7 +19,7 @@ from scheduler.store.read.tasks import TaskRecord, get_task, get_tasks
 from scheduler.store.read.where import where
 
 BATCH = 500
-_DEAD = ended_as(st.DEAD, "t")
+_DEAD = ended_as(DEAD, "t")
 
 
 class Group(NamedTuple):
@@ -61,7 +60,7 @@ def letters(tx: Tx, wanted: TaskFilter) -> tuple[str, dict[str, Any]]:
         if found := [int(term.values[0]) for term in wanted.of("ended") if term.how == how and not term.exclude]:
             bound[f"ended_{how}"] = tightest(found)
     since = ":ended_since" if "ended_since" in bound else "0"
-    dead = ended_as(st.DEAD, "t", since=since, before=":ended_before" if "ended_before" in bound else None)
+    dead = ended_as(DEAD, "t", since=since, before=":ended_before" if "ended_before" in bound else None)
     return " AND ".join([dead, *conditions]), bound
 
 

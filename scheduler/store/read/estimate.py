@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from scheduler.model import state as st
 from scheduler.model.critical_path import Estimate, LeftTask, estimate
 from scheduler.model.defaults import POOLS
 from scheduler.model.registry import PROCESS, THREAD
-from scheduler.model.state import EdgeVerdict, TaskState, edge_verdict
+from scheduler.model.state import CLAIMED, FIRST_TERMINAL, RUNNING, EdgeVerdict, TaskState, edge_verdict
 from scheduler.ports import FOREVER
 from scheduler.store.db.tx import Tx
 from scheduler.store.read.graph import Graph
@@ -52,7 +51,7 @@ def graph_estimate(tx: Tx, graph: Graph) -> Estimate:
             row.id,
             TaskState.from_code(row.state),
             usual.get(row.kind),
-            row.started_at if row.state == st.RUNNING else row.claimed_at if row.state == st.CLAIMED else None,
+            row.started_at if row.state == RUNNING else row.claimed_at if row.state == CLAIMED else None,
             None if row.run_at >= FOREVER else row.run_at,
             (row.priority, fleet.slot_types.get(row.kind, THREAD)),
             row.id in stuck,
@@ -69,7 +68,7 @@ def _rows(tx: Tx, ids: list[int]) -> list[Any]:
     for begin in range(0, len(ids), _CHUNK):
         found += tx.run(
             "SELECT id, kind, state, priority, run_at, claimed_at, started_at FROM schedd_tasks "
-            f"WHERE {tx.dialect.among('id')} AND state < {st.FIRST_TERMINAL}",
+            f"WHERE {tx.dialect.among('id')} AND state < {FIRST_TERMINAL}",
             ids=tx.dialect.bind_ids(ids[begin : begin + _CHUNK]),
         ).fetchall()
     return found

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from scheduler.model import state as st
 from scheduler.model.defaults import POOLS
 from scheduler.model.rollup import DAY, HOUR, MINUTE
+from scheduler.model.state import DEAD, WAITING
 from scheduler.ports import FOREVER, SECOND
 from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import CLAIMABLE, ended_as
@@ -22,7 +22,7 @@ MAX_DEAD = 20_000  # dead letters
 MAX_QUEUES = 200  # pairs of a queue and a priority, those that have waited longest
 MAX_SCHEDULES = 200  # schedules named, the latest
 _MAX_HEADS = 20  # lanes of a queue and priority looked at for the oldest ready task
-_DEAD = ended_as(st.DEAD)
+_DEAD = ended_as(DEAD)
 
 
 class ReadyTasks(NamedTuple):
@@ -125,7 +125,7 @@ def schedules(tx: Tx) -> ScheduleFigures:
 def undecided_edges(tx: Tx) -> int:
     """How many edges waiting tasks wait for, of ``MAX_COUNTED`` waiting tasks at most."""
     found = tx.run(
-        f"SELECT sum(unmet) FROM (SELECT unmet FROM schedd_tasks WHERE state = {st.WAITING} "
+        f"SELECT sum(unmet) FROM (SELECT unmet FROM schedd_tasks WHERE state = {WAITING} "
         f"ORDER BY id LIMIT {MAX_COUNTED}) w"
     ).scalar()
     return int(found or 0)

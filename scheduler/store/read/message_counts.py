@@ -7,9 +7,9 @@ from collections import Counter
 from typing import NamedTuple
 
 from scheduler.model import inbox
-from scheduler.model import state as st
 from scheduler.model.outgoing import OUTBOX
 from scheduler.model.redact import redact
+from scheduler.model.state import DEAD, FIRST_TERMINAL, RETRY, WAITING
 from scheduler.model.texts import counted, span_text
 from scheduler.model.times import SECOND
 from scheduler.store.db.tx import Tx
@@ -94,8 +94,8 @@ _TASKS = (
     f"SELECT id, state, kind, queue, error FROM schedd_tasks WHERE {CLAIMABLE} AND queue = '{OUTBOX}' "
     "AND priority = :priority AND lane = :kind ORDER BY run_at, id LIMIT :most",
     f"SELECT id, state, kind, queue, error FROM schedd_tasks WHERE {HELD} ORDER BY worker, lane LIMIT :most",
-    f"SELECT id, state, kind, queue, error FROM schedd_tasks WHERE state = {st.WAITING} ORDER BY id LIMIT :most",
-    f"SELECT id, state, kind, queue, error FROM schedd_tasks WHERE {ended_as(st.DEAD)} "
+    f"SELECT id, state, kind, queue, error FROM schedd_tasks WHERE state = {WAITING} ORDER BY id LIMIT :most",
+    f"SELECT id, state, kind, queue, error FROM schedd_tasks WHERE {ended_as(DEAD)} "
     "ORDER BY state DESC, finished_at DESC LIMIT :most",
 )
 _COUNT = (
@@ -104,7 +104,7 @@ _COUNT = (
 )
 _ERROR = (
     f"SELECT id, error FROM ({{}}) t WHERE kind = :kind AND queue = '{OUTBOX}' AND error IS NOT NULL "
-    f"AND state IN ({st.RETRY}, {st.DEAD}) ORDER BY id DESC LIMIT 1"
+    f"AND state IN ({RETRY}, {DEAD}) ORDER BY id DESC LIMIT 1"
 )
 _PRIORITIES = (0, 1, 2)
 
@@ -123,8 +123,8 @@ def of_sink(tx: Tx, kind: str) -> OutboxCounts:
         at_least = at_least or sum(row[1] for row in rows) >= MOST
         for state, _, number in rows:
             found[state] += int(number)
-    waiting = sum(found[state] for state in range(st.FIRST_TERMINAL) if state != st.RETRY)
-    return OutboxCounts(waiting, found[st.RETRY], found[st.DEAD], at_least)
+    waiting = sum(found[state] for state in range(FIRST_TERMINAL) if state != RETRY)
+    return OutboxCounts(waiting, found[RETRY], found[DEAD], at_least)
 
 
 def last_error(tx: Tx, kind: str) -> str | None:

@@ -7,8 +7,8 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from scheduler.model import state as st
 from scheduler.model.lanes import kind_of
+from scheduler.model.state import CLAIMED, FAILED, RUNNING, SCHEDULED, SKIPPED, SUCCESS, SUSPENDED, WAITING
 from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import claimable, held
 from scheduler.store.tasks.claim import lane_heads
@@ -21,14 +21,14 @@ _MAX_KIND_LANES = 100  # of them that are read one by one
 _FIRST_PIECE, _PIECE = 5_000, 100_000  # ids that one statement walks down
 _MAX_PIECE = 1_000_000  # ids, where hardly any of them is there any more
 BIGGEST = 2**63 - 1
-_CLAIMABLE_STATES = range(st.SCHEDULED, st.SUSPENDED + 1)
+_CLAIMABLE_STATES = range(SCHEDULED, SUSPENDED + 1)
 # Each partial index by the clause that it was made with, which SQLite wants to see word for word.
 _GROUPS = (
-    (f"t.state = {st.WAITING}", range(st.WAITING, st.WAITING + 1)),
+    (f"t.state = {WAITING}", range(WAITING, WAITING + 1)),
     (claimable("t"), _CLAIMABLE_STATES),
-    (held("t"), range(st.CLAIMED, st.RUNNING + 1)),
-    (f"t.state = {st.SUCCESS}", range(st.SUCCESS, st.SUCCESS + 1)),
-    (f"t.state >= {st.FAILED}", range(st.FAILED, st.SKIPPED + 1)),
+    (held("t"), range(CLAIMED, RUNNING + 1)),
+    (f"t.state = {SUCCESS}", range(SUCCESS, SUCCESS + 1)),
+    (f"t.state >= {FAILED}", range(FAILED, SKIPPED + 1)),
 )
 _COLLECTED = {"sqlite": "json_group_array", "postgresql": "array_agg"}
 

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from scheduler.errors import ConfigError
-from scheduler.model import state as st
 from scheduler.model.checkpoint import CheckpointType
 from scheduler.model.outcome import AttemptEnd
-from scheduler.model.state import TaskState
+from scheduler.model.state import FIRST_TERMINAL, TaskState
 from scheduler.model.texts import rfc3339
 from scheduler.model.timeline import Attempted, Changed, Life, Span, spans, state_at
 from scheduler.ports import SECOND
@@ -38,7 +37,7 @@ _ATTEMPTS = (
 )
 _PARENTS = (
     "SELECT e.child, count(*), count(p.id), max(p.finished_at), "
-    f"sum(CASE WHEN p.state < {st.FIRST_TERMINAL} THEN 1 ELSE 0 END) "
+    f"sum(CASE WHEN p.state < {FIRST_TERMINAL} THEN 1 ELSE 0 END) "
     "FROM schedd_edges e LEFT JOIN schedd_tasks p ON p.id = e.parent WHERE {among} GROUP BY e.child"
 )
 _CHANGES = (

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from scheduler.model import state as st
 from scheduler.model.live_settings import QUEUE, shown
 from scheduler.model.pauses import QUEUE as PAUSED
+from scheduler.model.state import RETRY, RUNNING, SCHEDULED, SUSPENDED, WAITING
 from scheduler.ports import SECOND
 from scheduler.store import pauses, settings
 from scheduler.store.db.tx import Tx
@@ -61,13 +61,13 @@ _BY_STATE = (
     "GROUP BY {2}"
 )
 _HELD = _BY_STATE.format("state", f"{HELD} ORDER BY worker, lane", "queue, state")
-_WAITING = _BY_STATE.format(st.WAITING, f"state = {st.WAITING} ORDER BY id", "queue")
+_WAITING = _BY_STATE.format(WAITING, f"state = {WAITING} ORDER BY id", "queue")
 _NOT_DUE = (
     "SELECT queue, count(*) AS n, sum(CASE WHEN run_at > :now THEN 1 ELSE 0 END) AS later FROM (SELECT queue, run_at "
-    f"FROM schedd_tasks WHERE state >= {st.RETRY} AND state <= {st.SUSPENDED} AND state = {{}} ORDER BY state "
+    f"FROM schedd_tasks WHERE state >= {RETRY} AND state <= {SUSPENDED} AND state = {{}} ORDER BY state "
     "LIMIT :most) g GROUP BY queue"
 )
-_WAITS = {st.SCHEDULED: "later", st.RETRY: "retry", st.SUSPENDED: "suspended"}  # of tasks that are not due
+_WAITS = {SCHEDULED: "later", RETRY: "retry", SUSPENDED: "suspended"}  # of tasks that are not due
 
 
 class QueueRecord(NamedTuple):
@@ -158,7 +158,7 @@ def queues(tx: Tx, limit: int = MOST_QUEUES, most: int = _MOST) -> Queues:
             counts[state] = max(counts[state], not_due[state][name])
             if state not in some_not_due:
                 at_least.discard(state)
-        counts["held"], counts["running"] = sum(held.get(name, {}).values()), held.get(name, {}).get(st.RUNNING, 0)
+        counts["held"], counts["running"] = sum(held.get(name, {}).values()), held.get(name, {}).get(RUNNING, 0)
         counts["waiting"] = sum(waiting.get(name, {}).values())
         at_least |= {"held", "running"} if some_held else set()
         at_least |= {"waiting"} if some_waiting else set()
@@ -199,7 +199,7 @@ def _not_due(tx: Tx, most: int) -> tuple[dict[str, Counter[str]], frozenset[str]
     tasks, which are in one index with them, would hide them."""
     found: dict[str, Counter[str]] = {}
     some = set()
-    for code in (st.RETRY, st.SUSPENDED):
+    for code in (RETRY, SUSPENDED):
         rows = tx.run(_NOT_DUE.format(code), most=most, now=tx.now).fetchall()
         found[_WAITS[code]] = Counter({row.queue: int(row.later or 0) for row in rows})
         if sum(row.n for row in rows) >= most:

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from scheduler.model import state as st
 from scheduler.model.lanes import LANE_SEPARATOR, QUARANTINE_LANE, base_lane, executor_of, kind_of
 from scheduler.model.live_settings import KEY, QUEUE
+from scheduler.model.state import FIRST_TERMINAL
 from scheduler.model.texts import listed, rfc3339, span_text
 from scheduler.ports import SECOND
 from scheduler.store import pauses
@@ -205,7 +205,7 @@ def ready_since(tx: Tx, task_id: int, run_at: int) -> int:
     """Since when nothing but a worker is missing: due, and its last parent had ended."""
     ended = tx.run(
         "SELECT max(p.finished_at) FROM schedd_edges e JOIN schedd_tasks p ON p.id = e.parent "
-        f"WHERE e.child = :id AND p.state >= {st.FIRST_TERMINAL}",
+        f"WHERE e.child = :id AND p.state >= {FIRST_TERMINAL}",
         id=task_id,
     ).scalar()
     return max(run_at, ended or 0)

@@ -12,23 +12,23 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from scheduler.model import state as st
+from scheduler.model.state import CANCELLED, DEAD, FAILED, FIRST_TERMINAL, RUNNING, SKIPPED, SUCCESS
 from scheduler.ports import SECOND
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
 
 OVERLAP = 10 * SECOND  # that a look begins before the last one: what clocks of workers may differ
 _ENDED = (
-    f"SELECT id, finished_at FROM schedd_tasks WHERE state = {st.SUCCESS} AND kept_until IS NULL "
+    f"SELECT id, finished_at FROM schedd_tasks WHERE state = {SUCCESS} AND kept_until IS NULL "
     "AND finished_at >= :low{of}",
     *(
-        f"SELECT id, finished_at FROM schedd_tasks WHERE state >= {st.FAILED} AND state = {state} "
+        f"SELECT id, finished_at FROM schedd_tasks WHERE state >= {FAILED} AND state = {state} "
         "AND finished_at >= :low{of}"
-        for state in (st.FAILED, st.DEAD, st.CANCELLED, st.SKIPPED)
+        for state in (FAILED, DEAD, CANCELLED, SKIPPED)
     ),
 )
-_HELD = f"SELECT id FROM schedd_tasks WHERE state >= 4 AND state <= {st.RUNNING}"
-_THESE = f"SELECT id, finished_at FROM schedd_tasks WHERE state >= {st.FIRST_TERMINAL} AND id IN "
+_HELD = f"SELECT id FROM schedd_tasks WHERE state >= 4 AND state <= {RUNNING}"
+_THESE = f"SELECT id, finished_at FROM schedd_tasks WHERE state >= {FIRST_TERMINAL} AND id IN "
 _OPEN = (
     "SELECT CAST(extract(epoch FROM min(xact_start)) * 1000000 AS bigint) FROM pg_stat_activity "
     "WHERE datname = current_database() AND backend_xid IS NOT NULL AND pid <> pg_backend_pid()"
@@ -36,10 +36,10 @@ _OPEN = (
 _NEWEST = "SELECT max(at) FROM ({}) AS newest".format(
     " UNION ALL ".join(
         (
-            f"SELECT max(finished_at) AS at FROM schedd_tasks WHERE state = {st.SUCCESS} AND kept_until IS NULL",
+            f"SELECT max(finished_at) AS at FROM schedd_tasks WHERE state = {SUCCESS} AND kept_until IS NULL",
             *(
-                f"SELECT max(finished_at) FROM schedd_tasks WHERE state >= {st.FAILED} AND state = {state}"
-                for state in (st.FAILED, st.DEAD, st.CANCELLED, st.SKIPPED)
+                f"SELECT max(finished_at) FROM schedd_tasks WHERE state >= {FAILED} AND state = {state}"
+                for state in (FAILED, DEAD, CANCELLED, SKIPPED)
             ),
         )
     )

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from scheduler.errors import InvalidScheduleError, UnknownScheduleError
-from scheduler.model import state as st
 from scheduler.model.recurrence import Recurrence, Unreadable, fold_marks
-from scheduler.model.state import TaskState
+from scheduler.model.state import RETRY, SUCCESS, TaskState
 from scheduler.model.times import LAST
 from scheduler.ports import FOREVER
 from scheduler.store.broken_rows import unreadable
@@ -166,7 +165,7 @@ _BY_HAND = (
 _RUNS = (
     f"SELECT t.slot, {_BY_HAND} AS by_hand, min(t.id) AS first, min(t.created_at) AS created_at, "
     "min(t.started_at) AS started_at, max(t.finished_at) AS finished_at, min(t.causation) AS causation, "
-    f"min(CASE WHEN t.state > {st.SUCCESS} THEN t.error END) AS error, {_OF_STATE} "
+    f"min(CASE WHEN t.state > {SUCCESS} THEN t.error END) AS error, {_OF_STATE} "
     f"FROM schedd_tasks t WHERE t.schedule = :name AND {{which}} GROUP BY t.slot, {_BY_HAND}"
 )
 # Which runs there are, without their tasks: by the index of slots alone, but for those by hand.
@@ -241,7 +240,7 @@ def _state_of(states: dict[TaskState, int]) -> TaskState:
     if len(states) == 1:
         return next(iter(states))
     if any(not state.terminal for state in states):
-        begun = any(state.code >= st.RETRY for state in states)
+        begun = any(state.code >= RETRY for state in states)
         return TaskState.RUNNING if begun else TaskState.SCHEDULED
     for state in (TaskState.DEAD, TaskState.FAILED, TaskState.CANCELLED, TaskState.SUCCESS):
         if state in states:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import shlex
 
-from scheduler.model import state as st
 from scheduler.model.lanes import QUARANTINE_LANE, executor_of, kind_of
 from scheduler.model.problem import Problem
-from scheduler.model.state import Otherwise
+from scheduler.model.state import SUCCESS, WAITING, Otherwise
 from scheduler.model.texts import counted, listed, rfc3339, span_text
 from scheduler.model.times import SECOND
 from scheduler.ports import FOREVER
@@ -133,18 +132,18 @@ def never(tx: Tx) -> list[Problem]:
     bit = f"CASE {state} WHEN 6 THEN 1 WHEN 7 THEN 2 WHEN 8 THEN 2 WHEN 9 THEN 4 WHEN 10 THEN 8 END"
     rows = tx.run(
         "SELECT DISTINCT e.child, e.parent, p.state FROM "
-        f"(SELECT id FROM schedd_tasks WHERE state = {st.WAITING} ORDER BY id LIMIT {MAX_COUNT}) w "
+        f"(SELECT id FROM schedd_tasks WHERE state = {WAITING} ORDER BY id LIMIT {MAX_COUNT}) w "
         "JOIN schedd_edges e ON e.child = w.id LEFT JOIN schedd_tasks p ON p.id = e.parent "
         f"LEFT JOIN schedd_outcomes o ON o.task_id = e.parent WHERE e.otherwise = {_WAIT} "
         f"AND {state} >= 6 AND (e.ok & {bit}) = 0 ORDER BY e.child, e.parent"
     ).fetchall()
-    hopeless = {row.child for row in rows if row.state == st.SUCCESS}  # a success is not retried
+    hopeless = {row.child for row in rows if row.state == SUCCESS}  # a success is not retried
     found = []
     for problem, wanted, template in (
         ("success", True, "{} can never run, waiting for the failure of what has succeeded ({}): to be cancelled"),
         ("parent", False, "{} stuck until a parent is retried: {}"),
     ):
-        edges = [r for r in rows if (r.child in hopeless) is wanted and (r.state == st.SUCCESS) is wanted]
+        edges = [r for r in rows if (r.child in hopeless) is wanted and (r.state == SUCCESS) is wanted]
         children = list(dict.fromkeys(row.child for row in edges))
         if children:
             parents = listed([str(i) for i in dict.fromkeys(row.parent for row in edges)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from scheduler.model import state as st
+from scheduler.model.state import RUNNING
 from scheduler.ports import SECOND
 from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import held
@@ -18,7 +18,7 @@ MAX_DUE = 10_000  # counts of what is due end here, by queue and priority
 _RUNNING = (
     "SELECT t.id, t.kind, t.queue, t.key, t.attempt, t.started_at, t.progress, t.progress_message, "
     "t.worker AS worker_id, w.host, w.pid FROM schedd_tasks t LEFT JOIN schedd_workers w ON w.id = t.worker "
-    f"WHERE {held('t')} AND t.state + 0 = {st.RUNNING} ORDER BY t.started_at, t.id LIMIT :most"
+    f"WHERE {held('t')} AND t.state + 0 = {RUNNING} ORDER BY t.started_at, t.id LIMIT :most"
 )
 
 

@@ -6,9 +6,8 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from scheduler.model import state as st
 from scheduler.model.lanes import FAIR_LANE, LANE_SEPARATOR, WEIGHT_SEPARATOR
-from scheduler.model.state import TERMINAL
+from scheduler.model.state import CLAIMED, FIRST_TERMINAL, RUNNING, TERMINAL
 from scheduler.model.task import Priority
 from scheduler.model.task_filter import EXACTLY, SINCE, TEXTS, TaskFilter, Term, number_of
 from scheduler.ports import SECOND
@@ -22,7 +21,7 @@ _CONTAINING = ("t.error", "t.error_class")
 _INDEXED = ("key", "correlation", "subject")
 _LITERAL = re.compile(r"[ !#-)+->@-\[\]-~]+")  # printable ASCII but for * ? " and \\
 _EXPONENT = {"sqlite": "t.payload GLOB '*[0-9][eE][-+0-9]*'", "postgresql": "t.payload ~ '[0-9][eE][-+0-9]'"}
-_HELD = {st.CLAIMED, st.RUNNING}
+_HELD = {CLAIMED, RUNNING}
 
 
 class Where(NamedTuple):
@@ -108,9 +107,7 @@ def _condition(term: Term, bind: Callable[[object], str], exponent: str) -> str:
         return f"coalesce(t.{term.field}, 0) IN ({values})" if term.exclude else f"t.{term.field} IN ({values})"
     if term.field in _AGES:
         compared = f"{_AGES[term.field]} {'>=' if term.how == SINCE else '<'} {bind(int(term.values[0]))}"
-        return (
-            f"(t.state >= {st.FIRST_TERMINAL} AND {compared})" if term.field == "ended" and term.exclude else compared
-        )
+        return f"(t.state >= {FIRST_TERMINAL} AND {compared})" if term.field == "ended" and term.exclude else compared
     if term.field == "payload" and not term.exclude:
         return _hint(term, bind, exponent)
     return ""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from scheduler.model import state as st
 from scheduler.model.lanes import kind_of
+from scheduler.model.state import CLAIMED, RETRY, RUNNING, SUSPENDED
 from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import CLAIMABLE, HELD
 from scheduler.store.read.ready import first_of, ready_since
@@ -22,7 +22,7 @@ _READY = (
 )
 _NOT_DUE = (
     "SELECT count(*) AS looked, coalesce(sum(CASE WHEN {column} = :name THEN 1 ELSE 0 END), 0) AS number FROM (SELECT "
-    f"{{column}} FROM schedd_tasks WHERE state >= {st.RETRY} AND state <= {st.SUSPENDED} AND state = {{code}} "
+    f"{{column}} FROM schedd_tasks WHERE state >= {RETRY} AND state <= {SUSPENDED} AND state = {{code}} "
     "ORDER BY state LIMIT :most) w"
 )
 
@@ -50,7 +50,7 @@ def work_now(tx: Tx, scope: Literal["kind", "queue"], name: str) -> WorkNow:
     )
     held = {row.state: int(row.n) for row in rows}
     later: dict[str, int] = {}
-    for label, code in (("retry", st.RETRY), ("suspended", st.SUSPENDED)):
+    for label, code in (("retry", RETRY), ("suspended", SUSPENDED)):
         row = tx.run(_NOT_DUE.format(column=scope, code=code), name=name, most=MAX_COUNTED).one()
         later[label] = int(row.number)
         if row.looked >= MAX_COUNTED:
@@ -58,7 +58,7 @@ def work_now(tx: Tx, scope: Literal["kind", "queue"], name: str) -> WorkNow:
     ready, since, more = _ready(tx, scope, name)
     if more:
         capped.add("ready")
-    return WorkNow(held.get(st.RUNNING, 0), held.get(st.CLAIMED, 0), ready, since, **later, capped=frozenset(capped))
+    return WorkNow(held.get(RUNNING, 0), held.get(CLAIMED, 0), ready, since, **later, capped=frozenset(capped))
 
 
 def _ready(tx: Tx, scope: str, name: str) -> tuple[int, int | None, bool]:

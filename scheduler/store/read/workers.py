@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import msgspec
 import sqlalchemy as sa
 
-from scheduler.model import state as st
 from scheduler.model.capacity import SLOT_TYPES, Capacity, HungHandler, OrphanedAttempts, UnmovedHandler
 from scheduler.model.defaults import POOLS
 from scheduler.model.registry import THREAD
+from scheduler.model.state import RUNNING
 from scheduler.model.texts import counted, listed, rfc3339, span_text
 from scheduler.ports import FOREVER
 from scheduler.store.broken_rows import options_of
@@ -131,7 +131,7 @@ def workers(tx: Tx, *, every: bool = False) -> list[WorkerRecord]:
     # The sum keeps SQLite from walking all tasks by their ids instead of those that are held.
     for row in tx.run(
         f"SELECT worker, id, kind, started_at FROM schedd_tasks WHERE {HELD} "
-        f"AND state + 0 = {st.RUNNING} ORDER BY id + 0 LIMIT {_MAX_RUNNING}"
+        f"AND state + 0 = {RUNNING} ORDER BY id + 0 LIMIT {_MAX_RUNNING}"
     ):
         running.setdefault(row.worker, []).append(Running(row.id, row.kind, row.started_at))
     schema = tx.run(f"SELECT {migrate.VERSION}").scalar_one()

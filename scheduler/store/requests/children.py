@@ -9,10 +9,9 @@ import msgspec
 import sqlalchemy as sa
 
 from scheduler.errors import ResultExpiredError, SchedulerError, TaskCancelledError, TaskFailedError
-from scheduler.model import state as st
 from scheduler.model.checkpoint import CheckpointType, failure_of
 from scheduler.model.spec import TaskId, TaskSpec
-from scheduler.model.state import TaskState
+from scheduler.model.state import FIRST_TERMINAL, TaskState
 from scheduler.ports import FOREVER
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
@@ -149,7 +148,7 @@ def _living(work: Work, ids: Iterable[int]) -> set[int] | None:
     """Those that have not ended, held so until the commit; None if another transaction holds one."""
     wanted = bind_rows(sorted(set(ids)))
     sql = (
-        f"SELECT t.id FROM schedd_tasks t WHERE t.id IN {work.tx.dialect.ids()} AND t.state < {st.FIRST_TERMINAL} "
+        f"SELECT t.id FROM schedd_tasks t WHERE t.id IN {work.tx.dialect.ids()} AND t.state < {FIRST_TERMINAL} "
         "ORDER BY t.id"
     )
     held = {row[0] for row in work.tx.run(f"{sql} {work.tx.dialect.share_free}", ids=wanted)}

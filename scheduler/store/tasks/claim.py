@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import sqlalchemy as sa
 
-from scheduler.model import state as st
 from scheduler.model.lanes import delay_of, kind_of, rank_of
+from scheduler.model.state import CLAIMED, RUNNING, SUSPENDED, WAITING
 from scheduler.store.db import migrate
 from scheduler.store.db.dialect import PostgreSQL, SQLite, bind_rows, fence
 from scheduler.store.db.statements import Columns, run_over
@@ -98,7 +98,7 @@ _RUN_AT = _USUAL.index("run_at")
 _LANE_OF_ROW = itemgetter(*(_USUAL.index(name) for name in ("queue", "lane", "priority")))
 # On SQLite each pick is a statement of its own, and knows them.
 _KNOWN = ("queue", "lane", "priority", "kind", "claimed_at")
-_GROWN = {"claim": "claim + 1", "attempt": f"attempt + CASE WHEN {{t}}state = {st.SUSPENDED} THEN 0 ELSE 1 END"}
+_GROWN = {"claim": "claim + 1", "attempt": f"attempt + CASE WHEN {{t}}state = {SUSPENDED} THEN 0 ELSE 1 END"}
 _READ_COLUMNS = tuple(name for name in _USUAL if name not in _KNOWN)
 READ_NAMES = ", ".join(f"{{t}}{_GROWN.get(name, name)}" for name in _READ_COLUMNS)  # as they are once it is claimed
 _READ = len(_READ_COLUMNS)
@@ -106,8 +106,8 @@ _NOTHING_RARE = (*(None,) * len(RARE), 1)
 _new = tuple.__new__  # faster than the named tuple's own constructor
 # A suspended task goes on with the attempt it was in.
 _SET = (
-    f"state = {st.CLAIMED}, worker = :worker, claim = {{claim}}, claimed_at = :now, started_at = NULL, "
-    f"attempt = {{t}}attempt + CASE WHEN {{t}}state = {st.SUSPENDED} THEN 0 ELSE 1 END"
+    f"state = {CLAIMED}, worker = :worker, claim = {{claim}}, claimed_at = :now, started_at = NULL, "
+    f"attempt = {{t}}attempt + CASE WHEN {{t}}state = {SUSPENDED} THEN 0 ELSE 1 END"
 )
 _SET_SQLITE = _SET.format(t="", claim=SQLite.next_claim.format(t=""))
 _SET_PG = _SET.format(t="t.", claim=PostgreSQL.next_claim.format(t="t."))
@@ -158,7 +158,7 @@ _SQLITE_CLAIM = f"UPDATE schedd_tasks SET {_SET_SQLITE} WHERE id IN (SELECT id {
 # A worker that was declared dead while its process was frozen must not claim: its claims would be reclaimed at once.
 # Nor one beside a schema that its program does not know, whatever it means by its rows.
 LIVE = f"SELECT 1 FROM schedd_workers WHERE id = :worker AND state < 2 AND {migrate.KNOWN}"
-_RIPE = f"id IN {{ids}} AND state = {st.WAITING}"
+_RIPE = f"id IN {{ids}} AND state = {WAITING}"
 _SQLITE_CLAIM_RIPE = f"UPDATE schedd_tasks SET unmet = 0, {_SET_SQLITE} WHERE {_RIPE}"
 # An array is expected to hold ten ids. ``picked`` itself is expected to be a tenth of the backlog, as its LIMIT is not
 # known beforehand, and in a join with it PostgreSQL would read the whole table for each claim.
@@ -348,13 +348,13 @@ def _completed(tx: Tx, claimed: list[Claimed]) -> list[Claimed]:
 
 _MARK_COLUMNS: Columns = (("id", int), ("claim", int), ("started", int))
 _MARK_SQLITE = (
-    f"WITH {{rows}} UPDATE schedd_tasks AS t SET state = {st.RUNNING}, started_at = j.started "
-    f"FROM j WHERE t.id = j.id AND {fence(f'= {st.CLAIMED}')} RETURNING id, claim"
+    f"WITH {{rows}} UPDATE schedd_tasks AS t SET state = {RUNNING}, started_at = j.started "
+    f"FROM j WHERE t.id = j.id AND {fence(f'= {CLAIMED}')} RETURNING id, claim"
 )
 _MARK_PG = (
     "WITH {rows}, held AS MATERIALIZED (SELECT t.id, j.started FROM j JOIN schedd_tasks t ON t.id = j.id "
-    f"WHERE {{among t}} {fence(f'= {st.CLAIMED}')} ORDER BY t.id FOR UPDATE OF t SKIP LOCKED) "
-    f"UPDATE schedd_tasks t SET state = {st.RUNNING}, started_at = held.started FROM held WHERE t.id = held.id "
+    f"WHERE {{among t}} {fence(f'= {CLAIMED}')} ORDER BY t.id FOR UPDATE OF t SKIP LOCKED) "
+    f"UPDATE schedd_tasks t SET state = {RUNNING}, started_at = held.started FROM held WHERE t.id = held.id "
     "RETURNING t.id, t.claim"
 )
 

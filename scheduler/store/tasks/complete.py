@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from scheduler.model import state as st
 from scheduler.model.outcome import AttemptEnd, Lifetimes, Outcome, OutcomeColumns
-from scheduler.model.state import END_BIT, TaskState
+from scheduler.model.state import CANCELLED, DEAD, END_BIT, FAILED, RETRY, SCHEDULED, SUCCESS, SUSPENDED, TaskState
 from scheduler.store.db.dialect import fence
 from scheduler.store.db.statements import Columns, change_across, run_across, run_over
 from scheduler.store.db.tx import Tx
@@ -33,8 +32,8 @@ _HELD_BY_US = fence(IS_HELD, T)
 # What replaced it meanwhile is to run (see replace.py); else a cancel that was asked for before the outcome commits
 # wins over that.
 _NEXT = (
-    f"CASE WHEN {T}.rerun = 1 THEN {st.SCHEDULED} "
-    f"WHEN {T}.cancel_requested IS NOT NULL THEN {st.CANCELLED} ELSE {{state}} END"
+    f"CASE WHEN {T}.rerun = 1 THEN {SCHEDULED} "
+    f"WHEN {T}.cancel_requested IS NOT NULL THEN {CANCELLED} ELSE {{state}} END"
 )
 # Whether it is a parent at all: mostly none is, and then there is nothing to release.
 _PARENT = is_parent(f"{T}.id")
@@ -49,7 +48,7 @@ _PLAIN = (
 # The usual success sets no column that an index but the four on ``state`` has: a fifth less to do on SQLite.
 _COMPLETE_COMMON = f"""
 WITH {{rows}}
-UPDATE schedd_tasks SET state = {st.SUCCESS}, worker = NULL, started_at = j.started, finished_at = j.finished,
+UPDATE schedd_tasks SET state = {SUCCESS}, worker = NULL, started_at = j.started, finished_at = j.finished,
   result = {{result}}, result_until = :now + {_RESULT_TTL}
 FROM j WHERE {T}.id = j.id AND {{among {T}}} {_HELD_BY_US} AND {_PLAIN}
 """
@@ -58,7 +57,7 @@ _COMPLETE_COMMON_RETURNING = f"{_COMPLETE_COMMON} RETURNING {_GIVEN}".replace("{
 # written only if it is not all of them.
 _SUCCEED_AND_RECORD = f"""
 WITH {{{{rows}}}}, {{patience}} done AS (
-  UPDATE schedd_tasks SET state = {st.SUCCESS}, worker = NULL, started_at = j.started, finished_at = j.finished,
+  UPDATE schedd_tasks SET state = {SUCCESS}, worker = NULL, started_at = j.started, finished_at = j.finished,
     result = j.result, result_until = :now + {_RESULT_TTL}
   FROM j {{patiently}} WHERE {T}.id = j.id AND {{{{among {T}}}}} {_HELD_BY_US} AND {_PLAIN}
   RETURNING {T}.id, {T}.claim {{parent}}
@@ -91,7 +90,7 @@ SELECT ARRAY(SELECT i.id FROM unnest(CAST(:ids AS bigint[])) i(id) WHERE {is_par
 """
 _SUCCEED = f"""
 WITH {{rows}}
-UPDATE schedd_tasks SET state = {_NEXT.format(state=st.SUCCESS)}, worker = NULL,
+UPDATE schedd_tasks SET state = {_NEXT.format(state=SUCCESS)}, worker = NULL,
   started_at = j.started, finished_at = j.finished, result = j.result,
   result_until = :now + CASE WHEN {T}.held_key IS NOT NULL AND {_KEPT} > {_RESULT_TTL}
     THEN {_KEPT} ELSE {_RESULT_TTL} END,
@@ -113,7 +112,7 @@ UPDATE schedd_tasks SET state = {_NEXT.format(state="j.state")}, worker = NULL,
   fingerprint = coalesce(j.fingerprint, {T}.fingerprint),
   status_code = CASE WHEN j.error IS NULL THEN {T}.status_code ELSE j.status END,
   held_key = CASE WHEN {T}.rerun <> 1
-      AND ({T}.cancel_requested IS NOT NULL OR j.state IN ({st.FAILED}, {st.DEAD}, {st.CANCELLED}))
+      AND ({T}.cancel_requested IS NOT NULL OR j.state IN ({FAILED}, {DEAD}, {CANCELLED}))
     THEN NULL ELSE {T}.held_key END,
   suspect = j.suspect * {T}.suspect, lane = CASE WHEN j.suspect = 0 THEN ltrim({T}.lane, '!') ELSE {T}.lane END
 FROM j WHERE {T}.id = j.id AND {{among {T}}} {_HELD_BY_US} RETURNING {_GIVEN}
@@ -238,10 +237,8 @@ def _follow_up(
 ) -> Completion:
     """Release the dependents and wake the waiters of tasks that have ended."""
     ready = 0
-    if (
-        st.SUSPENDED in ends.states
-    ):  # first, so that an end in this list does not wake a task that no longer waits for it
-        paused = [(o.task_id, o.claim) for o in wrote.accepted if o.state == st.SUSPENDED]
+    if SUSPENDED in ends.states:  # first, so that an end in this list does not wake a task that no longer waits for it
+        paused = [(o.task_id, o.claim) for o in wrote.accepted if o.state == SUSPENDED]
         ready += waits.suspended(tx, paused)
     ready_children = release_and_collect(tx, wrote.ended) if wrote.plain and caller_claims else None
     parents = wrote.ended if wrote.plain and ready_children is None else wrote.parents
@@ -281,11 +278,11 @@ def write(
     """
     bound = {"worker": worker, "now": tx.now, "result_ttl": lifetimes.result, "kept": lifetimes.key}
     if tx.dialect.name == "sqlite":
-        only_successes = ends.states.count(st.SUCCESS) == len(outcomes)
+        only_successes = ends.states.count(SUCCESS) == len(outcomes)
         if only_successes and _complete_all_common(tx, ends, bound, before_write):
             ended = dict.fromkeys(ends.task_ids, TaskState.SUCCESS)
             return CompletionResult(ended, outcomes, [], [], [], plain=True)
-    successes = OutcomeColumns.of([o for o in outcomes if o.state == st.SUCCESS])
+    successes = OutcomeColumns.of([o for o in outcomes if o.state == SUCCESS])
     recorded: Collection[object] = ()
     awaited: bool | None = None
     if tx.dialect.name == "postgresql":
@@ -300,7 +297,7 @@ def write(
     if len(states) == len(outcomes):
         return CompletionResult(ended, outcomes, [], parents, [], recorded, awaited)
     rest = [row for row in zip(*_succeeded(successes), strict=True) if (row[0], row[1]) not in states]
-    others = [_other_row(o) for o in outcomes if o.state != st.SUCCESS]
+    others = [_other_row(o) for o in outcomes if o.state != SUCCESS]
     overridden: list[int] = []
     written = run_over(tx, _SUCCEED, _SUCCEED_COLUMNS, rest, **bound)
     written += run_over(tx, _OTHER, _OTHER_COLUMNS, others, **bound)
@@ -360,7 +357,7 @@ def complete_unlocked(
 def _success_columns(outcomes: Sequence[Outcome], ends: OutcomeColumns) -> tuple[Sequence[Any], ...]:
     """The successes by _RECORDED_COLUMNS; empty if there is none."""
     if not ends.plain:
-        ends = OutcomeColumns.of([o for o in outcomes if o.state == st.SUCCESS])
+        ends = OutcomeColumns.of([o for o in outcomes if o.state == SUCCESS])
     if not ends.task_ids:
         return ()
     return *_succeeded(ends), ends.numbers, ends.claimed_at, [end.code for end in ends.ends]
@@ -416,10 +413,10 @@ def _ended_as(o: Outcome, state: TaskState) -> Outcome:
     """The outcome that the history records if a cancel or a replacement decided the task's end."""
     if state is TaskState.CANCELLED:
         return o._replace(end=AttemptEnd.CANCELLED, result=None)
-    if state is not TaskState.SCHEDULED or o.state == st.SCHEDULED:
+    if state is not TaskState.SCHEDULED or o.state == SCHEDULED:
         return o
     # A failed attempt was not retried and not the last one; the task runs again as something else.
-    failed = o.state in (st.RETRY, st.SUSPENDED, st.FAILED, st.DEAD)
+    failed = o.state in (RETRY, SUSPENDED, FAILED, DEAD)
     return o._replace(end=AttemptEnd.REPLACED if failed else o.end, result=None)
 
 

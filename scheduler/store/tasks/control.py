@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from scheduler.errors import InvalidTransitionError
-from scheduler.model import state as st
 from scheduler.model.spec import EdgeSpec
-from scheduler.model.state import TaskState
+from scheduler.model.state import CANCELLED, CLAIMED, FAILED, FIRST_TERMINAL, SCHEDULED, WAITING, TaskState
 from scheduler.ports import FOREVER
 from scheduler.store import audit
 from scheduler.store.db.dialect import bind_rows, fence
@@ -84,7 +83,7 @@ def cancel(tx: Tx, ids: Sequence[int], *, cascade: bool = False, force: bool = F
     wanted = list(dict.fromkeys(ids))
     rows = _lock(tx, wanted)
     if cascade and tx.dialect.lock:  # every transaction locks what it will write in one order, before it writes
-        open_ids = [i for i, row in rows.items() if row.state < st.CLAIMED]
+        open_ids = [i for i, row in rows.items() if row.state < CLAIMED]
         rows |= _lock(tx, [*wanted, *below(tx, open_ids)])
     for task_id in wanted:
         if task_id not in rows:
@@ -104,14 +103,14 @@ def cancel(tx: Tx, ids: Sequence[int], *, cascade: bool = False, force: bool = F
     if requested:
         cancel_rerun(tx, [row[0] for row in requested])
     ended = tx.run(
-        f"UPDATE schedd_tasks SET state = {st.CANCELLED}, cancel_requested = :now, finished_at = :now, {asks}, "
-        f"held_key = NULL WHERE id IN {tx.dialect.ids()} AND state < {st.CLAIMED} RETURNING id",
+        f"UPDATE schedd_tasks SET state = {CANCELLED}, cancel_requested = :now, finished_at = :now, {asks}, "
+        f"held_key = NULL WHERE id IN {tx.dialect.ids()} AND state < {CLAIMED} RETURNING id",
         **bound,
     ).fetchall()
     cancelled = [row[0] for row in ended]
     before = set(_dependants(tx, cancelled)) | children.below(tx, cancelled)
     down = below(tx, cancelled) if cascade else {}
-    running = sorted({row[0] for row in requested} | {i for i, state in down.items() if state >= st.CLAIMED})
+    running = sorted({row[0] for row in requested} | {i for i, state in down.items() if state >= CLAIMED})
     release(tx, [(i, TaskState.CANCELLED) for i in cancelled])
     affected = sorted(_terminal_among(tx, before) - set(cancelled))
     changed = {i: {"before": states[i]} for i in sorted({*cancelled, *(row[0] for row in requested)})}
@@ -130,7 +129,7 @@ def _terminal_among(tx: Tx, ids: set[int]) -> set[int]:
     if not ids:
         return set()
     rows = tx.run(
-        f"SELECT id FROM schedd_tasks WHERE id IN {tx.dialect.ids()} AND state >= {st.FIRST_TERMINAL}",
+        f"SELECT id FROM schedd_tasks WHERE id IN {tx.dialect.ids()} AND state >= {FIRST_TERMINAL}",
         ids=bind_rows(sorted(ids)),
     )
     return {row[0] for row in rows}
@@ -169,9 +168,9 @@ def retry_all(tx: Tx, ids: Sequence[int], *, downstream: bool = True) -> dict[in
     """:func:`retry` for each of these; skips a task that came back with another one."""
     left: dict[int, keys.Other] = {}
     several = len(set(ids)) > 1
-    ended = {i for i, row in _lock(tx, ids).items() if row.state >= st.FIRST_TERMINAL} if several else ()
+    ended = {i for i, row in _lock(tx, ids).items() if row.state >= FIRST_TERMINAL} if several else ()
     for task_id in sorted(set(ids)):  # parents are mostly older, and a child is judged by them
-        if task_id in ended and _lock(tx, [task_id])[task_id].state < st.FIRST_TERMINAL:
+        if task_id in ended and _lock(tx, [task_id])[task_id].state < FIRST_TERMINAL:
             continue
         left |= retry(tx, task_id, downstream=downstream)
     return left
@@ -182,7 +181,7 @@ def _set(tx: Tx, task_id: int, what: str) -> None:
 
 
 CLEAR = (
-    f"state = {st.WAITING}, cancel_requested = NULL, cancel_cascade = 0, ended_by = NULL, finished_at = NULL, "
+    f"state = {WAITING}, cancel_requested = NULL, cancel_cascade = 0, ended_by = NULL, finished_at = NULL, "
     "claimed_at = NULL, "
     "started_at = NULL, "
     "error = NULL, error_class = NULL, fingerprint = NULL, status_code = NULL, suspect = 0, deaths = 0, "
@@ -232,7 +231,7 @@ def _reopen(tx: Tx, ids: list[int], *, downstream: bool) -> dict[int, keys.Other
         # A task that another transaction has revived meanwhile may be running already.
         cleared = tx.run(
             f"UPDATE schedd_tasks SET {CLEAR}, run_at = CASE WHEN run_at >= {FOREVER} THEN :now ELSE run_at END "
-            f"WHERE id IN {tx.dialect.ids()} AND state >= {st.FIRST_TERMINAL} RETURNING id",
+            f"WHERE id IN {tx.dialect.ids()} AND state >= {FIRST_TERMINAL} RETURNING id",
             ids=bind_rows(ended),
             now=tx.now,
         )
@@ -255,7 +254,7 @@ def with_keys(tx: Tx, ended: list[int]) -> tuple[list[int], dict[int, keys.Other
 
 
 # Snoozed, handed back and reclaimed tasks are scheduled, too, but their edges were met once and for all.
-_UNSTARTED = f"(t.state = {st.WAITING} OR (t.state = {st.SCHEDULED} AND t.claimed_at IS NULL))"
+_UNSTARTED = f"(t.state = {WAITING} OR (t.state = {SCHEDULED} AND t.claimed_at IS NULL))"
 
 
 def recount(tx: Tx, changed: Sequence[int]) -> None:
@@ -276,14 +275,14 @@ def recount(tx: Tx, changed: Sequence[int]) -> None:
     # Held: one must not end between the count and the commit, since who finishes it does not see these wait yet.
     parents = read_parents(tx, sorted(row[0] for row in above), known=True)
     # An edge on a task that retention removed counts by its recorded outcome; without one, as failed.
-    how = f"coalesce({state_of('e.parent')}, {recorded('e.parent')}, {st.FAILED})"
+    how = f"coalesce({state_of('e.parent')}, {recorded('e.parent')}, {FAILED})"
     bit = f"CASE {how} WHEN 6 THEN 1 WHEN 7 THEN 2 WHEN 8 THEN 2 WHEN 9 THEN 4 WHEN 10 THEN 8 ELSE 0 END"
     tx.run(
         "WITH d AS MATERIALIZED (SELECT i.id, (SELECT CAST(count(*) AS integer) FROM schedd_edges e "
         f"WHERE e.child = i.id AND (e.ok & {bit}) = 0) AS n FROM schedd_tasks i WHERE {tx.dialect.among('i.id')}) "
         "UPDATE schedd_tasks SET unmet = d.n, state = CASE WHEN d.n = 0 THEN 1 ELSE 0 END, "
         f"extras = extras | CASE WHEN d.n > 0 THEN {HAS_PARENTS} ELSE 0 END FROM d "
-        f"WHERE schedd_tasks.id = d.id AND schedd_tasks.state <= {st.SCHEDULED}",
+        f"WHERE schedd_tasks.id = d.id AND schedd_tasks.state <= {SCHEDULED}",
         **bound,
     )
     ends = {task_id: end for task_id, end in parents.ends.items() if end is not None}
@@ -320,7 +319,7 @@ def set_retry_policy(tx: Tx, task_id: int, retry: str | None, max_attempts: int 
     row = _lock(tx, [task_id]).get(task_id)
     if row is None:
         raise unknown(tx, task_id)
-    if row.state >= st.FIRST_TERMINAL:
+    if row.state >= FIRST_TERMINAL:
         raise InvalidTransitionError(f"task {task_id} is {TaskState.from_code(row.state)}; it has ended")
     tx.run(
         "UPDATE schedd_tasks SET retry = :retry, max_attempts = :max WHERE id = :id",

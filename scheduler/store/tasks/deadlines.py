@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from scheduler.model import state as st
 from scheduler.model.outcome import Failure
 from scheduler.model.policy import TaskLifetime, check_deadlines
-from scheduler.model.state import END_BIT, TaskState
+from scheduler.model.state import CANCELLED, CLAIMED, END_BIT, FIRST_TERMINAL, TaskState
 from scheduler.ports import SECOND
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
@@ -20,7 +19,7 @@ _DUE = "t.check_at IS NOT NULL AND t.check_at <= :now"
 ANY_DUE = f"SELECT 1 FROM schedd_tasks t WHERE {_DUE}"  # reads an index that is mostly empty
 _READY_AT = (
     "(SELECT max(p.finished_at) FROM schedd_edges e JOIN schedd_tasks p ON p.id = e.parent "
-    f"WHERE e.child = t.id AND p.state >= {st.FIRST_TERMINAL})"
+    f"WHERE e.child = t.id AND p.state >= {FIRST_TERMINAL})"
 )
 # In the index's own order: by their ids, too, each batch sorted all that are due at the same moment.
 _LOOK = (
@@ -51,7 +50,7 @@ def apply(tx: Tx, batch: int = BATCH) -> Judged:
         reason, look_at = check_deadlines(TaskLifetime(*row[1:]), tx.now)
         if reason is None:
             looks.append((row.id, look_at))
-        elif row.state < st.CLAIMED:
+        elif row.state < CLAIMED:
             ending[row.id] = reason
         else:
             asked[row.id] = reason
@@ -63,7 +62,7 @@ def apply(tx: Tx, batch: int = BATCH) -> Judged:
         if len(rows) >= batch:  # else the same tasks would fill every batch
             looks += [(task_id, tx.now + BLOCKED_RECHECK) for task_id in blocked]
     _put_off(tx, looks)
-    _cancel(tx, ending, f"state = {st.CANCELLED}, finished_at = :now, held_key = NULL,")
+    _cancel(tx, ending, f"state = {CANCELLED}, finished_at = :now, held_key = NULL,")
     _cancel(tx, asked, "")
     ready = release(tx, [(i, TaskState.CANCELLED) for i in ending]) if ending else 0
     done = len(looks) + len(ending) + len(asked)

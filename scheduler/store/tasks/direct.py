@@ -11,8 +11,8 @@ from itertools import compress
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from scheduler.model import state as st
 from scheduler.model.spec import TaskSpec
+from scheduler.model.state import CLAIMED
 from scheduler.ports import SECOND
 from scheduler.store.db.database import Database
 from scheduler.store.db.dialect import Dialect
@@ -98,9 +98,9 @@ def _insert(dialect: Dialect, given: tuple[bool, ...], some_queues: bool) -> str
   WHERE head.n >= {MOST_LANES} OR (t.run_at <= :now AND t.priority <= :up_to
     AND t.kind IN {names.format("kinds")} {queues})
 ))"""
-    picked = {name: f":{name}" for name in compress(NEW, given)} | _CLAIMED_AS | {"state": str(st.CLAIMED)}
+    picked = {name: f":{name}" for name in compress(NEW, given)} | _CLAIMED_AS | {"state": str(CLAIMED)}
     if dialect.name == "sqlite":  # a row without a state is ignored: SELECT … WHERE takes twice the time
-        picked["state"] = f"CASE WHEN {may_start} THEN {st.CLAIMED} END"
+        picked["state"] = f"CASE WHEN {may_start} THEN {CLAIMED} END"
         into, row = ", ".join(picked), ", ".join(picked.values())
         return f"INSERT OR IGNORE INTO schedd_tasks ({into}) VALUES ({row})"
     typed = [

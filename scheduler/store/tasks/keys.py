@@ -15,13 +15,12 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from scheduler.errors import DuplicateKeyError
-from scheduler.model import state as st
-from scheduler.model.state import TaskState
+from scheduler.model.state import FIRST_TERMINAL, SUCCESS, TaskState
 from scheduler.model.unique import DerivedKey
 from scheduler.store.db.dialect import Dialect, bind_rows
 from scheduler.store.db.tx import Tx
 
-_OVER = f"t.state = {st.SUCCESS} AND t.key_until <= :now"
+_OVER = f"t.state = {SUCCESS} AND t.key_until <= :now"
 
 
 class Holder(NamedTuple):
@@ -69,7 +68,7 @@ def change(tx: Tx, task_id: int, kind: str, key: DerivedKey) -> None:
             with tx.connection.begin_nested():
                 tx.run(
                     "UPDATE schedd_tasks SET key = :key, key_retention = :retention, key_until = NULL, "
-                    f"held_key = CASE WHEN state < {st.FIRST_TERMINAL} THEN CAST(:key AS text) END WHERE id = :id",
+                    f"held_key = CASE WHEN state < {FIRST_TERMINAL} THEN CAST(:key AS text) END WHERE id = :id",
                     key=key.text,
                     retention=key.retention,
                     id=task_id,
@@ -110,7 +109,7 @@ def _release_expired(tx: Tx, names: Iterable[tuple[str, str]]) -> None:
 
 def release_ended(tx: Tx, task_id: int) -> None:
     """Take the key from a task that has ended."""
-    tx.run(f"UPDATE schedd_tasks SET held_key = NULL WHERE id = :id AND state >= {st.FIRST_TERMINAL}", id=task_id)
+    tx.run(f"UPDATE schedd_tasks SET held_key = NULL WHERE id = :id AND state >= {FIRST_TERMINAL}", id=task_id)
 
 
 class EndedTask(NamedTuple):
@@ -154,7 +153,7 @@ def completed_since(one: str, success: str, at: str = "finished_at") -> str:
 # The sums keep planners from the index of all successes, and from walking up the primary key.
 _COMPLETED = (
     "SELECT min(t.id + 0) FROM schedd_tasks t WHERE t.kind = {0}.kind AND t.key = {0}.key "
-    f"AND t.state + 0 = {st.SUCCESS} AND t.id <> {{0}}.id AND {completed_since('{0}', 't', 'at')}"
+    f"AND t.state + 0 = {SUCCESS} AND t.id <> {{0}}.id AND {completed_since('{0}', 't', 'at')}"
 )
 
 
@@ -212,12 +211,11 @@ def take(tx: Tx, ids: Sequence[int]) -> dict[int, Other]:
 def _keyed(dialect: Dialect) -> str:
     return (
         f"SELECT id, kind, key, finished_at FROM schedd_tasks WHERE id IN {dialect.ids()} AND key IS NOT NULL "
-        f"AND state >= {st.SUCCESS} ORDER BY id"
+        f"AND state >= {SUCCESS} ORDER BY id"
     )
 
 
 def _take(dialect: Dialect) -> str:
     return (
-        f"UPDATE schedd_tasks SET held_key = key, key_until = NULL WHERE id IN {dialect.ids()} "
-        f"AND state >= {st.SUCCESS}"
+        f"UPDATE schedd_tasks SET held_key = key, key_until = NULL WHERE id IN {dialect.ids()} AND state >= {SUCCESS}"
     )

@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from operator import or_
 from typing import Any, NamedTuple
 
-from scheduler.model import state as st
 from scheduler.model.outcome import Outcome
-from scheduler.model.state import END_BIT, TaskState
+from scheduler.model.state import CANCELLED, END_BIT, FIRST_TERMINAL, WAITING, TaskState
 from scheduler.store.db.dialect import fence
 from scheduler.store.db.statements import Columns, run_over
 from scheduler.store.db.tx import Tx
@@ -53,9 +52,9 @@ def lock_ends(
     if len(got) < len(outcomes):
         held = {row[0] for row in run_over(tx, _LOOK_HELD, _PAIR, pairs, **bound)}
         blocked = held - {task_id for task_id, _ in got}
-    ends = {o.task_id: st.CANCELLED if got[key] else o.state for o in outcomes if (key := (o.task_id, o.claim)) in got}
-    ends = {i: state for i, state in ends.items() if i in parents or state == st.CANCELLED}
-    bits = {i: END_BIT[TaskState.from_code(state)] for i, state in ends.items() if state >= st.FIRST_TERMINAL}
+    ends = {o.task_id: CANCELLED if got[key] else o.state for o in outcomes if (key := (o.task_id, o.claim)) in got}
+    ends = {i: state for i, state in ends.items() if i in parents or state == CANCELLED}
+    bits = {i: END_BIT[TaskState.from_code(state)] for i, state in ends.items() if state >= FIRST_TERMINAL}
     if replaced:
         blocked |= blocked_replacements(tx, replaced)
         bits |= {i: bits.get(i, 0) | BROKEN_BITS for i in replaced}  # their new edges may end them at once
@@ -72,13 +71,11 @@ def lock_ends(
 _LOCK_WAITING = f"""
 WITH e AS MATERIALIZED (SELECT parent, child, ok FROM schedd_edges WHERE {{e}}),
 l AS MATERIALIZED (SELECT t.id FROM schedd_tasks t WHERE t.id = ANY(ARRAY(SELECT child FROM e))
-  AND t.state = {st.WAITING} ORDER BY t.id FOR UPDATE OF t SKIP LOCKED)
+  AND t.state = {WAITING} ORDER BY t.id FOR UPDATE OF t SKIP LOCKED)
 SELECT * FROM (SELECT parent, child, ok, CASE WHEN child IN (SELECT id FROM l) THEN 1 ELSE 0 END AS locked FROM e) f
 WHERE f.locked = 0 OR (f.ok & :bits) <> :bits
 """
-_STILL_WAITING = (
-    f"SELECT parent, child FROM schedd_edges WHERE {{e}} AND {state_of('schedd_edges.child')} = {st.WAITING}"
-)
+_STILL_WAITING = f"SELECT parent, child FROM schedd_edges WHERE {{e}} AND {state_of('schedd_edges.child')} = {WAITING}"
 
 
 class LockedDescendants(NamedTuple):

@@ -10,10 +10,9 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from scheduler.errors import DuplicateKeyError, InvalidTransitionError, PayloadError
-from scheduler.model import state as st
 from scheduler.model.lanes import LANE_SEPARATOR, PLACED_LANE, QUARANTINE_LANE, derived_lane
 from scheduler.model.parent_names import names_in, with_names
-from scheduler.model.state import TaskState
+from scheduler.model.state import RETRY, SCHEDULED, WAITING, TaskState
 from scheduler.model.task import Priority
 from scheduler.model.texts import rfc3339
 from scheduler.model.unique import DerivedKey
@@ -25,7 +24,7 @@ from scheduler.store.tasks.attempts import write_values
 from scheduler.store.tasks.row import INLINE
 from scheduler.store.unknown import unknown
 
-_CHANGEABLE = (st.WAITING, st.SCHEDULED, st.RETRY)
+_CHANGEABLE = (WAITING, SCHEDULED, RETRY)
 _COLUMNS = ("id", "state", "kind", "run_at", "priority", "queue", "headers", "retry", "max_attempts", "timeout")
 _HEADERS = _COLUMNS.index("headers")
 _READ = (

@@ -11,8 +11,7 @@ from itertools import chain
 from operator import itemgetter
 from typing import Any
 
-from scheduler.model import state as st
-from scheduler.model.state import END_BIT, TaskState
+from scheduler.model.state import END_BIT, SCHEDULED, WAITING, TaskState
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.statements import Columns, run, run_over
 from scheduler.store.db.tx import Tx
@@ -27,11 +26,11 @@ _BY_TIME, _LANE_OF, _ID_AND_LEFT = itemgetter(-5, 0), itemgetter(-4, -3, -2), it
 _READ = f"""
 SELECT {READ_NAMES.format(t="t.")}, {", ".join(_MORE)}
 FROM (SELECT child, count(*) AS n, min(ok & :bit) AS whole FROM schedd_edges WHERE parent IN {{ids}} GROUP BY child) d
-JOIN schedd_tasks t ON t.id = d.child WHERE t.state = {st.WAITING} LIMIT :most
+JOIN schedd_tasks t ON t.id = d.child WHERE t.state = {WAITING} LIMIT :most
 """
 _COUNT_DOWN = "WITH {rows} UPDATE schedd_tasks SET unmet = j.unmet FROM j WHERE schedd_tasks.id = j.id"
 _LEFT_COLUMNS: Columns = (("id", int), ("unmet", int))
-_SCHEDULE = f"UPDATE schedd_tasks SET state = {st.SCHEDULED}, unmet = 0 WHERE id IN {{ids}} AND state = {st.WAITING}"
+_SCHEDULE = f"UPDATE schedd_tasks SET state = {SCHEDULED}, unmet = 0 WHERE id IN {{ids}} AND state = {WAITING}"
 
 
 class ReadyChildren:

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from scheduler.model import state as st
 from scheduler.model.spec import TaskSpec
-from scheduler.model.state import TaskState
+from scheduler.model.state import CANCELLED, DEAD, FAILED, FIRST_TERMINAL, TaskState
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
 from scheduler.store.durable import checkpoints
@@ -59,9 +58,9 @@ def replace_now(
     envelopes.keep(tx, task_id)
     values = row_of(spec, tx.now, placed, made)
     if cancelled is not None:
-        values |= {"state": st.CANCELLED, "finished_at": cancelled}
+        values |= {"state": CANCELLED, "finished_at": cancelled}
         values |= dict.fromkeys(("error", "error_class", "ended_by", "check_at"))
-    live = int(values["state"] < st.FIRST_TERMINAL)
+    live = int(values["state"] < FIRST_TERMINAL)
     bound = {name: values[name] for name in _TAKEN}
     tx.run(_REPLACE, **(bound | {"id": task_id, "live": live, "cancelled": cancelled}))
     for sql in (
@@ -138,7 +137,7 @@ def apply_deferred(tx: Tx, ids: Iterable[int]) -> None:
             continue
         spec = aside.spec
         parents = read_parents(tx, [edge.parent for edge in spec.edges], known=True)
-        ended = row.finished_at if row.state == st.CANCELLED else None
+        ended = row.finished_at if row.state == CANCELLED else None
         placed = parents.place(spec.edges)
         replace_now(tx, row.id, spec, placed, made=aside.at, cancelled=ended)
         if placed.end is not None and ended is None:
@@ -148,7 +147,7 @@ def apply_deferred(tx: Tx, ids: Iterable[int]) -> None:
 def _set_aside(tx: Tx, task_id: int, error: str) -> None:
     log.error(error, extra={"task": task_id})
     tx.run(
-        f"UPDATE schedd_tasks SET state = CASE WHEN dead_letter = 1 THEN {st.DEAD} ELSE {st.FAILED} END, "
+        f"UPDATE schedd_tasks SET state = CASE WHEN dead_letter = 1 THEN {DEAD} ELSE {FAILED} END, "
         "rerun = 0, held_key = NULL, finished_at = :now, error = :error, error_class = 'PayloadError' "
         "WHERE id = :id AND rerun > 0",
         id=task_id,

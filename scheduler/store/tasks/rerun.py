@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scheduler.errors import InvalidTransitionError
-from scheduler.model import state as st
-from scheduler.model.state import TaskState
+from scheduler.model.state import FIRST_TERMINAL, SCHEDULED, TaskState
 from scheduler.ports import FOREVER
 from scheduler.store import audit
 from scheduler.store.db.tx import Tx
@@ -47,7 +46,7 @@ def rerun(tx: Tx, task_id: int, *, downstream: bool = True) -> dict[int, keys.Ot
     refused = keys.take(tx, [task_id])
     if refused:
         raise refused[task_id].error
-    ended = [i for i, row in rows.items() if row[1] >= st.FIRST_TERMINAL and i != task_id]
+    ended = [i for i, row in rows.items() if row[1] >= FIRST_TERMINAL and i != task_id]
     ended, left = with_keys(tx, ended)
     again = sorted([task_id, *ended])
     bound = {"ids": tx.dialect.bind_ids(again)}
@@ -67,8 +66,8 @@ def rerun_all(tx: Tx, ids: Sequence[int], *, downstream: bool = True) -> dict[in
     several = len(set(ids)) > 1
     before = {i: row[1] for i, row in _locked(tx, sorted(set(ids))).items()} if several else {}
     for task_id in sorted(set(ids)):  # parents are mostly older
-        came_back = before.get(task_id, 0) >= st.FIRST_TERMINAL
-        if came_back and _locked(tx, [task_id])[task_id][1] < st.FIRST_TERMINAL:
+        came_back = before.get(task_id, 0) >= FIRST_TERMINAL
+        if came_back and _locked(tx, [task_id])[task_id][1] < FIRST_TERMINAL:
             continue
         left |= rerun(tx, task_id, downstream=downstream)
     return left
@@ -84,7 +83,7 @@ def _refuse_begun(rows: dict[int, tuple[int, int, int | None]], task_id: int) ->
     if not state.terminal:
         raise InvalidTransitionError(f"task {task_id} is {state}; it can be run again once it has ended")
     for other, code, claimed_at in rows.values():
-        if st.SCHEDULED < code < st.FIRST_TERMINAL or (code == st.SCHEDULED and claimed_at is not None):
+        if SCHEDULED < code < FIRST_TERMINAL or (code == SCHEDULED and claimed_at is not None):
             raise InvalidTransitionError(
                 f"task {other}, below task {task_id}, is {TaskState.from_code(code)} and has begun; "
                 "cancel it, wait for it, or run the task again without what is below it"

@@ -9,11 +9,19 @@ from typing import Any, NamedTuple
 import msgspec
 
 from scheduler.errors import UnknownDependencyError
-from scheduler.model import state as st
 from scheduler.model.lanes import placed_lane
 from scheduler.model.policy import first_look
 from scheduler.model.spec import EdgeSpec, TaskSpec
-from scheduler.model.state import EdgeVerdict, Otherwise, TaskState, When, edge_verdict, satisfied_mask
+from scheduler.model.state import (
+    SCHEDULED,
+    WAITING,
+    EdgeVerdict,
+    Otherwise,
+    TaskState,
+    When,
+    edge_verdict,
+    satisfied_mask,
+)
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
 from scheduler.store.graph.parents import broken_text, removed_text
@@ -84,7 +92,7 @@ class Placed(NamedTuple):
     def state(self) -> int:
         if self.end is not None:
             return self.end.state.code
-        return st.WAITING if self.unmet else st.SCHEDULED
+        return WAITING if self.unmet else SCHEDULED
 
 
 class Parents:
@@ -155,7 +163,7 @@ def values_of(spec: TaskSpec, now: int, placed: Placed, made: int | None = None)
         expires_at = None if spec.max_duration is None else made + spec.max_duration
         look_at = None if end else first_look(now, run_at, expires_at, spec.max_delay)
     return (
-        placed.state if unmet or end else st.SCHEDULED,
+        placed.state if unmet or end else SCHEDULED,
         run_at,
         unmet,
         int(spec.dead_letter),
@@ -180,7 +188,7 @@ def usual_values_of(spec: TaskSpec, now: int) -> list[Any] | None:
     if _unusual_of(spec) != _NOTHING_UNUSUAL or spec.max_attempts is None or len(spec.payload) > INLINE:
         return None
     return [
-        st.SCHEDULED,
+        SCHEDULED,
         max(now + spec.delay, spec.run_at),
         0,  # unmet
         int(spec.dead_letter),

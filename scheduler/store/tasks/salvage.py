@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 
-from scheduler.model import state as st
 from scheduler.model.fingerprint import describe
 from scheduler.model.outcome import AttemptEnd, Failure, Lifetimes, Outcome
-from scheduler.model.state import TaskState
+from scheduler.model.state import DEAD, TaskState
 from scheduler.store.db.tx import Tx
 from scheduler.store.tasks.complete import Completion, finish
 
@@ -49,4 +48,4 @@ def _set_aside(o: Outcome, error: Exception, now: int) -> Outcome:
     why = describe(error)
     failure = Failure(f"its outcome could not be recorded: {why.text}"[:2000], why.error_class, why.fingerprint)
     started = None if o.started_at is None else now  # keep as little as possible of the refused outcome
-    return Outcome(o.task_id, o.claim, o.number, AttemptEnd.DEAD, st.DEAD, None, started, now, failure=failure)
+    return Outcome(o.task_id, o.claim, o.number, AttemptEnd.DEAD, DEAD, None, started, now, failure=failure)

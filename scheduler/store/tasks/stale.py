@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from scheduler.model import state as st
 from scheduler.model.bulk import ItemResult
+from scheduler.model.state import FIRST_TERMINAL, WAITING
 from scheduler.model.texts import listed
 from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import bind_parents, from_parents
@@ -55,8 +55,8 @@ def ran_on(tx: Tx, ids: Sequence[int], before: int | None = None, *, bounded: bo
             ids=tx.dialect.bind_ids(children),
         )
         revived = [row[0] for row in states if before is not None and row[2] is not None and row[2] > before]
-        level = sorted({*revived, *(row[0] for row in states if row[1] == st.WAITING)})
-        ended = (row[0] for row in states if row[1] >= st.FIRST_TERMINAL and row[2] is not None)
+        level = sorted({*revived, *(row[0] for row in states if row[1] == WAITING)})
+        ended = (row[0] for row in states if row[1] >= FIRST_TERMINAL and row[2] is not None)
         found += [task_id for task_id in ended if task_id not in revived]
     return Stale(sorted(found), cut)
 

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from scheduler.model import state as st
 from scheduler.model.outcome import AttemptEnd
-from scheduler.model.state import END_BIT, TaskState
+from scheduler.model.state import CANCELLED, DEAD, END_BIT, FAILED, FIRST_TERMINAL, RUNNING, SCHEDULED, TaskState
 from scheduler.store.broken_rows import options_of
 from scheduler.store.db.dialect import bind_rows, fence
 from scheduler.store.db.tx import Tx
@@ -46,7 +45,7 @@ def stalled(tx: Tx) -> list[Stalled]:
         return []
     running = tx.run(
         "SELECT id, kind, worker, started_at, last_heartbeat_at FROM schedd_tasks "
-        f"WHERE {HELD} AND state = {st.RUNNING} AND started_at IS NOT NULL"
+        f"WHERE {HELD} AND state = {RUNNING} AND started_at IS NOT NULL"
     ).fetchall()
     found = []
     for row in running:
@@ -89,7 +88,7 @@ def reclaim(
         worker=worker,
     ).fetchall()
     states = {row.id: _next(row) for row in rows}
-    ends = {i: END_BIT[TaskState.from_code(state)] for i, state in states.items() if state >= st.FIRST_TERMINAL}
+    ends = {i: END_BIT[TaskState.from_code(state)] for i, state in states.items() if state >= FIRST_TERMINAL}
     replaced = [row.id for row in rows if row.rerun]
     ends |= {i: ends.get(i, 0) | BROKEN_BITS for i in replaced}
     if ends and tx.dialect.skip_locked:
@@ -98,7 +97,7 @@ def reclaim(
     if not rows:
         return Reclaimed([], {})
     _write(tx, worker, rows, states, end, error_class)
-    ended = {row.id: TaskState.from_code(states[row.id]) for row in rows if states[row.id] >= st.FIRST_TERMINAL}
+    ended = {row.id: TaskState.from_code(states[row.id]) for row in rows if states[row.id] >= FIRST_TERMINAL}
     release(tx, ended.items())
     if replaced:
         apply_deferred(tx, [row.id for row in rows])
@@ -107,13 +106,13 @@ def reclaim(
 
 def _next(row: sa.Row[tuple[int, ...]]) -> int:
     if row.rerun == 1:
-        return st.SCHEDULED  # as what replaced it meanwhile
+        return SCHEDULED  # as what replaced it meanwhile
     if row.cancel_requested is not None:
-        return st.CANCELLED
+        return CANCELLED
     used = row.attempt - row.attempt_base
     if row.max_attempts is not None and used >= max(row.max_attempts, MIN_STALLED_ATTEMPTS):
-        return st.DEAD if row.dead_letter else st.FAILED
-    return st.SCHEDULED
+        return DEAD if row.dead_letter else FAILED
+    return SCHEDULED
 
 
 def _write(
@@ -125,13 +124,13 @@ def _write(
     error_class: str,
 ) -> None:
     source = tx.dialect.rows({"id": int, "state": int, "error": str})
-    failed = (st.DEAD, st.FAILED)
+    failed = (DEAD, FAILED)
     tasks = [(row.id, states[row.id], row.text if states[row.id] in failed else None) for row in rows]
     tx.run(
         "UPDATE schedd_tasks SET state = j.state, worker = NULL, suspect = 0, "
         "lane = ltrim(schedd_tasks.lane, '!'), "
-        f"finished_at = CASE WHEN j.state >= {st.FIRST_TERMINAL} THEN :now ELSE schedd_tasks.finished_at END, "
-        f"held_key = CASE WHEN j.state >= {st.FIRST_TERMINAL} THEN NULL ELSE schedd_tasks.held_key END, "
+        f"finished_at = CASE WHEN j.state >= {FIRST_TERMINAL} THEN :now ELSE schedd_tasks.finished_at END, "
+        f"held_key = CASE WHEN j.state >= {FIRST_TERMINAL} THEN NULL ELSE schedd_tasks.held_key END, "
         "error = coalesce(j.error, schedd_tasks.error), "
         "error_class = CASE WHEN j.error IS NULL THEN schedd_tasks.error_class ELSE 'Stalled' END "
         f"FROM {source} j WHERE schedd_tasks.id = j.id",
