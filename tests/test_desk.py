@@ -32,7 +32,7 @@ OPERATIONS: dict[Verb, tuple[str, ...]] = {
     Verb.SAVE_VIEW: ("console.save_view", "console.forget_view"),
 }
 for _name, _verb in task_verbs().items():
-    OPERATIONS[Verb(_verb.role)] += (f"verb_{_name}.{_name}",)
+    OPERATIONS[Verb(_verb.needs)] += (f"verb_{_name}.{_name}",)
 READING = {Verb.PUBLIC, Verb.LOOK}
 # Operations of stored bulks: each is of the verb that the bulk has, which the door checks.
 OF_ANY_VERB = ("create", "start", "stop", "undo")

@@ -155,6 +155,6 @@ def test_a_verb_is_added_by_three_files(tmp_path: Path) -> None:
 def test_each_verb_has_its_command_and_a_role() -> None:
     for name, one in task_verbs().items():
         assert COMMANDS[name][0] == f"verb_{name}"
-        assert Verb(one.role)
+        assert Verb(one.needs)
         assert one.done.format(id=1)
     assert {name.removeprefix("verb_") for name, _ in COMMANDS.values() if name.startswith("verb_")} == {*task_verbs()}

@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
+from scheduler.cli.columns import AUDIT_FIELDS, audit_view
 from scheduler.cli.options import AGO, TASK_ID, Number, common
 from scheduler.cli.output import print_rows
 from scheduler.cli.session import Session, note, prints
-from scheduler.cli.views import AUDIT_FIELDS, audit_view
 
 _COLUMNS = ("at", "actor", "action", "about", "via", "reason")
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from scheduler.cli.columns import SHOW_FIELDS, TASK_FIELDS, task_view
 from scheduler.cli.echo import say
 from scheduler.cli.exits import Group
 from scheduler.cli.filters import (
@@ -23,7 +24,6 @@ from scheduler.cli.options import TASK_ID, Number, acts, common
 from scheduler.cli.output import masks_of, print_object, print_rows, reveals
 from scheduler.cli.session import Session, note, note_stale, prints
 from scheduler.cli.task_verbs import note_left
-from scheduler.cli.views import SHOW_FIELDS, TASK_FIELDS, task_view
 
 if TYPE_CHECKING:
     pass

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from scheduler.cli import exits
+from scheduler.cli.columns import TASK_FIELDS, task_view
 from scheduler.cli.echo import say
 from scheduler.cli.exits import Group
 from scheduler.cli.filters import (
@@ -23,7 +24,6 @@ from scheduler.cli.options import Number, acts, common, common_but_timeout
 from scheduler.cli.output import masks_of, print_object, print_rows
 from scheduler.cli.session import Session, note, prints
 from scheduler.cli.task_options import change_options, take_changes
-from scheduler.cli.views import TASK_FIELDS, task_view
 
 if TYPE_CHECKING:
     from scheduler.operations.changes import Changes

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import click
 
 from scheduler.cli import exits
+from scheduler.cli.columns import WORKER_COLUMNS, worker_row
 from scheduler.cli.echo import say
 from scheduler.cli.options import common
 from scheduler.cli.output import print_object, print_table
 from scheduler.cli.polling import watchable
 from scheduler.cli.session import Session, note_no_worker, prints
-from scheduler.cli.views import WORKER_COLUMNS, worker_row
 from scheduler.client.json_views import status_view
 from scheduler.errors import StoreUnavailableError
 

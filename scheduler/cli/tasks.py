@@ -6,6 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from scheduler.cli.columns import (
+    ATTEMPT_COLUMNS,
+    AUDIT_COLUMNS,
+    EDGE_COLUMNS,
+    ENVELOPE_FIELDS,
+    LIST_COLUMNS,
+    LIST_FIELDS,
+    PLACEMENT_COLUMNS,
+    SCREEN_COLUMNS,
+    SHOW_FIELDS,
+    TASK_FIELDS,
+    task_view,
+)
 from scheduler.cli.echo import say
 from scheduler.cli.filters import filter_options, filter_text, note_kinds, task_filter
 from scheduler.cli.options import AGO, TASK_ID, Number, common
@@ -21,19 +34,6 @@ from scheduler.cli.output import (
 )
 from scheduler.cli.polling import watchable
 from scheduler.cli.session import Session, note, note_queue, prints
-from scheduler.cli.views import (
-    ATTEMPT_COLUMNS,
-    AUDIT_COLUMNS,
-    EDGE_COLUMNS,
-    ENVELOPE_FIELDS,
-    LIST_COLUMNS,
-    LIST_FIELDS,
-    PLACEMENT_COLUMNS,
-    SCREEN_COLUMNS,
-    SHOW_FIELDS,
-    TASK_FIELDS,
-    task_view,
-)
 
 if TYPE_CHECKING:
     from scheduler.operations.details import TaskRecord
@@ -254,7 +254,7 @@ def _spawned(children: dict[str, Any]) -> str:
 
 def print_view(view: dict[str, Any]) -> None:
     """The same for people."""
-    from scheduler.cli.views import CHECKPOINT_COLUMNS, WAIT_COLUMNS
+    from scheduler.cli.columns import CHECKPOINT_COLUMNS, WAIT_COLUMNS
     from scheduler.model.texts import counted
 
     fields: list[tuple[str, object]] = [

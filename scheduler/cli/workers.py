@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from scheduler.cli import exits
+from scheduler.cli.columns import WORKER_COLUMNS, WORKER_FIELDS, worker_row, worker_view
 from scheduler.cli.echo import say
 from scheduler.cli.exits import Group
 from scheduler.cli.messages import CHECK_FIELDS, check
@@ -14,7 +15,6 @@ from scheduler.cli.options import SPAN, Number, acts, common, common_but_timeout
 from scheduler.cli.output import print_object, print_rows
 from scheduler.cli.polling import Poller, watchable
 from scheduler.cli.session import Session, note, prints
-from scheduler.cli.views import WORKER_COLUMNS, WORKER_FIELDS, worker_row, worker_view
 
 if TYPE_CHECKING:
     from scheduler.operations.workers import Drained

@@ -24,13 +24,13 @@ _PREFIX = "verb_"
 
 
 class TaskVerb(NamedTuple):
-    """``act``: the operation, whose docstring is the summary. ``role``: the verb that a role needs for it.
+    """``act``: the operation, whose docstring is the summary. ``needs``: the verb of a role that it needs.
 
     ``states``: of tasks that have the button; ``done``: what people are told; ``args``: the operation's arguments.
     """
 
     act: Callable[[Desk, int, Any], object]
-    role: str
+    needs: str
     states: Collection[TaskState]
     done: str
     args: type[Act] = Act

@@ -82,7 +82,7 @@ ROUTES: tuple[Route, ...] = (
     _looks("/tasks/{id:int}/logs", looks.show_logs, arguments.Logs),
     _looks("/tasks/{id:int}/graph", looks.show_graph, arguments.Graph),
     *(
-        _acts(f"/tasks/{{id:int}}/{name}", Verb(v.role), verbs.on_task(name, v), v.args, f"verb_{name}.{name}")
+        _acts(f"/tasks/{{id:int}}/{name}", Verb(v.needs), verbs.on_task(name, v), v.args, f"verb_{name}.{name}")
         for name, v in task_verbs().items()
     ),
     _acts("/tasks/cancel", Verb.CANCEL, verbs.cancel, arguments.Cancel, "tasks.cancel", "bulk.cancel"),

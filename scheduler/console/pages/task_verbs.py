@@ -48,7 +48,7 @@ def _act(verb: TaskVerb, visit: Visit) -> Done:
 
 
 for _name, _verb in task_verbs().items():
-    action(f"/tasks/{{id:int}}/{_name}", Verb(_verb.role))(partial(_act, _verb))
+    action(f"/tasks/{{id:int}}/{_name}", Verb(_verb.needs))(partial(_act, _verb))
 
 
 @action("/tasks/{id:int}/retry", Verb.RETRY)

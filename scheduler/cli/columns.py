@@ -1,4 +1,4 @@
-"""Stored records as the dicts that ``-o json`` prints: other programs rely on these names."""
+"""The columns of each command, and records as the dicts that ``-o json`` prints: other programs use their names."""
 
 from __future__ import annotations
 
