@@ -186,6 +186,7 @@ class Scheduler(
             self.registry,
             self.threads,
             self._notify,
+            self._used_notifier,
             self._notify_after_commit,
             self._start_here,
             timezone,
@@ -308,9 +309,12 @@ class Scheduler(
     def _forget_schedule(self, name: str) -> None:
         self._caller.forget_schedule(name)
 
-    def _notify(self) -> None:
-        """Wake our own engine, and those of other processes."""
-        self._notify_workers()
+    def _notify(self, *, told: bool = False) -> None:
+        """Wake our own engine, and those of other processes unless they were ``told`` already."""
+        if not told:
+            self._notify_workers()
+        elif self._engine is not None:
+            self._engine.wake()
         if self._run_inline is not None:
             self._run_inline()
 
@@ -319,13 +323,17 @@ class Scheduler(
         notify_after_commit(own, self._notify_workers, others=self.database.notifies)
 
     def _notify_workers(self) -> None:
-        self._leave_to_parent()
+        notifier = self._used_notifier()
         engine = self._engine
         if engine is not None:
             engine.wake()
-            engine.notifier.notify()
-        else:
-            self._own_notifier().notify()
+        notifier.notify()
+
+    def _used_notifier(self) -> Notifier:
+        """The engine's notifier, else one of our own."""
+        self._leave_to_parent()
+        engine = self._engine
+        return self._own_notifier() if engine is None else engine.notifier
 
     def _start_here(self, spec: TaskSpec) -> TaskId | None:
         """Store a task as one that our own engine starts at once, if that has a slot for it; else store nothing."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session, scoped_session
 
     from scheduler.store.db.django_connection import OfDjango
+    from scheduler.store.db.notifier import Notifier
     from scheduler.telemetry.otel import Tracing
     from scheduler.telemetry.sending import Send
 
@@ -47,7 +48,8 @@ class TaskSubmitter:
         database: Database,
         registry: Registry,
         threads: CallThreads,
-        notify: Callable[[], None],
+        notify: Callable[..., None],
+        notifier: Callable[[], Notifier],
         notify_after_commit: Callable[[sa.Connection], None],
         start_here: Callable[[TaskSpec], TaskId | None],
         timezone: str = "UTC",
@@ -57,7 +59,8 @@ class TaskSubmitter:
         self.database = database
         self.registry = registry
         self.threads = threads
-        self.notify = notify
+        self.notify = notify  # told: whether the workers of other processes know already
+        self.notifier = notifier
         self.notify_after_commit = notify_after_commit
         self.start_here = start_here  # stores what starts in this process at once; None: nothing is stored
         self.timezone = timezone
@@ -116,9 +119,18 @@ class TaskSubmitter:
         new_id = self.start_here(spec)
         if new_id is not None:
             return new_id
-        store = insert_alone if self.database.dialect.name == "sqlite" else enqueue_alone
-        new_id = store(self.database, spec)
-        self.notify()
+        if self.database.dialect.name == "sqlite":
+            new_id = insert_alone(self.database, spec)
+            self.notify()
+            return new_id
+        notifier = self.notifier()
+        carried = notifier.carried()
+        if carried is None:
+            new_id = enqueue_alone(self.database, spec, None)
+        else:
+            new_id = enqueue_alone(self.database, spec, carried.notice)
+            notifier.was_carried(carried)
+        self.notify(told=carried is not None)
         return new_id
 
     def store(self, specs: list[TaskSpec], connection: Any = None) -> list[TaskId]:

@@ -90,6 +90,7 @@ def counted(jobs: Scheduler, monkeypatch: pytest.MonkeyPatch) -> Callable[[Calla
     monkeypatch.setattr(statement, "_raw", counting(statement._raw))
     monkeypatch.setattr(enqueue, "insert", counting(enqueue.insert))
     monkeypatch.setattr(AutocommitPool, "insert", counting(AutocommitPool.insert))
+    monkeypatch.setattr(AutocommitPool, "insert_on_server", counting(AutocommitPool.insert_on_server))
     engine = jobs.database.open()
 
     def executed(*_: object) -> None:

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from scheduler.store.db.errors import cause, translate
 from scheduler.store.db.pg_connections import PgConnections, let_go
 from scheduler.store.db.pool import FairPool
-from scheduler.store.db.statements import raise_as_sqlalchemy
+from scheduler.store.db.statements import Notice, raise_as_sqlalchemy
 from scheduler.store.db.write_gate import WriteGate
 
 MAX_KEPT = 2  # that are kept; more at once are checked out and given back
@@ -27,30 +27,40 @@ class AutocommitPool:
     """Those of one engine, on PostgreSQL (where there are ``wires``) in autocommit. Last in, first out."""
 
     def __init__(
-        self, engine: sa.Engine, wires: PgConnections | None, calibrate: Callable[[sa.Connection], None]
+        self,
+        engine: sa.Engine,
+        wires: PgConnections | None,
+        clock_is_due: Callable[[], bool],
+        calibrate: Callable[[sa.Connection], None],
     ) -> None:
         pool = engine.pool
         assert isinstance(pool, FairPool)
         self.engine = engine
         self._wires = wires
+        self._clock_is_due = clock_is_due
         self._calibrate = calibrate
         self._has_room = pool.has_room
         self._kept: deque[tuple[sa.Connection, Any, float]] = deque()  # with the driver's, and since when
         self._mutex = threading.RLock()  # a signal's handler may come in between
         self._closed = False
 
-    def take(self) -> tuple[sa.Connection, Any]:
-        """One, and the driver's own. Raises what SQLAlchemy raises."""
+    def take(self, *, settled: bool = True) -> tuple[sa.Connection, Any]:
+        """One, and the driver's own. Raises what SQLAlchemy raises.
+
+        ``settled``: with all that the server has answered read, as anything but :meth:`insert_on_server` needs it.
+        """
+        calibrates = self._wires is not None and self._clock_is_due()
         try:
             connection, raw, since = self._kept.pop()
         except IndexError:
             connection, raw = self._new_one()
         else:
-            if self._wires is not None and not self._taken(self._wires, connection, raw, since):
+            if self._wires is not None and not self._taken(self._wires, connection, raw, since, settled or calibrates):
                 connection, raw = self._new_one()
         if self._wires is not None:
             try:
-                self._calibrate(connection)
+                if calibrates:
+                    self._calibrate(connection)
                 if connection.in_transaction():
                     connection.rollback()  # SQLAlchemy's idea of a transaction: the server has none
             except BaseException:
@@ -58,9 +68,11 @@ class AutocommitPool:
                 raise
         return connection, raw
 
-    def _taken(self, wires: PgConnections, connection: sa.Connection, raw: Any, since: float) -> bool:
+    def _taken(self, wires: PgConnections, connection: sa.Connection, raw: Any, since: float, settled: bool) -> bool:
         try:
             wires.taken(raw, since)
+            if settled:
+                raw.settle()
         except wires.errors:
             self.drop(connection, raw)
             return False
@@ -91,10 +103,13 @@ class AutocommitPool:
             if not self._closed and len(self._kept) < MAX_KEPT and self._has_room():
                 self._kept.append(one)
                 return
-        if self._closed:
-            let_go(one[0])
-        else:
-            one[0].close()
+        if not self._closed:
+            with suppress(Exception):  # one that is lost
+                if self._wires is not None:
+                    one[1].settle()
+                one[0].close()
+                return
+        let_go(one[0])
 
     def insert(self, text: str, values: Sequence[object] | Mapping[str, object]) -> int | None:
         """SQLite: take one, insert a row, and put it back; straight on, for right after a flush of the log each call is
@@ -111,6 +126,26 @@ class AutocommitPool:
             raise_as_sqlalchemy(kept[0], text, error)
         self._keep(kept)
         return made
+
+    def insert_on_server(
+        self, make: Callable[[], tuple[str, Sequence[int | str]]], notice: Notice | None
+    ) -> int | None:
+        """PostgreSQL: the same by a statement with ``$1`` for the first value and RETURNING id.
+
+        ``make``: the statement and its values, called once the clock is compared. ``notice``: what is notified once
+        the row is committed.
+        """
+        connection, raw = self.take(settled=False)
+        text = ""
+        try:
+            text, values = make()
+            value = raw.one_value(text, values, notice)
+        except BaseException as error:
+            self.drop(connection, raw)
+            raise_as_sqlalchemy(connection, text, error)
+        raw.user = None  # first: from then on another thread may take it
+        self._keep((connection, raw, time.monotonic()))
+        return None if value is None else int(value)
 
     def drop(self, connection: sa.Connection, raw: Any) -> None:
         """Close it for good. If it has lost its server, so have those that lay there longer, here and in the pool, and

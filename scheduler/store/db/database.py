@@ -29,7 +29,7 @@ from scheduler.store.db.identity import SameStore, no_transaction
 from scheduler.store.db.pg_connections import PgConnections, every
 from scheduler.store.db.server_clock import ServerClock
 from scheduler.store.db.sqlite_files import fold_wal, make_socket_directory
-from scheduler.store.db.statements import ANSWERED
+from scheduler.store.db.statements import ANSWERED, Notice
 from scheduler.store.db.tx import Tx
 from scheduler.store.db.urls import parse_url, shown
 from scheduler.store.db.write_gate import WriteGate
@@ -290,7 +290,12 @@ class Database:
         if not looks:
             self._gate, self._wrote = self._make_gate(), True
         sa.event.listen(engine, "handle_error", _tell_transaction)
-        self._singles = AutocommitPool(engine, self._wires, partial(_weakly(self.calibrate), if_due=True))
+        self._singles = AutocommitPool(
+            engine,
+            self._wires,
+            partial(self.server_clock.is_due, self.clock),
+            partial(_weakly(self.calibrate), if_due=True),
+        )
         if self._wires is None:
             self._closer = weakref.finalize(self, _close_idle, os.getpid(), engine, self._singles)
         return engine
@@ -398,6 +403,21 @@ class Database:
         finally:
             if entered:
                 gate.leave()
+
+    def insert_on_server(
+        self, make: Callable[[], tuple[str, Sequence[int | str]]], notice: Notice | None = None
+    ) -> int | None:
+        """PostgreSQL: insert a row in a transaction of its own, and notify once it is committed, in one round trip.
+
+        Returns its id, None if the statement inserts nothing. ``make``: the statement, with ``$1`` for the first value
+        and RETURNING id, and its values. Raises StoreUnavailableError.
+        """
+        engine = self.open()
+        assert self._singles is not None
+        try:
+            return self._singles.insert_on_server(make, notice)
+        except sa.exc.SQLAlchemyError as error:
+            raise translate(error, engine.url) from cause(error)
 
     def change(self, work: Callable[[Tx], T]) -> T:
         """Do ``work`` in a transaction of its own; again if the server ended it since two waited for each other.

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from scheduler.backoff import Backoff
 from scheduler.ports import Spawner, spawn_thread
@@ -23,7 +23,7 @@ from scheduler.store.db.engines import server_arguments
 from scheduler.store.db.errors import driver_text
 from scheduler.store.db.pg_connections import shut_down, through_pooler
 from scheduler.store.db.sqlite_files import make_socket_directory
-from scheduler.store.db.statements import run
+from scheduler.store.db.statements import Notice, run
 from scheduler.system.mailboxes import Mailboxes
 from scheduler.system.waiting import waits_for
 
@@ -34,6 +34,7 @@ ENDS_SUFFIX = ".ends"  # of their sockets
 ENDS_LOCK = 7237123, 446  # the advisory lock that they share, so that engines know that there are some
 ENDS_EVERY = 0.02  # seconds between two notifications of ends of one process
 _DEBOUNCE = 0.003  # seconds between NOTIFYs of one process: each takes a global lock at commit
+_CARRIED = 2 / 3  # of that time: a statement carries a NOTIFY along, before a thread has to send one
 _LINGER = 20  # of that time without a notification, until the thread that waits for one ends
 _PROBE = 2.0  # seconds until a notification must have come through a pooler
 _POOLED_RETRY_S = 300.0  # seconds until it is tried again
@@ -64,7 +65,25 @@ class _ReadOnly(Exception):
     """The server takes no writes: it is a standby, or was demoted."""
 
 
-class NullNotifier:
+class Carried(NamedTuple):
+    """A notification that a statement carries along, for itself and all who had asked by then."""
+
+    notice: Notice
+    asked: int
+
+
+class _Apart:
+    """What notifies apart from the statements that store tasks."""
+
+    def carried(self) -> Carried | None:
+        """What a statement that stores a task is to notify once it is committed; None: call ``notify()`` then."""
+        return None
+
+    def was_carried(self, carried: Carried) -> None:
+        """Note that it was committed, and has notified."""
+
+
+class NullNotifier(_Apart):
     """The notifier where none can be had: engines poll."""
 
     works = False
@@ -83,7 +102,7 @@ class NullNotifier:
     def close(self) -> None: ...
 
 
-class SocketNotifier:
+class SocketNotifier(_Apart):
     """Mailboxes beside a SQLite file."""
 
     works = True
@@ -181,7 +200,7 @@ class SocketNotifier:
         self._boxes.close()
 
 
-class PgNotifier:
+class PgNotifier(_Apart):
     """LISTEN on a connection of its own, NOTIFY through the pool, debounced with a trailing edge.
 
     A notification names its sender, which is not woken by it.
@@ -201,7 +220,8 @@ class PgNotifier:
         self._connection: Any = None
         self._own = ""
         self._last = float("-inf")
-        self._asked = False  # and not notified since
+        self._asked = 0  # how many callers have asked
+        self._told = 0  # and for how many of them it has notified
         self._looks = False  # a thread checks, within _DEBOUNCE, whether a caller has asked
         self._mutex = threading.Lock()
         self.works = False
@@ -295,7 +315,7 @@ class PgNotifier:
 
     def notify(self) -> None:
         with self._mutex:
-            self._asked = True
+            self._asked += 1
             if self._looks or self._closed.is_set():
                 return
             if time.monotonic() < self._last + _DEBOUNCE:
@@ -309,7 +329,19 @@ class PgNotifier:
 
     def _count(self) -> None:
         """Notify now, for all that asked."""
-        self._last, self._asked = time.monotonic(), False
+        self._last, self._told = time.monotonic(), self._asked
+
+    def carried(self) -> Carried | None:
+        with self._mutex:
+            now = time.monotonic()
+            if self._closed.is_set() or now < self._last + _CARRIED * _DEBOUNCE:
+                return None
+            self._last = now
+            return Carried(Notice(CHANNEL, self._own), self._asked)
+
+    def was_carried(self, carried: Carried) -> None:
+        with self._mutex:
+            self._told = max(self._told, carried.asked)
 
     def _notify_late(self) -> None:
         """Notify for callers that asked too soon after the last time.
@@ -319,14 +351,14 @@ class PgNotifier:
         """
         still, last = 0, self._last
         while still < _LINGER:
-            wait = self._last + _DEBOUNCE - time.monotonic() if self._asked else _DEBOUNCE
+            wait = self._last + _DEBOUNCE - time.monotonic() if self._asked > self._told else _DEBOUNCE
             if self._closed.wait(max(0.0, wait)):
                 return
             with self._mutex:
-                due = self._asked and time.monotonic() >= self._last + _DEBOUNCE
+                due = self._asked > self._told and time.monotonic() >= self._last + _DEBOUNCE
                 if due:
                     self._count()
-                still = 0 if self._asked or self._last != last else still + 1
+                still = 0 if self._asked > self._told or self._last != last else still + 1
                 last = self._last
                 self._looks = still < _LINGER
             if due:
@@ -360,7 +392,7 @@ class PgNotifier:
 
     def close(self) -> None:
         with self._mutex:
-            owed = self._asked and not self._closed.is_set()
+            owed = self._asked > self._told and not self._closed.is_set()
             self._count()
         if owed:
             self._notify()

@@ -49,9 +49,6 @@ class PgConnections:
         self.inherited = False  # by a forked process
         self.pooled = False  # the last connection was made through a pooler
         self._peers: weakref.WeakKeyDictionary[Any, object] = weakref.WeakKeyDictionary()
-        self._users: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # thread idents
-        self._distrusted: weakref.WeakSet[Any] = weakref.WeakSet()
-
         self._connecting: set[int] = set()
         self._mutex = threading.RLock()  # the collector may give a connection back in between
         self._ping = engine.dialect.do_ping
@@ -87,7 +84,7 @@ class PgConnections:
         peer = _peer(raw)
         with self._mutex:
             self._peers[raw] = peer
-            self._users[raw] = thread
+            raw.user = thread
         try:
             raw.autocommit = True
             self.pooled = through_pooler(raw)
@@ -123,31 +120,31 @@ class PgConnections:
 
     def taken(self, raw: Any, since: float | None) -> None:
         """This thread uses it from now on, which lay idle ``since`` then. Raises one of ``errors`` if it is dead."""
-        with self._mutex:
-            self._users[raw] = threading.get_ident()
-        if raw in self._distrusted:
+        raw.user = threading.get_ident()
+        if raw.distrusted:
             raise self.errors("this connection was cut, or leads to a server that takes no writes any more")
         if since is not None and time.monotonic() - since > _TRUSTED:
+            raw.settle()
             self._ping(raw)
 
     def idle(self, raw: Any) -> None:
         """No thread uses it any more."""
-        with self._mutex:
-            self._users.pop(raw, None)
+        raw.user = None
 
     def distrust(self) -> None:
         """Use none of the present connections again: their server takes no writes any more, another one may."""
         with self._mutex:
-            self._distrusted.update(self._peers)
+            for raw in self._peers:
+                raw.distrusted = True
 
     def trusts(self, raw: Any) -> bool:
         """Whether this connection was not cut, and was made since the last :meth:`distrust`."""
-        return raw not in self._distrusted
+        return not getattr(raw, "distrusted", False)
 
     def used_by(self, thread: int) -> list[Any]:
         """The connections that this thread uses."""
         with self._mutex:
-            return [raw for raw, user in self._users.items() if user == thread]
+            return [raw for raw in self._peers if raw.user == thread]
 
     def sessions_of(self, thread: int) -> set[int]:
         """The server's process ids of the connections that this thread uses and has not closed meanwhile."""
@@ -169,9 +166,10 @@ class PgConnections:
         """
         with self._mutex:
             used = self.used_by(thread)
-            others = [raw for raw in self._peers if idle and raw not in self._users]
+            others = [raw for raw in self._peers if idle and raw.user is None]
             found = [(raw, self._peers.get(raw)) for raw in (*used, *others)]
-            self._distrusted.update(raw for raw, _ in found)  # the pool hands out none of them again
+            for raw, _ in found:
+                raw.distrusted = True  # the pool hands out none of them again
         cancel(used)
         return sum(shut_down(raw, peer) for raw, peer in found)
 

@@ -32,7 +32,7 @@ class ServerClock:
 
     def calibrate(self, connection: sa.Connection, clock: Clock, *, if_due: bool = False) -> None:
         """Ask the server for its time. ``if_due``: only after a while, or when the wall clock was set."""
-        if if_due and not self._is_due(clock):
+        if if_due and not self.is_due(clock):
             return
         before = clock.now()
         server = int(
@@ -56,7 +56,8 @@ class ServerClock:
             self.offset = (low + high) // 2
             self._calibrated = (after, clock.monotonic())
 
-    def _is_due(self, clock: Clock) -> bool:
+    def is_due(self, clock: Clock) -> bool:
+        """Whether to ask again."""
         if self._calibrated is None:
             return True
         wall, mono = self._calibrated

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import sqlalchemy as sa
 
@@ -22,8 +22,16 @@ _STEP = 8  # the number of rows is a multiple of this where rows may be filled u
 _INSERTED = 1024  # values of one INSERT on SQLite: more take no less time
 ANSWERED = "schedd_answered"  # in a connection's info (PostgreSQL): to be called with each answer
 _ROWS = "j"
+_NAMED = re.compile(r"%\((\w+)\)s")
 _AMONG = re.compile(r"\{among (\w+)\}")
 Columns = tuple[tuple[str, type], ...]
+
+
+class Notice(NamedTuple):
+    """A notification, to be sent in a transaction of its own right behind a statement."""
+
+    channel: str
+    payload: str
 
 
 def run(connection: sa.Connection, sql: str, params: Mapping[str, object]) -> list[tuple[Any, ...]]:
@@ -222,6 +230,29 @@ def _raw(connection: sa.Connection, text: str, bound: Any) -> list[tuple[Any, ..
         return cursor.fetchall() if cursor.pgresult.nfields else []
     except Exception as error:  # no context manager here: it would cost as much as the rest
         raise_as_sqlalchemy(connection, text, error)
+
+
+def insert_row(connection: sa.Connection, text: str, values: Sequence[int | str]) -> int | None:
+    """Insert a row on PostgreSQL, on a connection of :meth:`Database.alone`.
+
+    The statement has ``$1`` for the first value, and RETURNING id. Returns the id, None if the statement inserts
+    nothing. Raises sqlalchemy.exc.DBAPIError.
+    """
+    driver: Any = connection.connection.dbapi_connection
+    try:
+        made = driver.one_value(text, values)
+        driver.settle()
+    except Exception as error:
+        raise_as_sqlalchemy(connection, text, error)
+    return None if made is None else int(made)
+
+
+@lru_cache(maxsize=64)
+def numbered(sql: str, dialect: sa.Dialect) -> tuple[str, tuple[str, ...]]:
+    """The text with ``$1`` for :func:`insert_row`, and the parameters' names in the order of these numbers."""
+    names: dict[str, int] = {}
+    text = _NAMED.sub(lambda found: f"${names.setdefault(found[1], len(names) + 1)}", compiled(sql, dialect)[0])
+    return text.replace("%%", "%"), tuple(names)
 
 
 @lru_cache(maxsize=256)

@@ -6,9 +6,14 @@ does so at a cancel and at its statement_timeout. The caller gets an error inste
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import psycopg
+
+from scheduler.store.db import pg_single
+from scheduler.store.db.pg_single import Singles
+from scheduler.store.db.statements import Notice
 
 _WAITS = "SyncRepWaitForLSN"  # the server's function that warns; the warning's text is in the server's language
 
@@ -25,6 +30,9 @@ class SynchronousConnection(psycopg.Connection[Any]):
                 warnings.append(str(diagnostic.message_primary))
 
         self._warnings = warnings
+        self.singles = Singles()
+        self.user: int | None = None  # the thread that uses it
+        self.distrusted = False  # it was cut, or leads to a server that takes no writes any more
         self.add_notice_handler(notice)
 
     def wait(self, *args: Any, **options: Any) -> Any:
@@ -34,3 +42,12 @@ class SynchronousConnection(psycopg.Connection[Any]):
             self.close()
             raise psycopg.OperationalError(f"the commit may not be on the standby: {self._warnings[-1]}")
         return found
+
+    def one_value(self, text: str, values: Sequence[int | str], notice: Notice | None = None) -> bytes | None:
+        """Carry out a single statement: see :func:`pg_single.one_value`."""
+        return pg_single.one_value(self, text, values, notice)
+
+    def settle(self) -> None:
+        """Read what :meth:`one_value` has left unread, before anything else is done. Raises psycopg.Error."""
+        if self.singles.entered:
+            pg_single.settle(self)

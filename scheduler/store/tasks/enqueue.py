@@ -20,7 +20,7 @@ from scheduler.model.state import HELD, Otherwise, TaskState, When
 from scheduler.store.db.database import Database
 from scheduler.store.db.dialect import Dialect, bind_rows
 from scheduler.store.db.django_connection import is_django, on_django
-from scheduler.store.db.statements import SQL_TYPES, Across, insert
+from scheduler.store.db.statements import SQL_TYPES, Across, Notice, insert
 from scheduler.store.db.tx import Tx
 from scheduler.store.graph import debug_log, sizes
 from scheduler.store.graph.cycles import lock_graph, refuse_cycle
@@ -100,22 +100,27 @@ def insert_alone(database: Database, spec: TaskSpec) -> TaskId:
 
     def row() -> tuple[str, list[Any]]:
         given, values = given_of(spec, database.now())
-        return _listed_insert_of(given), values
+        return _listed_insert_of(given, "?"), values
 
     made = _created(database.insert_alone(row))
     debug_log.scheduled(made, spec.kind)
     return made
 
 
-def enqueue_alone(database: Database, spec: TaskSpec) -> TaskId:
-    """PostgreSQL: store a task that is one row, in one round trip."""
-    with database.alone() as connection:
-        tx = Tx(connection, database.now())
-        given, values = given_of(spec, tx.now)
-        names, one = _insert_of(given)
-        ((task_id,),) = tx.rows(one, **dict(zip(names, values, strict=True)))
-    debug_log.scheduled(task_id, spec.kind)
-    return TaskId(task_id).at(tx.now)
+def enqueue_alone(database: Database, spec: TaskSpec, notice: Notice | None) -> TaskId:
+    """PostgreSQL: store a task that is one row, and notify once it is committed, in one round trip."""
+    now = 0
+
+    def row() -> tuple[str, list[Any]]:
+        nonlocal now
+        now = database.now()
+        given, values = given_of(spec, now)
+        return _listed_insert_of(given, "$"), values
+
+    made = database.insert_on_server(row, notice)
+    assert made is not None
+    debug_log.scheduled(made, spec.kind)
+    return _created(made).at(now)
 
 
 def hold_writes(tx: Tx) -> None:
@@ -182,10 +187,13 @@ def _insert_of(given: tuple[bool, ...]) -> tuple[tuple[str, ...], str]:
 
 
 @lru_cache(maxsize=64)
-def _listed_insert_of(given: tuple[bool, ...]) -> str:
-    """The same for SQLite's driver, which takes them in their order, and knows the new id without RETURNING."""
+def _listed_insert_of(given: tuple[bool, ...], mark: str) -> str:
+    """The same for values in their order: SQLite's driver (``?``) knows the new id without RETURNING."""
     names = list(compress(NEW, given))
-    return f"INSERT INTO schedd_tasks ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
+    into = f"INSERT INTO schedd_tasks ({', '.join(names)}) VALUES"
+    if mark == "?":
+        return f"{into} ({', '.join('?' * len(names))})"
+    return f"{into} ({', '.join(f'${i + 1}' for i in range(len(names)))}) RETURNING id"
 
 
 @lru_cache(maxsize=64)

@@ -618,25 +618,25 @@ def test_an_interrupted_wait_at_the_gate_leaves_it_open(jobs: Scheduler) -> None
 
 @on_postgres
 def test_a_connection_that_the_collector_finds_is_given_back(store: Store) -> None:
-    """In the midst of the wires' own books, whose lock the same thread then takes once more."""
+    """In the midst of the wires' own books, as they note a new one under their lock."""
     used(store)
     assert store._wires is not None
 
-    class Collecting(weakref.WeakKeyDictionary[Any, int]):
-        def __setitem__(self, key: Any, value: int) -> None:
+    class Collecting(weakref.WeakKeyDictionary[Any, object]):
+        def __setitem__(self, key: Any, value: object) -> None:
             gc.collect()
             super().__setitem__(key, value)
 
     cycle: list[Any] = [store.connect()]
     cycle.append(cycle)
-    store._wires._users = Collecting(store._wires._users)
+    store._wires._peers = Collecting(store._wires._peers)
     gc.disable()
     try:
         del cycle
         done = threading.Event()
 
         def use() -> None:
-            used(store)
+            store.connect().close()
             done.set()
 
         threading.Thread(target=use, daemon=True).start()

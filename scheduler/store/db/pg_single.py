@@ -1,0 +1,145 @@
+"""A single statement on PostgreSQL by libpq itself, in one round trip, with a notification behind its commit.
+
+The driver's execute() makes a cursor, looks up how each value is written and how each column is read: of a call that
+stores a task that took more than half of the processor time. How an answer is waited for stays the driver's, and with
+it Ctrl-C. The answer to a notification is read with that to the next statement: nobody waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import psycopg
+from psycopg import capabilities
+from psycopg.errors import error_from_result
+from psycopg.pq import ConnStatus, ExecStatus
+from psycopg.waiting import Ready, Wait
+
+from scheduler.store.db.statements import Notice
+
+_NOTIFY = "SELECT pg_notify($1, $2)"
+_INTEGER, _INFERRED = 20, 0  # types of parameters: int8; what the statement says
+# Their formats. The bytes of a text are the same in both, but only in binary they may hold a NUL.
+_TEXT, _BINARY = 0, 1
+_MOST = 100  # statements that one connection keeps prepared, as many as the driver
+
+
+class _Prepared(NamedTuple):
+    name: bytes  # empty: sent whole each time
+    formats: tuple[int, ...]
+
+
+class Singles:
+    """What is known of one connection: its statements, by their texts, and what of its answers is not read yet."""
+
+    __slots__ = ("entered", "known", "unread")
+
+    def __init__(self) -> None:
+        self.known: dict[str, _Prepared] = {}
+        self.entered = False
+        self.unread = 0  # statements whose answers were not waited for
+
+
+def one_value(raw: Any, text: str, values: Sequence[int | str], notice: Notice | None = None) -> bytes | None:
+    """Carry out a statement with ``$1`` for its first value, on a connection in autocommit.
+
+    Returns the first value of its first row, None without a row. A ``notice`` that fails is lost. Raises psycopg.Error;
+    the connection is of no use then. Whoever gives it to others calls :func:`settle` first.
+    """
+    singles: Singles = raw.singles
+    if not singles.entered:
+        if not capabilities.has_pipeline():  # libpq before 14
+            return _by_driver(raw, text, values, notice)
+        raw.pgconn.enter_pipeline_mode()
+        singles.entered = True
+    _send(raw, text, values)
+    results: list[Any] = []
+    unread = singles.unread
+    if notice is not None:
+        _send(raw, _NOTIFY, notice)
+        singles.unread = 1
+    else:
+        singles.unread = 0
+    try:
+        raw.wait(_fetched(raw.pgconn, unread, results))
+    except psycopg.DatabaseError:
+        _refuse(results)  # what the server said before it closed the connection
+        raise
+    _refuse(results)
+    result = results[-1]
+    value: bytes | None = result.get_value(0, 0) if result.ntuples else None
+    return value
+
+
+def _refuse(results: Sequence[Any]) -> None:
+    """Raise the error that is among the results."""
+    for result in results:
+        if result.status == ExecStatus.FATAL_ERROR:
+            raise error_from_result(result)
+
+
+def settle(raw: Any) -> None:
+    """Have the connection as the driver knows it. Raises psycopg.Error."""
+    singles: Singles = raw.singles
+    if singles.entered:
+        if singles.unread:
+            raw.wait(_fetched(raw.pgconn, singles.unread - 1, []))
+        raw.pgconn.exit_pipeline_mode()
+        singles.entered, singles.unread = False, 0
+
+
+def _by_driver(raw: Any, text: str, values: Sequence[int | str], notice: Notice | None) -> bytes | None:
+    with psycopg.RawCursor(raw) as cursor:
+        row = cursor.execute(text, values).fetchone()
+        if notice is not None:
+            with suppress(psycopg.DatabaseError):
+                cursor.execute(_NOTIFY, notice)
+    return None if row is None else str(row[0]).encode()
+
+
+def _send(raw: Any, text: str, values: Sequence[int | str]) -> None:
+    """Send a statement that is a transaction of its own."""
+    pgconn, known = raw.pgconn, raw.singles.known
+    prepared = known.get(text)
+    bound = [value.encode() if isinstance(value, str) else b"%d" % value for value in values]
+    if prepared is None:
+        formats = tuple(_BINARY if isinstance(value, str) else _TEXT for value in values)
+        # Behind a pooler the next statement may meet another process of the server.
+        named = raw.prepare_threshold is not None and len(known) < _MOST
+        prepared = _Prepared(b"schedd_%d" % len(known) if named else b"", formats)
+        if named:
+            known[text] = prepared
+            pgconn.send_prepare(prepared.name, text.encode(), _types(formats))
+    if prepared.name:
+        pgconn.send_query_prepared(prepared.name, bound, prepared.formats)
+    else:
+        pgconn.send_query_params(text.encode(), bound, _types(prepared.formats), prepared.formats)
+    pgconn.pipeline_sync()
+
+
+def _types(formats: Sequence[int]) -> list[int]:
+    return [_INFERRED if each == _BINARY else _INTEGER for each in formats]
+
+
+def _fetched(pgconn: Any, before: int, results: list[Any]) -> Generator[Wait, Ready, None]:
+    """Read the results of a statement, behind those of so many others ``before`` it."""
+    while pgconn.flush():
+        if (yield Wait.RW) & Ready.R:
+            pgconn.consume_input()
+    while True:
+        while pgconn.is_busy():
+            while not (yield Wait.R):
+                pass
+            pgconn.consume_input()
+        result = pgconn.get_result()
+        if result is None:
+            if pgconn.status != ConnStatus.OK:
+                raise psycopg.OperationalError("the connection is lost")
+        elif result.status == ExecStatus.PIPELINE_SYNC:
+            if not before:
+                return
+            before -= 1
+        elif not before:
+            results.append(result)
