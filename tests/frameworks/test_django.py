@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 from support.databases import Database, one_database
 from support.django_project import Project
+from support.session import locked, shared_directory
 
 pytestmark = pytest.mark.timeout(300)  # whole programs, which a busy machine takes long to start
 EXAMPLE = Path(__file__).parents[2] / "examples" / "django"
@@ -49,10 +52,28 @@ def note(word):
 
 
 @pytest.fixture
-def shop(database: Database, tmp_path: Path) -> Project:
+def shop(database: Database, tmp_path: Path, request: pytest.FixtureRequest) -> Project:
     made = Project(tmp_path, database)
     made.write("shop/tasks.py", TASKS)
-    made.migrate()
+    if database.is_sqlite:
+        shutil.copyfile(request.getfixturevalue("migrated"), database.path)
+    else:
+        made.migrate()
+    return made
+
+
+@pytest.fixture(scope="session")
+def migrated(_sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with the tables of schedd and of the project, made once in a run."""
+    made = shared_directory() / "django.db"
+    with locked("django.lock"):
+        if not made.exists():
+            draft = shared_directory() / "django-draft.db"
+            shutil.copyfile(_sqlite_template, draft)
+            Project(tmp_path_factory.mktemp("shop"), Database(f"sqlite:///{draft}", "sqlite")).migrate()
+            with closing(sqlite3.connect(draft)) as connection:
+                connection.execute("pragma wal_checkpoint(truncate)")  # so that the file is all there is
+            draft.rename(made)
     return made
 
 
