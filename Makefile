@@ -31,7 +31,7 @@ help:
 	@echo "make demo [PHOTO=path]   the photo workflow on a real daemon, killed in the middle"
 	@echo "make demo-messages       orders from a Cloudflare queue, out as webhooks and over NATS, killed in the middle"
 	@echo "make demo-anywhere       one task file in one program, a fleet, processes, Dask, Slurm and Ray, each killed in the middle"
-	@echo "make test                the tests, on SQLite and on a real PostgreSQL: 11 minutes on 2 cores; with PYTEST_ARGS of make programs, too"
+	@echo "make test                the tests, on SQLite and on a real PostgreSQL: 7 minutes on 2 cores; with PYTEST_ARGS of make programs, too"
 	@echo "make programs            those of whole programs: daemons, their faults, browsers, examples: 15 minutes on 2 cores"
 	@echo "make untimed | timed     the same in two parts: the second measures time, so that nothing may run beside it"
 	@echo "make test-both           the same, and the tests above the store on both databases, too: before a release"
@@ -127,7 +127,7 @@ machine: setup
 
 TESTS := not soak and not transports and not executors and not kube
 test: setup emulator machine
-	@$(if $(PYTEST_ARGS),,echo "The tests but for those of whole programs: 11 minutes on 2 cores, less on more (this machine has $$(getconf _NPROCESSORS_ONLN)). make quick takes one.")
+	@$(if $(PYTEST_ARGS),,echo "The tests but for those of whole programs: 7 minutes on 2 cores, less on more (this machine has $$(getconf _NPROCESSORS_ONLN)). make quick takes one.")
 	$(PYTEST) -n $(JOBS) --dist worksteal -m "$(TESTS)$(if $(PYTEST_ARGS),, and not programs)" $(EVERY_DATABASE) $(PYTEST_ARGS)
 
 # Daemons, and what ends them; browsers; examples as they stand. Many of them wait for each other. Those that measure time

@@ -20,6 +20,7 @@ from support.databases import (
     DIALECTS,
     ON_BOTH,
     ON_ONE,
+    ONE_OF,
     Database,
     PostgresDatabases,
     chosen,
@@ -191,22 +192,23 @@ def test_sqlite_only_leaves_out_what_takes_postgresql(
     assert needs_postgresql(item) is needed
 
 
-def taken(room: str, *marks: str, dialect: str | None = "postgresql", explicit: bool = False, name: str = "a") -> Any:
-    """A test in this room, with these marks."""
+def taken(place: str, *marks: str, dialect: str | None = "postgresql", explicit: bool = False, name: str = "a") -> Any:
+    """A test in this room, or file, with these marks."""
+    path = place if place.endswith(".py") else f"{place}/test_it.py"
     there = [getattr(pytest.mark, name).mark for name in marks]
     if explicit:
         there.append(pytest.mark.parametrize("dialect", ["postgresql"], indirect=True).mark)
     return SimpleNamespace(
-        path=TESTS / room / "test_it.py",
-        nodeid=f"tests/{room}/test_it.py::test_{name}[{dialect}]",
+        path=TESTS / path,
+        nodeid=f"tests/{path}::test_{name}[{dialect}]",
         callspec=None if dialect is None else SimpleNamespace(params={"dialect": dialect}),
         iter_markers=lambda name: [mark for mark in there if mark.name == name],
         get_closest_marker=lambda name: next((mark for mark in there if mark.name == name), None),
     )
 
 
-def where(room: str, *marks: str, name: str = "a") -> list[str]:
-    return [one for one in DIALECTS if not is_left_out(taken(room, *marks, dialect=one, name=name))]
+def where(place: str, *marks: str, name: str = "a") -> list[str]:
+    return [one for one in DIALECTS if not is_left_out(taken(place, *marks, dialect=one, name=name))]
 
 
 def test_above_the_store_one_database_is_enough() -> None:
@@ -221,8 +223,17 @@ def test_above_the_store_one_database_is_enough() -> None:
     assert not any(map(is_left_out, [*others, taken("cli", dialect=None)]))
 
 
+def test_rules_above_sql_take_one_database_in_the_rooms_of_sql_too() -> None:
+    replaced = "store/tasks/test_replace.py"
+    found = [where(replaced, "case", name=str(number)) for number in range(60)]
+    assert {len(here) for here in found} == {1}
+    assert 60 / ONE_OF < found.count(["postgresql"]) < 25
+    assert where(replaced, "both_databases") == where("store/tasks/test_lock_waits.py") == list(DIALECTS)
+
+
 def test_each_test_runs_on_the_database_that_its_name_chooses() -> None:
-    assert chosen("tests/cli/test_it.py::test_a[x-sqlite]") == chosen("tests/cli/test_it.py::test_a[x-postgresql]")
+    names = [f"tests/cli/test_it.py::test_a[x-{dialect}]" for dialect in DIALECTS]
+    assert chosen(names[0], ONE_OF) == chosen(names[1], ONE_OF)
 
 
 def test_the_files_of_make_quick_are_there() -> None:

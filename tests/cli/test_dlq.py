@@ -14,8 +14,6 @@ from support.bench import Bench, Soft, Step
 
 from .conftest import Ctl
 
-pytestmark = pytest.mark.both_databases
-
 GROUP = ["count", "what", "kind", "error_class", "fingerprint", "oldest", "newest", "id", "error"]
 GROUP += ["shared_count", "shared_kinds"]
 

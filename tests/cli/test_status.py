@@ -16,8 +16,6 @@ from support.databases import Database
 
 from .conftest import Ctl
 
-pytestmark = pytest.mark.both_databases
-
 UNKNOWN = 2500
 
 

@@ -28,8 +28,6 @@ from support.databases import Database
 from support.fleet import step
 from support.memory_queue import MemoryQueue, MemorySource
 
-pytestmark = pytest.mark.both_databases
-
 DAY = 86_400.0
 LIMITS = Limits(max_batch=10, visibility=30.0, max_delay=3600.0, retention=4 * DAY, has_dlq=True)
 
@@ -323,6 +321,7 @@ def test_a_refusal_says_when_to_come_again(database: Database) -> None:
     way.jobs.close()
 
 
+@pytest.mark.both_databases
 @pytest.mark.case(95)
 def test_a_published_schema_is_taken_as_soon_as_it_is_there(make: Make) -> None:
     """Without the type in this program, and with an older one."""

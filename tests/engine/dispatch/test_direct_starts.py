@@ -318,6 +318,7 @@ def test_a_reserved_slot_is_taken_for_the_plan(inline: Scheduler, monkeypatch: p
     assert drain(inline) == 4
 
 
+@pytest.mark.both_databases
 @pytest.mark.case(107)
 @pytest.mark.parametrize("stored", [False, True])
 def test_a_commit_that_failed_gives_the_slot_back(

@@ -239,6 +239,7 @@ def test_a_retry_of_many_leaves_a_key_that_another_task_has(bench: Bench) -> Non
     assert bench.jobs.retry_tasks(kind="Step").conflicts == {dead: holder}
 
 
+@pytest.mark.both_databases
 def test_a_change_of_many(bench: Bench) -> None:
     ids = steps(bench, 3)
     running = int(bench.step("running").priority("high").schedule())

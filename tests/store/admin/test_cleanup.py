@@ -129,6 +129,7 @@ def test_each_state_may_have_a_retention_of_its_own(bench: Bench) -> None:
         bench.worker(retention={"died": 60.0})
 
 
+@pytest.mark.both_databases
 def test_a_cleanup_is_audited(bench: Bench) -> None:
     ids = [bench.ended("success") for _ in range(3)] + [bench.ended("cancelled")]
     bench.clock.advance(HOUR + 1)

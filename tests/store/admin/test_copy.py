@@ -46,6 +46,7 @@ def test_a_copy_waits_for_what_the_original_waits_for(bench: Bench) -> None:
     assert sorted(bench.advance(60)) == ["child", "copy", "parent"]
 
 
+@pytest.mark.both_databases
 def test_its_key_must_be_free(bench: Bench) -> None:
     task_id = int(bench.step("a").key("k").schedule())
     with pytest.raises(DuplicateKeyError) as raised:

@@ -80,6 +80,7 @@ def test_the_idempotency_key_is_the_same_in_replays_and_copies(bench: Bench) -> 
     assert bench.jobs.get_task(again).replay_count == 2
 
 
+@pytest.mark.both_databases
 @pytest.mark.case(19)
 def test_a_copy_is_a_new_task_and_the_dead_letter_stays(bench: Bench) -> None:
     big = "x" * 3000

@@ -235,6 +235,7 @@ def test_add_dependency_is_refused_once_claimed(bench: Bench) -> None:
         bench.jobs.add_dependency(parent, 77)
 
 
+@pytest.mark.both_databases
 @pytest.mark.case(35)
 def test_add_dependency_is_refused_once_started(bench: Bench) -> None:
     def body(ctx: Context) -> None:

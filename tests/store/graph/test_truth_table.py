@@ -188,6 +188,7 @@ def test_a_broken_edge_beats_one_that_is_satisfied_in_the_same_moment(bench: Ben
     assert "child" not in bench.script.ran
 
 
+@pytest.mark.both_databases
 @pytest.mark.case(35)
 def test_run_tells_the_child_what_failed(bench: Bench) -> None:
     failures: list[dict[int, str]] = []
