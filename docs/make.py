@@ -21,8 +21,8 @@ import click
 import scheduler
 from scheduler.cli.root import root
 from scheduler.config.alerts import AlertRules, AlertSink
-from scheduler.config.executors import Executor
-from scheduler.config.messages import Sink, Source
+from scheduler.config.executors import ExecutorSection
+from scheduler.config.messages import SinkSection, SourceSection
 from scheduler.config.model import Config
 from scheduler.config.sources import Section, format_duration, is_duration
 from scheduler.store.read.problems import TABLE, ProblemType, Voice
@@ -31,7 +31,7 @@ REFERENCE = Path(__file__).resolve().parent / "reference"
 PARTS = ("bulks", "dead_letters", "live_settings", "schedules", "workers")  # of a Scheduler
 _ROLE = re.compile(r":\w+:`[~!]?(?:[^`<]*<)?(?:[\w.]*\.)?([\w]+)>?`|``([^`]+)``")
 SETTINGS = re.compile(r"(?<=<!-- settings: begin -->\n).*?(?=<!-- settings: end -->)", re.DOTALL)
-ENTRIES = {"alerts.sinks": AlertSink, "sources": Source, "sinks": Sink, "executors": Executor}
+ENTRIES = {"alerts.sinks": AlertSink, "sources": SourceSection, "sinks": SinkSection, "executors": ExecutorSection}
 HEAD = """\
 # Problems
 

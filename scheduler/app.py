@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from scheduler.client.submitter import AnyConnection
     from scheduler.config.model import Otel
     from scheduler.engine.engine import Engine
-    from scheduler.engine.placed import Claim, PlacedEngine
+    from scheduler.engine.placed import PlacedClaim, PlacedEngine
     from scheduler.telemetry.metrics import Family
     from scheduler.telemetry.otel import Tracing
 
@@ -478,7 +478,7 @@ class Scheduler(
         self._options = self._options._replace(executor=executor, job=job)
         self._engine_maker = make
 
-    def start_job(self, claim: Claim, make: Callable[..., Engine] | None = None, **options: Any) -> PlacedEngine:
+    def start_job(self, claim: PlacedClaim, make: Callable[..., Engine] | None = None, **options: Any) -> PlacedEngine:
         """Run one claim that an executor placed, in the job's own process. Raises StoreUnavailableError.
 
         ``make``: the engine's class, if it has no database; ``options``: of the engine, as a gateway gives them.

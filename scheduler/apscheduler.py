@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from scheduler.operations import apscheduler
-from scheduler.operations.apscheduler import Line as Line
+from scheduler.operations.apscheduler import ApschedulerLine as ApschedulerLine
 
 if TYPE_CHECKING:
     from scheduler.app import Scheduler
 
 
-def move(jobs: Scheduler, source: Any, *, kinds: Mapping[str, str] | None = None, dry_run: bool = False) -> list[Line]:
+def move(
+    jobs: Scheduler, source: Any, *, kinds: Mapping[str, str] | None = None, dry_run: bool = False
+) -> list[ApschedulerLine]:
     """Store the jobs of ``source``, all or none: an APScheduler of this program, or the URL of its SQL job store.
 
     Returns what each became, with its differences; print them. A second call updates the same schedules. ``kinds``: the

@@ -31,14 +31,14 @@ PING = 15.0  # seconds without an event, after which a comment keeps proxies fro
 Lifespan = Callable[[Any], AbstractAsyncContextManager[Any]]
 
 
-class Closes(Protocol):
+class MountedApp(Protocol):
     """The app of a mounted console, whose own lifespan nobody calls."""
 
     def close(self) -> None: ...
 
 
 def lifespan(
-    jobs: Scheduler, *, work: bool = True, console: Closes | None = None, then: Lifespan | None = None
+    jobs: Scheduler, *, work: bool = True, console: MountedApp | None = None, then: Lifespan | None = None
 ) -> Lifespan:
     """The lifespan of an app: ``FastAPI(lifespan=lifespan(jobs))``, ``Starlette(lifespan=lifespan(jobs))``.
 

@@ -179,12 +179,12 @@ def _load(jobs: Scheduler, modules: list[str]) -> None:
     """Register the types of these modules, and call their ``setup``, as a daemon does."""
     if not modules:
         return
-    from scheduler.config.model import Config, Tasks
+    from scheduler.config.model import Config, TasksSection
     from scheduler.config.task_modules import load_modules
     from scheduler.errors import SchedulerError
 
     try:
-        load_modules(Config(tasks=Tasks(modules=tuple(modules), path=())), jobs)
+        load_modules(Config(tasks=TasksSection(modules=tuple(modules), path=())), jobs)
     except SchedulerError as error:
         raise _failed(f"the fixture schedd cannot load {', '.join(modules)}: {error}") from None
 

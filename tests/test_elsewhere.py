@@ -19,7 +19,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from scheduler.config.model import Config, Store
+from scheduler.config.model import Config, StoreSection
 from scheduler.config.paths import settled
 from scheduler.system import files
 from support.elsewhere import NO_MODULES, NOT_MACOS, REFUSED, VARIABLE
@@ -219,7 +219,7 @@ def test_only_ports_ask_which_system_it_is() -> None:
 
 
 def test_a_path_with_a_drive_is_absolute_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = Config(store=Store(url="sqlite:///C:/jobs/a.db"), directory="D:\\here")
+    config = Config(store=StoreSection(url="sqlite:///C:/jobs/a.db"), directory="D:\\here")
     assert settled(config).store.url == "sqlite:///D:\\here/C:/jobs/a.db"
     monkeypatch.setattr(files, "os", SimpleNamespace(path=ntpath))
     assert settled(config).store.url == "sqlite:///C:/jobs/a.db"

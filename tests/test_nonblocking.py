@@ -21,7 +21,7 @@ from typing import TextIO
 import pytest
 
 from scheduler import nonblocking
-from scheduler.config.model import Log
+from scheduler.config.model import LogSection
 from scheduler.daemon import log
 from scheduler.nonblocking import Unblocked, unblocked, writer_of
 
@@ -89,7 +89,7 @@ def test_nobody_waits_for_a_reader(end: End) -> None:
     root = logging.getLogger()
     before = list(root.handlers)
     try:
-        log.configure(Log(format="json"), end.near)
+        log.configure(LogSection(format="json"), end.near)
         began = time.monotonic()
         for n in range(2000):
             logging.getLogger("app").warning("%d %s", n, LINE)
@@ -102,7 +102,7 @@ def test_nobody_waits_for_a_reader(end: End) -> None:
         logging.getLogger("app").warning("after it")
         text += end.read_until(lambda text: "after it" in text and text.endswith("\n"))
     finally:
-        log.configure(Log(), io.StringIO())
+        log.configure(LogSection(), io.StringIO())
         root.handlers[:] = before
     lines = [json.loads(line) for line in text.splitlines()]
     (note,) = [line for line in lines if "dropped" in line]

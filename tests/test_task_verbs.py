@@ -15,7 +15,7 @@ import pytest
 
 from scheduler import ConfigError, Scheduler, task
 from scheduler.cli.root import COMMANDS, root
-from scheduler.config.model import Api, Config
+from scheduler.config.model import ApiSection, Config
 from scheduler.console import app, principal
 from scheduler.console.api.table import document
 from scheduler.console.api.tools import Tools
@@ -117,7 +117,7 @@ def show_doors(url: str) -> None:
 
     path = f"/tasks/{made}/postpone"
     for role, allowed in (("viewer", False), ("operator", True)):
-        gate = app(jobs, lambda scope, role=role: principal("ada", role), config=Config(api=Api(enabled=True)))
+        gate = app(jobs, lambda scope, role=role: principal("ada", role), config=Config(api=ApiSection(enabled=True)))
         assert (f'action="{path}"' in ask(gate, "GET", f"/tasks/{made}").text) is allowed
         assert post(gate, path, minutes="8").status == (303 if allowed else 403)
         given = {"body": b'{"minutes": 16}', "headers": {"content-type": "application/json"}}

@@ -131,11 +131,11 @@ def drain_with_alerts(url: str, size: int) -> dict[str, float]:
     """Beside it the rules are evaluated once, in another thread: a daemon does that each 15 seconds."""
     from scheduler.alerts.service import AlertService
     from scheduler.config.alerts import Alerts
-    from scheduler.config.model import Config, Store
+    from scheduler.config.model import Config, StoreSection
 
     jobs = scheduler(url)
     fill(jobs, size)
-    store = Store(url=jobs.database.url.render_as_string(hide_password=False))
+    store = StoreSection(url=jobs.database.url.render_as_string(hide_password=False))
     service = AlertService(Config(store=store, alerts=Alerts(enabled=True)))
     service.start()
     try:

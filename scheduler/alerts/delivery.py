@@ -13,12 +13,12 @@ from scheduler.alerts.rules import us
 from scheduler.alerts.sinks import REFRESH_EVERY, Alertmanager, Sink, SinkError
 from scheduler.backoff import Backoff, LogOnce
 from scheduler.errors import StoreUnavailableError
-from scheduler.model.alerts import Phase
+from scheduler.model.alerts import AlertPhase
 from scheduler.ports import SECOND
 from scheduler.store import alerts as store
 
 if TYPE_CHECKING:
-    from scheduler.store.alerts import Message
+    from scheduler.store.alerts import AlertMessage
     from scheduler.store.db.database import Database
 
 FIRST_PAUSE, MAX_PAUSE = 5.0, 600.0  # seconds between two tries of one message
@@ -111,7 +111,7 @@ class MessageCourier(Courier):
             at = store.next_due(tx, self.name)
             return None if at is None else max(0.0, (at - tx.now) / SECOND) + 0.01
 
-    def _deliver(self, message: Message) -> None:
+    def _deliver(self, message: AlertMessage) -> None:
         number = message.number
         try:
             self._sink.deliver(message.body)
@@ -126,7 +126,7 @@ class MessageCourier(Courier):
             if not self._abandoned:
                 self._database.change(lambda tx: store.delivered(tx, number))
 
-    def _failed(self, message: Message, error: str) -> None:
+    def _failed(self, message: AlertMessage, error: str) -> None:
         if self._abandoned:
             return
         pause = us(min(MAX_PAUSE, FIRST_PAUSE * 2 ** min(message.tries - 1, MAX_SHIFT)))
@@ -154,7 +154,7 @@ class StateCourier(Courier):
         began = time.monotonic()
         with self._database.read() as tx:
             silences = [one.silence for one in store.silences(tx)]
-            alerts = [one for one in store.alerts(tx).values() if one.phase is not Phase.PENDING]
+            alerts = [one for one in store.alerts(tx).values() if one.phase is not AlertPhase.PENDING]
             shown = [one for one in alerts if not is_silenced(silences, one.key, tx.now)]
             now = tx.now
         try:

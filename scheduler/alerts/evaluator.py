@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scheduler.alerts import messages
-from scheduler.alerts.machine import Limits, Notice, advance
+from scheduler.alerts.machine import MessageLimits, Notice, advance
 from scheduler.alerts.observer import Observer, Retained
 from scheduler.alerts.rules import rules_of, us
-from scheduler.model.alerts import Event
+from scheduler.model.alerts import AlertEvent
 from scheduler.store import alerts
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Evaluator:
         self._holder = holder
         self._observer = Observer(settings.rules, self.rules, retained)
         self._origin = messages.Origin(settings.label, settings.console_url)
-        self._limits = Limits(us(settings.repeat), settings.max_per_hour)
+        self._limits = MessageLimits(us(settings.repeat), settings.max_per_hour)
         self._outbox = {name: sink for name, sink in settings.sinks.items() if sink.type != "alertmanager"}
 
     def look(self) -> Looked:
@@ -73,13 +73,13 @@ class Evaluator:
 
     def _messages(self, notice: Notice, now: int) -> list[tuple[str, Mapping[str, Any]]]:
         """The message for each sink that takes it."""
-        rule = None if notice.event is Event.FLOODED else self.rules[notice.rule]
+        rule = None if notice.event is AlertEvent.FLOODED else self.rules[notice.rule]
         body = messages.compose(notice, rule, self._origin, alerts.new_id(), now)
         return [(name, body) for name, sink in self._outbox.items() if rule is None or sink.takes(rule.name)]
 
     def _log(self, notice: Notice) -> None:
         texts = [alert.text for alert in notice.alerts[: messages.MAX_CAUSES]]
-        level = logging.INFO if notice.event is Event.RECOVERED else logging.WARNING
+        level = logging.INFO if notice.event is AlertEvent.RECOVERED else logging.WARNING
         log.log(level, "alert %s: %s", notice.event.value, notice.rule or "too many messages", extra={"alerts": texts})
 
     def give_up(self) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from scheduler.model.alerts import Alert, Event, Key, Memory, Phase, Silence
+from scheduler.model.alerts import Alert, AlertEvent, AlertKey, AlertPhase, Memory, Silence
 from scheduler.ports import SECOND
 
 HOUR = 3600 * SECOND
@@ -43,7 +43,7 @@ class Rule(NamedTuple):
 class Observation(NamedTuple):
     """What one look found of an alert. ``number``: how many things are concerned; ``detail``: JSON values."""
 
-    key: Key
+    key: AlertKey
     level: Level
     number: int
     text: str
@@ -60,13 +60,13 @@ class Observations(NamedTuple):
 class Notice(NamedTuple):
     """A message to make: one event of one rule, of all its alerts that are due. ``held``: of a flood, how many."""
 
-    event: Event
+    event: AlertEvent
     rule: str
     alerts: tuple[Alert, ...]
     held: int = 0
 
 
-class Limits(NamedTuple):
+class MessageLimits(NamedTuple):
     """``repeat``: how long a firing alert is silent between two messages, 0: for ever; ``per_hour``: messages."""
 
     repeat: int
@@ -76,23 +76,23 @@ class Limits(NamedTuple):
 class Result(NamedTuple):
     """The alerts after a look, the messages that are to be made, and what is to be remembered."""
 
-    alerts: dict[Key, Alert]
+    alerts: dict[AlertKey, Alert]
     notices: list[Notice]
     memory: Memory
 
 
 def advance(
     rules: Mapping[str, Rule],
-    alerts: Mapping[Key, Alert],
+    alerts: Mapping[AlertKey, Alert],
     found: Observations,
     silences: Collection[Silence],
     memory: Memory,
-    limits: Limits,
+    limits: MessageLimits,
     now: int,
 ) -> Result:
     """Take one look into account. Alerts of rules that are no longer there are forgotten."""
     seen = {one.key: one for one in found.observations}
-    kept: dict[Key, Alert] = {}
+    kept: dict[AlertKey, Alert] = {}
     for key in dict.fromkeys([*alerts, *seen]):
         rule = rules.get(key.rule)
         if rule is None:
@@ -105,7 +105,7 @@ def advance(
 
 
 def _moved(
-    rule: Rule, alert: Alert | None, seen: Observation | None, key: Key, now: int, complete: bool
+    rule: Rule, alert: Alert | None, seen: Observation | None, key: AlertKey, now: int, complete: bool
 ) -> Alert | None:
     """The alert after this look; None: ok."""
     if seen is None and not complete:
@@ -114,27 +114,29 @@ def _moved(
     if alert is None:
         if seen is None or level is not Level.FIRES:
             return None
-        alert = Alert(key, Phase.PENDING, now, 0, now)
+        alert = Alert(key, AlertPhase.PENDING, now, 0, now)
     if seen is not None and level is not Level.CLEAR:
         alert = alert._replace(number=seen.number, text=seen.text, detail=seen.detail)
-    if alert.phase is Phase.PENDING:
+    if alert.phase is AlertPhase.PENDING:
         if level is not Level.FIRES:
             return None
         alert = alert._replace(looks=alert.looks + 1)
         if now - alert.since < rule.after or alert.looks < rule.looks:
             return alert
-        return alert._replace(phase=Phase.FIRING, since=now, looks=1, fired_at=now)
+        return alert._replace(phase=AlertPhase.FIRING, since=now, looks=1, fired_at=now)
     if level is not Level.CLEAR:
-        return alert if alert.phase is Phase.FIRING else alert._replace(phase=Phase.FIRING, since=now, looks=1)
-    if alert.phase is Phase.FIRING:
-        return alert._replace(phase=Phase.RECOVERING, since=now, looks=1)
+        return (
+            alert if alert.phase is AlertPhase.FIRING else alert._replace(phase=AlertPhase.FIRING, since=now, looks=1)
+        )
+    if alert.phase is AlertPhase.FIRING:
+        return alert._replace(phase=AlertPhase.RECOVERING, since=now, looks=1)
     return alert._replace(looks=alert.looks + 1)
 
 
 def recovered(rule: Rule, alert: Alert, now: int) -> bool:
     """Whether an alert has been clear for long enough."""
     over = now - alert.since >= rule.clear_after and alert.looks >= rule.clear_looks
-    return alert.phase is Phase.RECOVERING and over
+    return alert.phase is AlertPhase.RECOVERING and over
 
 
 def step_of(rule: Rule, number: int) -> int:
@@ -142,21 +144,21 @@ def step_of(rule: Rule, number: int) -> int:
     return max((step for step in rule.steps if step <= number), default=0)
 
 
-def is_silenced(silences: Iterable[Silence], key: Key, now: int) -> bool:
+def is_silenced(silences: Iterable[Silence], key: AlertKey, now: int) -> bool:
     """Whether one of them covers this alert now."""
     return any(one.covers(key, now) for one in silences)
 
 
 def _notify(
     rules: Mapping[str, Rule],
-    kept: dict[Key, Alert],
+    kept: dict[AlertKey, Alert],
     silences: Collection[Silence],
     memory: Memory,
-    limits: Limits,
+    limits: MessageLimits,
     now: int,
 ) -> tuple[list[Notice], Memory]:
     """Make what is due, as far as the hour's messages allow; marks it in ``kept``, and removes what has recovered."""
-    due: dict[tuple[Event, str], list[Alert]] = {}
+    due: dict[tuple[AlertEvent, str], list[Alert]] = {}
     for key, alert in list(kept.items()):
         rule = rules[key.rule]
         event = _event(rule, alert, is_silenced(silences, key, now), limits.repeat, now)
@@ -167,7 +169,7 @@ def _notify(
     sent = [at for at in memory.sent if at > now - HOUR]
     notices: list[Notice] = []
     held = 0
-    order = list(Event)
+    order = list(AlertEvent)
     for (event, name), found in sorted(due.items(), key=lambda item: (order.index(item[0][0]), item[0][1])):
         if len(sent) >= limits.per_hour:
             held += len(found)
@@ -177,26 +179,26 @@ def _notify(
         ordered = tuple(sorted(found, key=lambda alert: (-alert.number, alert.key)))
         notices.append(Notice(event, name, ordered))
         for alert in found:
-            if event is Event.RECOVERED:
+            if event is AlertEvent.RECOVERED:
                 del kept[alert.key]
             else:
                 step = max(alert.step, step_of(rule, alert.number))
                 kept[alert.key] = alert._replace(notified_at=now, step=step)
     flooded_at = memory.flooded_at
     if held and (flooded_at is None or now - flooded_at >= HOUR):
-        notices.append(Notice(Event.FLOODED, "", (), held))
+        notices.append(Notice(AlertEvent.FLOODED, "", (), held))
         flooded_at = now
     return notices, Memory(tuple(sent), flooded_at)
 
 
-def _event(rule: Rule, alert: Alert, silenced: bool, repeat: int, now: int) -> Event | None:
+def _event(rule: Rule, alert: Alert, silenced: bool, repeat: int, now: int) -> AlertEvent | None:
     """The message that is due. The end of an alert that was sent is sent, silenced or not: receivers close it."""
     if recovered(rule, alert, now):
-        return Event.RECOVERED if alert.notified_at is not None else None
-    if alert.phase is not Phase.FIRING or silenced:
+        return AlertEvent.RECOVERED if alert.notified_at is not None else None
+    if alert.phase is not AlertPhase.FIRING or silenced:
         return None
     if alert.notified_at is None:
-        return Event.FIRED
+        return AlertEvent.FIRED
     if step_of(rule, alert.number) > alert.step:
-        return Event.GREW
-    return Event.REPEATED if repeat and now - alert.notified_at >= repeat else None
+        return AlertEvent.GREW
+    return AlertEvent.REPEATED if repeat and now - alert.notified_at >= repeat else None

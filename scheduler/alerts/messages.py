@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from scheduler.alerts.machine import Notice, Rule
-from scheduler.model.alerts import Alert, Event
+from scheduler.model.alerts import Alert, AlertEvent
 from scheduler.model.texts import counted, rfc3339, span_text
 from scheduler.ports import SECOND
 
@@ -15,12 +15,12 @@ VERSION = 1  # of the body
 MAX_CAUSES = 3  # alerts that the text names
 MAX_ALERTS = 50  # that the body lists
 WORDS = {
-    Event.FIRED: "",
-    Event.GREW: "more: ",
-    Event.REPEATED: "still: ",
-    Event.RECOVERED: "over: ",
-    Event.FLOODED: "",
-    Event.TEST: "",
+    AlertEvent.FIRED: "",
+    AlertEvent.GREW: "more: ",
+    AlertEvent.REPEATED: "still: ",
+    AlertEvent.RECOVERED: "over: ",
+    AlertEvent.FLOODED: "",
+    AlertEvent.TEST: "",
 }
 
 
@@ -42,7 +42,7 @@ def compose(notice: Notice, rule: Rule | None, origin: Origin, message_id: str, 
     alerts = notice.alerts
     number = sum(alert.number for alert in alerts)
     began = min(alert.began for alert in alerts)
-    over = notice.event is Event.RECOVERED
+    over = notice.event is AlertEvent.RECOVERED
     lasted = max(alert.since for alert in alerts) - began if over else now - began
     lines = [alert.text for alert in alerts[:MAX_CAUSES]]
     if len(alerts) > MAX_CAUSES:
@@ -101,17 +101,17 @@ def _flood(notice: Notice, origin: Origin, message_id: str, now: int) -> dict[st
         "`schedctl alerts list` shows all. What still fires is sent once there is room again."
     )
     title = _labelled(origin, "too many alerts: messages are held back")
-    return _plain(Event.FLOODED, title, text, "critical", origin, message_id, now)
+    return _plain(AlertEvent.FLOODED, title, text, "critical", origin, message_id, now)
 
 
 def trial(origin: Origin, message_id: str, now: int) -> dict[str, Any]:
     """The body of ``schedctl alerts test``."""
     text = "This is a test of an alert sink; nothing is wrong."
-    return _plain(Event.TEST, _labelled(origin, "test of an alert"), text, "warning", origin, message_id, now)
+    return _plain(AlertEvent.TEST, _labelled(origin, "test of an alert"), text, "warning", origin, message_id, now)
 
 
 def _plain(
-    event: Event, title: str, text: str, severity: str, origin: Origin, message_id: str, now: int
+    event: AlertEvent, title: str, text: str, severity: str, origin: Origin, message_id: str, now: int
 ) -> dict[str, Any]:
     return {
         "version": VERSION,

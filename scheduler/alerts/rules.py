@@ -8,19 +8,19 @@ from typing import Any
 
 from scheduler.alerts.machine import Level, Observation, Rule
 from scheduler.config.alerts import AlertRules, BacklogAgeRule, BacklogGrowthRule, LongRunRule, RetryRateRule
-from scheduler.model.alerts import Key
+from scheduler.model.alerts import AlertKey
 from scheduler.model.problem import Problem
 from scheduler.model.redact import redact
 from scheduler.model.texts import counted, span_text, storable
 from scheduler.ports import SECOND
 from scheduler.store.read.alert_facts import (
     MAX_BACKLOG,
-    Backlog,
     DeadGroup,
-    DeadMessages,
     Expiring,
     LongRun,
+    QueueBacklog,
     RetryRate,
+    SourceDeadMessages,
 )
 from scheduler.store.read.flow import Flow
 from scheduler.store.read.problems import BY_NAME, TABLE
@@ -108,7 +108,7 @@ def _dead_letters(group: DeadGroup, error: str | None) -> Observation:
     cause = error or group.error_class or "an unknown cause"
     text = f"{counted(group.number, 'dead letter')} of {group.kind}: {cause}"
     detail = {"error_class": group.error_class, "error": error, "tasks": [group.id]}
-    key = Key("dead_letters", group.kind, group.fingerprint or group.error_class or "")
+    key = AlertKey("dead_letters", group.kind, group.fingerprint or group.error_class or "")
     return Observation(key, Level.FIRES, group.number, text, detail)
 
 
@@ -122,7 +122,7 @@ def _over_kinds(several: list[DeadGroup], common: str, errors: Mapping[int, str 
     tasks = [newest.id, *(group.id for group in several if group is not newest)][:_EXAMPLES]
     detail = {"error_class": newest.error_class, "error": error, "tasks": tasks, "kinds": list(kinds[:_MAX_KINDS])}
     digest = hashlib.sha256(f"{newest.error_class}\n{common}".encode()).hexdigest()[:16]
-    return Observation(Key("dead_letters", "", digest), Level.FIRES, number, text, detail)
+    return Observation(AlertKey("dead_letters", "", digest), Level.FIRES, number, text, detail)
 
 
 def dead_letters_expiring(groups: Iterable[Expiring], now: int) -> list[Observation]:
@@ -132,11 +132,11 @@ def dead_letters_expiring(groups: Iterable[Expiring], now: int) -> list[Observat
         left = group.first - now
         when = f"in {span_text(left)}" if left > 0 else "now"
         text = f"retention removes {counted(group.number, 'dead letter')} of {group.kind}, the first {when}"
-        found.append(Observation(Key("dead_letters_expiring", group.kind), Level.FIRES, group.number, text))
+        found.append(Observation(AlertKey("dead_letters_expiring", group.kind), Level.FIRES, group.number, text))
     return found
 
 
-def dead_messages(groups: Iterable[DeadMessages]) -> list[Observation]:
+def dead_messages(groups: Iterable[SourceDeadMessages]) -> list[Observation]:
     """One observation for each source."""
     found = []
     for group in groups:
@@ -144,7 +144,7 @@ def dead_messages(groups: Iterable[DeadMessages]) -> list[Observation]:
         text = f"{counted(group.number, 'message')} of source {group.source} could become no task"
         detail = {"error": error, "key": group.key}
         text = f"{text}, the last one: {error or 'an unknown cause'}"
-        found.append(Observation(Key("dead_messages", group.source), Level.FIRES, group.number, text, detail))
+        found.append(Observation(AlertKey("dead_messages", group.source), Level.FIRES, group.number, text, detail))
     return found
 
 
@@ -159,12 +159,12 @@ def retry_rate(rates: Iterable[RetryRate], own: RetryRateRule) -> list[Observati
             level = Level.CLEAR if rate < own.below else Level.BETWEEN
         text = f"{rate:.0%} of the last {counted(one.attempts, 'attempt')} of {one.kind} were retried"
         detail = {"attempts": one.attempts, "retried": one.retried, "rate": round(rate, 4)}
-        found.append(Observation(Key("retry_rate", one.kind), level, one.retried, text, detail))
+        found.append(Observation(AlertKey("retry_rate", one.kind), level, one.retried, text, detail))
     return found
 
 
 def backlog_age(
-    backlogs: Iterable[Backlog], flows: Mapping[str, Flow], own: BacklogAgeRule, now: int
+    backlogs: Iterable[QueueBacklog], flows: Mapping[str, Flow], own: BacklogAgeRule, now: int
 ) -> list[Observation]:
     """One observation for each queue with ready tasks. ``flows``: how fast tasks come and go, of some queues."""
     found = []
@@ -181,12 +181,12 @@ def backlog_age(
             text = f"{text}; {flow.prospect()}"
             drained = None if flow.drained_in is None else round(flow.drained_in / SECOND)
             detail |= {"in": round(flow.arriving, 3), "out": round(flow.leaving, 3), "drained_in": drained}
-        found.append(Observation(Key("backlog_age", one.queue), level, max(1, one.number), text, detail))
+        found.append(Observation(AlertKey("backlog_age", one.queue), level, max(1, one.number), text, detail))
     return found
 
 
 def backlog_growth(
-    backlogs: Iterable[Backlog], samples: Samples, departed: Mapping[str, int], own: BacklogGrowthRule, now: int
+    backlogs: Iterable[QueueBacklog], samples: Samples, departed: Mapping[str, int], own: BacklogGrowthRule, now: int
 ) -> list[Observation]:
     """One observation for each queue whose samples reach back a whole window.
 
@@ -217,7 +217,7 @@ def backlog_growth(
             f"queue {one.queue} has grown from {was[0]} to {one.number} ready tasks in {span_text(window)}, and {takes}"
         )
         detail = {"before": was[0], "ended": ended, "drain_seconds": None if drain is None else round(drain / SECOND)}
-        found.append(Observation(Key("backlog_growth", one.queue), level, one.number, text, detail))
+        found.append(Observation(AlertKey("backlog_growth", one.queue), level, one.number, text, detail))
     return found
 
 
@@ -228,9 +228,9 @@ def _sample(samples: Samples, at: int) -> Mapping[str, int] | None:
 
 def problems(found: Iterable[Problem]) -> list[Observation]:
     """One observation for each problem that ``schedctl status`` names."""
-    seen: dict[Key, list[Problem]] = {}
+    seen: dict[AlertKey, list[Problem]] = {}
     for one in found:
-        seen.setdefault(Key(BY_NAME[one.name].rule, one.name), []).append(one)
+        seen.setdefault(AlertKey(BY_NAME[one.name].rule, one.name), []).append(one)
     return [
         Observation(
             key,
@@ -260,7 +260,7 @@ def long_runs(
             f"95 % of its attempts end within {span_text(p95)}"
         )
         detail = {"tasks": [one.id for one in runs[:MAX_EXAMPLES]], "p95_seconds": round(p95 / SECOND, 3)}
-        found.append(Observation(Key("long_run", kind), Level.FIRES, len(runs), text, detail))
+        found.append(Observation(AlertKey("long_run", kind), Level.FIRES, len(runs), text, detail))
     return found
 
 
@@ -269,5 +269,5 @@ def silent_schedules(names: Iterable[str], expected: Mapping[str, int], now: int
     found = []
     for name in sorted(names):
         text = f"schedule {name} has not succeeded since it was due {span_text(now - expected[name])} ago"
-        found.append(Observation(Key("silent_schedule", name), Level.FIRES, 1, text))
+        found.append(Observation(AlertKey("silent_schedule", name), Level.FIRES, 1, text))
     return found

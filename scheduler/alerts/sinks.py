@@ -20,12 +20,12 @@ from scheduler.alerts.machine import Rule
 from scheduler.alerts.messages import Origin, plain_text
 from scheduler.config.alerts import AlertSink
 from scheduler.errors import ConfigError, SchedulerError
-from scheduler.model.alerts import Alert, Key
+from scheduler.model.alerts import Alert, AlertKey
 from scheduler.model.texts import rfc3339
 from scheduler.model.webhooks import key_of, signature
 from scheduler.ports import SECOND
 from scheduler.system.processes import kill_session
-from scheduler.tasks.http.client import Call, send
+from scheduler.tasks.http.client import HttpCall, send
 from scheduler.tasks.http.errors import Refused, Unreachable
 from scheduler.tasks.http.secrets import HIDDEN, Secrets, forms_of
 from scheduler.tasks.mail import SmtpConnection
@@ -65,7 +65,7 @@ def post(sink: AlertSink, data: bytes, headers: Mapping[str, str], settings: Map
     url = sink.url.rstrip("/") + path if path else sink.url
     if sink.token is not None:
         headers = {**headers, "authorization": f"Bearer {sink.token}"}
-    call = Call("POST", url, headers, data, sink.timeout, MAX_ANSWER)
+    call = HttpCall("POST", url, headers, data, sink.timeout, MAX_ANSWER)
     try:
         reply = asyncio.run(send(call, settings, Secrets(settings)))
     except (SchedulerError, Unreachable, Refused, OSError) as error:
@@ -170,7 +170,7 @@ def _header(text: str) -> str:
     return line if line.isascii() else Header(line, "utf-8", maxlinelen=10_000).encode()
 
 
-class Mail:
+class MailSink:
     """Sends one mail to each address. ``Message-ID`` is made of the message's id: the same when it is sent again."""
 
     def __init__(self, sink: AlertSink, settings: Mapping[str, Any]) -> None:
@@ -215,7 +215,7 @@ class Mail:
         return made
 
 
-class Command:
+class CommandSink:
     """Runs the program, which reads the message as JSON from its standard input.
 
     It has no shell, and a session of its own; all of it is killed when its time is over.
@@ -265,12 +265,12 @@ class Alertmanager:
         self._sink = sink
         self._settings = settings
         self._origin = origin
-        self._posted: dict[Key, tuple[int, dict[str, Any]]] = {}  # what fired: since when, and what was posted
-        self._ended: dict[Key, tuple[int, dict[str, Any]]] = {}  # what ended: until when it is posted, and what
+        self._posted: dict[AlertKey, tuple[int, dict[str, Any]]] = {}  # what fired: since when, and what was posted
+        self._ended: dict[AlertKey, tuple[int, dict[str, Any]]] = {}  # what ended: until when it is posted, and what
 
     def refresh(self, alerts: Iterable[Alert], rules: Mapping[str, Rule], now: int) -> None:
         """Post what fires, and as ended what was posted before and fires no more. Raises SinkError."""
-        fires: dict[Key, tuple[int, dict[str, Any]]] = {}
+        fires: dict[AlertKey, tuple[int, dict[str, Any]]] = {}
         for alert in alerts:
             rule = rules.get(alert.key.rule)
             if rule is not None and self._sink.takes(rule.name):
@@ -320,8 +320,8 @@ _TYPES: Mapping[str, Callable[[AlertSink, Mapping[str, Any]], Sink]] = {
     "webhook": Webhook,
     "slack": Slack,
     "ntfy": Ntfy,
-    "email": Mail,
-    "command": Command,
+    "email": MailSink,
+    "command": CommandSink,
 }
 
 

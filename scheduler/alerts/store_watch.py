@@ -20,7 +20,7 @@ from scheduler.alerts.machine import Notice, Rule
 from scheduler.alerts.sinks import LIFE, REFRESH_EVERY, Alertmanager, SinkError
 from scheduler.backoff import Backoff, LogOnce
 from scheduler.errors import StoreUnavailableError
-from scheduler.model.alerts import Alert, Event, Key, Phase
+from scheduler.model.alerts import Alert, AlertEvent, AlertKey, AlertPhase
 from scheduler.model.redact import redact
 from scheduler.ports import SECOND
 from scheduler.store.alerts import new_id
@@ -58,7 +58,7 @@ class Judge:
         self._told = False
         self._well = 0
 
-    def look(self, trouble: str | None, began: int, now: int) -> tuple[Event, Outage] | None:
+    def look(self, trouble: str | None, began: int, now: int) -> tuple[AlertEvent, Outage] | None:
         """``trouble``: why the store could not be used by a look that ``began`` then; None: it could."""
         if trouble is not None:
             self._well = 0
@@ -66,13 +66,13 @@ class Judge:
             if self._told or now - self._outage.since < self._after:
                 return None
             self._told = True
-            return Event.FIRED, self._outage
+            return AlertEvent.FIRED, self._outage
         self._well += 1
         if self._outage is None or self._well < (WELL_LOOKS if self._told else 1):
             return None
         over, told = self._outage, self._told
         self._outage, self._told = None, False
-        return (Event.RECOVERED, over) if told else None
+        return (AlertEvent.RECOVERED, over) if told else None
 
 
 def trouble_of(database: Database, seconds: float) -> str | None:
@@ -214,13 +214,13 @@ class StoreWatch:
                 self._tell(*found)
             self._stopping.wait(self._pause)
 
-    def _tell(self, event: Event, outage: Outage) -> None:
-        now, over = _now(), event is Event.RECOVERED
+    def _tell(self, event: AlertEvent, outage: Outage) -> None:
+        now, over = _now(), event is AlertEvent.RECOVERED
         where = f"{socket.gethostname()}:{os.getpid()}"
         text = f"the daemon {where} {'can use the database again; the last reason was' if over else WORDS}: "
         text += redact(outage.text)
-        key = Key(self._rule.name, where)
-        alert = Alert(key, Phase.FIRING, now, 1, outage.since, 1, text, {}, outage.since)
+        key = AlertKey(self._rule.name, where)
+        alert = Alert(key, AlertPhase.FIRING, now, 1, outage.since, 1, text, {}, outage.since)
         log.log(logging.INFO if over else logging.ERROR, "alert %s: %s", event.value, text)
         body = messages.compose(Notice(event, self._rule.name, (alert,)), self._rule, self._origin, new_id(), now)
         for name, sink in self._sinks.items():

@@ -17,7 +17,7 @@ _ENTRY = ("task", "schedule", "args", "kwargs", "options")
 _SETTINGS = ("beat_schedule", "timezone")
 
 
-class Settings:
+class CelerySettings:
     """``app.conf``: ``beat_schedule`` and ``timezone``. Other settings are refused."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Celery(App):
                 f"not {broker.partition(':')[0]}:…"
             )
         super().__init__(main, broker, scheduler)
-        self.conf = Settings()
+        self.conf = CelerySettings()
 
     @overload
     def task(self, function: Callable[..., Any], /) -> Task: ...

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from scheduler.cli import exits
-from scheduler.cli.exits import Group
+from scheduler.cli.exits import CommandGroup
 from scheduler.cli.options import SPAN, Number, acts, common
 from scheduler.cli.output import print_rows, time
 from scheduler.cli.session import Session, note, prints
@@ -27,7 +27,7 @@ _HISTORY_COLUMNS = ("at", "sink", "event", "title", "delivered_at", "error")
 _TEST_FIELDS = ("sink", "type", "ok", "error")
 
 
-@click.group(name="alerts", cls=Group)
+@click.group(name="alerts", cls=CommandGroup)
 def alerts_command() -> None:
     """Alerts that fire, silences, and messages to sinks."""
 

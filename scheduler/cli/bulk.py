@@ -9,7 +9,7 @@ import click
 
 from scheduler.cli import exits
 from scheduler.cli.echo import say
-from scheduler.cli.exits import Group
+from scheduler.cli.exits import CommandGroup
 from scheduler.cli.filters import filter_options, filter_text, task_filter
 from scheduler.cli.options import Number, acts, common
 from scheduler.cli.output import masks_of, print_object, print_rows, time
@@ -28,7 +28,7 @@ _ITEMS = ("position", "task_id", "before", "result", "note")
 _VERBS = ("cancel", "retry", "rerun", "replay", "purge")
 
 
-@click.group(name="bulk", cls=Group)
+@click.group(name="bulk", cls=CommandGroup)
 def bulk_command() -> None:
     """Changes of many tasks: planned first, run in batches of 100, stopped, continued, undone."""
 

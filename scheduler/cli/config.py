@@ -7,14 +7,14 @@ from typing import Any
 
 import click
 
-from scheduler.cli.exits import Group
+from scheduler.cli.exits import CommandGroup
 from scheduler.cli.options import common
 from scheduler.cli.output import print_rows
 from scheduler.cli.session import Session, note, prints
 from scheduler.errors import SchedulerError
 
 
-@click.group(name="config", cls=Group)
+@click.group(name="config", cls=CommandGroup)
 def config_command() -> None:
     """The settings in effect."""
 

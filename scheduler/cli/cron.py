@@ -8,7 +8,7 @@ import click
 
 from scheduler.cli.crontab import add_command, from_apscheduler_command, import_command, sync_command
 from scheduler.cli.echo import say
-from scheduler.cli.exits import Group
+from scheduler.cli.exits import CommandGroup
 from scheduler.cli.options import INSTANT, TASK_ID, Number, acts, common
 from scheduler.cli.output import masks_of, print_object, print_rows, print_table, time
 from scheduler.cli.polling import watchable
@@ -31,7 +31,7 @@ _RUN_FIELDS = (
 )
 
 
-@click.group(name="cron", cls=Group)
+@click.group(name="cron", cls=CommandGroup)
 def cron_command() -> None:
     """Recurring schedules."""
 

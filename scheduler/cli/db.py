@@ -12,7 +12,7 @@ import click
 
 from scheduler.cli import exits
 from scheduler.cli.echo import say
-from scheduler.cli.exits import Group
+from scheduler.cli.exits import CommandGroup
 from scheduler.cli.options import acts, common
 from scheduler.cli.output import print_fields, print_object, print_rows
 from scheduler.cli.session import Session, note, prints
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _SUMMARY = ("table", "rows", "digest")
 
 
-@click.group(name="db", cls=Group)
+@click.group(name="db", cls=CommandGroup)
 def db_command() -> None:
     """The database: upgrade, check, backup; copy, export or import a whole store."""
 

@@ -9,7 +9,7 @@ import click
 
 from scheduler.cli.columns import SHOW_FIELDS, TASK_FIELDS, task_view
 from scheduler.cli.echo import say
-from scheduler.cli.exits import Group
+from scheduler.cli.exits import CommandGroup
 from scheduler.cli.filters import (
     MAX_LIMIT,
     breaking_off,
@@ -41,7 +41,7 @@ _REPLAYED = ("id", "kind", "state", "original_id", "replay_count")
 _filters = filter_options("Died", without=("states", "limit"))
 
 
-@click.group(name="dlq", cls=Group)
+@click.group(name="dlq", cls=CommandGroup)
 def dlq_command() -> None:
     """Dead letters: tasks that failed for good."""
 

@@ -8,7 +8,7 @@ import click
 
 from scheduler.cli import exits
 from scheduler.cli.echo import say
-from scheduler.cli.exits import Group
+from scheduler.cli.exits import CommandGroup
 from scheduler.cli.options import Number, acts, common
 from scheduler.cli.output import print_object, print_rows, time
 from scheduler.cli.session import Session, note, note_no_worker, prints
@@ -16,7 +16,7 @@ from scheduler.cli.session import Session, note, note_no_worker, prints
 _FIELDS = ("name", "emitted_at", "emitted_by", "waiting", "size", "payload")
 
 
-@click.group(name="event", cls=Group)
+@click.group(name="event", cls=CommandGroup)
 def event_command() -> None:
     """Events that tasks await."""
 

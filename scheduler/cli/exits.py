@@ -42,7 +42,7 @@ class NoCommandError(click.UsageError):
     """A group was called without a command; the message is the group's help."""
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """Prints its help as an error: click 8.1 prints it as a success, later versions raise their own error."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

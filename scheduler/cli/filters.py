@@ -29,7 +29,7 @@ CHANGED_FIELDS = ("changed", "refused", "kinds", "more", "dry_run", "bulk")
 MAX_LIMIT = 100_000_000
 
 
-class Asked(NamedTuple):
+class FilterOptions(NamedTuple):
     """How a command changes what its filters choose. ``yes``: without asking."""
 
     limit: int | None
@@ -136,7 +136,7 @@ def task_filter(
 
 
 def cancel_chosen(
-    session: Session, wanted: TaskFilter, asked: Asked, *, cascade: bool = False, force: bool = False
+    session: Session, wanted: TaskFilter, asked: FilterOptions, *, cascade: bool = False, force: bool = False
 ) -> int:
     """Cancel what the filters choose, after saying what that is. Returns the exit status."""
     from scheduler.model.texts import counted
@@ -165,7 +165,7 @@ def cancel_chosen(
     return exits.DONE
 
 
-def change_chosen(session: Session, wanted: TaskFilter, changes: Changes, asked: Asked) -> int:
+def change_chosen(session: Session, wanted: TaskFilter, changes: Changes, asked: FilterOptions) -> int:
     """Change what the filters choose, after saying what that is. Returns the exit status."""
     from scheduler.cli.task_options import naming_option
     from scheduler.model.texts import counted
@@ -190,7 +190,7 @@ def change_chosen(session: Session, wanted: TaskFilter, changes: Changes, asked:
 
 
 def _planned(
-    session: Session, wanted: TaskFilter, verb: str, work: Callable[[TaskFilter, Run], Bulk], asked: Asked
+    session: Session, wanted: TaskFilter, verb: str, work: Callable[[TaskFilter, Run], Bulk], asked: FilterOptions
 ) -> Bulk | None:
     """Say what ``work`` would do, ask, and do it; None: the answer was no. Raises UsageError without a terminal.
 
@@ -258,7 +258,7 @@ def _print_plan(plan: Bulk, verb: str) -> None:
     say(f"would {verb} {counted(plan.size, 'task')}; {counted(plan.dependants, 'other task')} may end or run again")
 
 
-def run_again(session: Session, verb: Again, wanted: TaskFilter, asked: Asked, *, downstream: bool) -> int:
+def run_again(session: Session, verb: Again, wanted: TaskFilter, asked: FilterOptions, *, downstream: bool) -> int:
     """Retry or rerun what the filters choose. Returns the exit status."""
     from scheduler.operations import bulk
     from scheduler.operations.details import get_tasks

@@ -15,7 +15,7 @@ from scheduler.cli.session import Session, note, prints
 
 if TYPE_CHECKING:
     from scheduler.model.critical_path import Estimate
-    from scheduler.operations.analysis import Graph, GraphNode
+    from scheduler.operations.analysis import GraphNode, StoredGraph
 
 
 PATH_SHOWN = 12  # tasks of the longest way that are named
@@ -84,7 +84,7 @@ def _estimate_texts(left: Estimate) -> list[str]:
     return texts
 
 
-def _fold(found: Graph, asked: int) -> Graph:
+def _fold(found: StoredGraph, asked: int) -> StoredGraph:
     """The same with one node for tasks of one kind and state, with the same parents and children; but for ``asked``."""
     above: dict[int, set[tuple[int, str]]] = {}
     below: dict[int, set[tuple[int, str]]] = {}
@@ -109,7 +109,7 @@ def _fold(found: Graph, asked: int) -> Graph:
     return found._replace(nodes=nodes, edges=edges_left)
 
 
-def _tree(found: Graph) -> list[str]:
+def _tree(found: StoredGraph) -> list[str]:
     """Parents above children; a task with several parents is drawn in full below the first."""
     from scheduler.model.graph import tree
 
@@ -127,7 +127,7 @@ def _label(node: GraphNode) -> str:
     return f"{node.id} {node.kind or '(removed)'} [{node.state}]"
 
 
-def _dot(found: Graph) -> list[str]:
+def _dot(found: StoredGraph) -> list[str]:
     lines = ["digraph tasks {", "  rankdir=LR;", "  node [shape=box, style=filled, fillcolor=white];"]
     for node in sorted(found.nodes):
         colour = _SHAPES.get(node.state)
@@ -140,7 +140,7 @@ def _dot(found: Graph) -> list[str]:
     return [*lines, "}"]
 
 
-def _mermaid(found: Graph) -> list[str]:
+def _mermaid(found: StoredGraph) -> list[str]:
     lines = ["flowchart LR"]
     for node in sorted(found.nodes):
         text = f"{node.id} {node.kind or '(removed)'}".replace('"', "#quot;")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import click
 
 from scheduler.cli import exits
-from scheduler.cli.exits import Group
+from scheduler.cli.exits import CommandGroup
 from scheduler.cli.options import Number, acts, common
 from scheduler.cli.output import print_rows, time
 from scheduler.cli.session import Session, note, prints
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from scheduler.operations.desk import Desk
     from scheduler.operations.messages import SinkStatus, SourceStatus
-    from scheduler.operations.pauses import PauseResult, Scope
+    from scheduler.operations.pauses import PauseResult, PauseScope
 
-    class Finding(Protocol):
+    class MessageFinding(Protocol):
         """The finding of a check, of transports and of executors."""
 
         @property
@@ -48,7 +48,7 @@ _OUTBOX_FIELDS = ("id", "sink", "key", "state", "attempt", "due", "created_at", 
 _STATES = ("open", "done", "dead", "held", "late")
 
 
-@click.group(name="sources", cls=Group)
+@click.group(name="sources", cls=CommandGroup)
 def sources_command() -> None:
     """Sources of messages."""
 
@@ -143,7 +143,7 @@ def redrive_source(session: Session, /, name: str, limit: int) -> None:
         note("there may be more: say --limit")
 
 
-@click.group(name="sinks", cls=Group)
+@click.group(name="sinks", cls=CommandGroup)
 def sinks_command() -> None:
     """Sinks for messages."""
 
@@ -203,7 +203,7 @@ def resume_sinks(session: Session, /, names: tuple[str, ...]) -> None:
     _change(session, "sink", names, resume, paused=False)
 
 
-@click.group(name="inbox", cls=Group)
+@click.group(name="inbox", cls=CommandGroup)
 def inbox_command() -> None:
     """Messages that have come in."""
 
@@ -257,7 +257,7 @@ def release_inbox(session: Session, /, source: str, subject: str | None) -> None
         note(f"no message of source {source}{of} is held{there}")
 
 
-@click.group(name="outbox", cls=Group)
+@click.group(name="outbox", cls=CommandGroup)
 def outbox_command() -> None:
     """Messages that go out."""
 
@@ -286,7 +286,11 @@ def list_outbox(session: Session, /, sink: str | None, everything: bool, limit: 
 
 
 def check(
-    session: Session, there: Iterable[str], names: tuple[str, ...], what: str, look: Callable[[str], Sequence[Finding]]
+    session: Session,
+    there: Iterable[str],
+    names: tuple[str, ...],
+    what: str,
+    look: Callable[[str], Sequence[MessageFinding]],
 ) -> int:
     """Print what is found about these entries of ``[WHATs]``, or about all; the exit status. Raises UsageError."""
     known = dict.fromkeys(there)
@@ -307,7 +311,7 @@ def _change(
     session: Session,
     what: str,
     names: tuple[str, ...],
-    change: Callable[[Desk, Sequence[Scope]], PauseResult],
+    change: Callable[[Desk, Sequence[PauseScope]], PauseResult],
     *,
     paused: bool,
 ) -> None:

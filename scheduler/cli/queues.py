@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from scheduler.operations.desk import Desk
     from scheduler.operations.kinds import QueueRecord
-    from scheduler.operations.pauses import PauseResult, Scope
+    from scheduler.operations.pauses import PauseResult, PauseScope
 
 
 FIELDS = (
@@ -146,12 +146,12 @@ def _change(
     queues: tuple[str, ...],
     kinds: tuple[str, ...],
     everything: bool,
-    change: Callable[[Desk, Sequence[Scope]], PauseResult],
+    change: Callable[[Desk, Sequence[PauseScope]], PauseResult],
     unchanged: str,
 ) -> None:
     import msgspec
 
-    from scheduler.operations.pauses import Scope, scopes
+    from scheduler.operations.pauses import PauseScope, scopes
 
     if not (queues or kinds or everything):
         raise click.UsageError("say which: --queue, --kind or --all")
@@ -163,7 +163,7 @@ def _change(
             note(f"{scope} was {unchanged}")
     rows = []
     for one in done.left:
-        changed = done.changed.get(Scope(one.scope, one.name), False)
+        changed = done.changed.get(PauseScope(one.scope, one.name), False)
         rows.append({**msgspec.to_builtins(one), "name": one.name or None, "changed": changed})
     print_rows(session, rows, _PAUSE_COLUMNS)
     if not rows:

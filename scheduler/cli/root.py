@@ -13,7 +13,7 @@ import click
 
 from scheduler.cli import exits
 from scheduler.cli.echo import say
-from scheduler.cli.exits import Group
+from scheduler.cli.exits import CommandGroup
 from scheduler.cli.options import common
 from scheduler.model.names import nearest
 
@@ -87,7 +87,7 @@ def summaries() -> list[tuple[str, str]]:
     return [(name, text or _load(name).get_short_help_str(100)) for name, (_, text) in COMMANDS.items()]
 
 
-class Root(Group):
+class Root(CommandGroup):
     """Imports a command's module only when the command is used; turns errors into lines and exit statuses."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -9,10 +9,10 @@ import click
 from scheduler.cli import exits
 from scheduler.cli.columns import TASK_FIELDS, task_view
 from scheduler.cli.echo import say
-from scheduler.cli.exits import Group
+from scheduler.cli.exits import CommandGroup
 from scheduler.cli.filters import (
     CHANGED_FIELDS,
-    Asked,
+    FilterOptions,
     change_chosen,
     chosen_by_filters,
     filter_options,
@@ -27,14 +27,14 @@ from scheduler.cli.task_options import change_options, take_changes
 
 if TYPE_CHECKING:
     from scheduler.operations.changes import Changes
-    from scheduler.operations.limits import Place
+    from scheduler.operations.limits import LimitTarget
 
 
 SETTING_FIELDS = ("setting", "value", "changed")
 _COLUMNS = ("id", "kind", "state", "priority", "queue", "run_at", "max_attempts")
 
 
-@click.group(name="set", cls=Group)
+@click.group(name="set", cls=CommandGroup)
 def set_command() -> None:
     """Change stored tasks, and settings while daemons run."""
 
@@ -71,7 +71,7 @@ def set_task(
     changes = take_changes(given)
     if chosen_by_filters(ids, text, given, limit, rate):
         wanted = task_filter(session, text, given)
-        return change_chosen(session, wanted, changes, Asked(limit, rate, dry_run, yes))
+        return change_chosen(session, wanted, changes, FilterOptions(limit, rate, dry_run, yes))
     if dry_run:
         raise click.UsageError("--dry-run goes with filters")
     _set_tasks(session, list(dict.fromkeys(ids)), changes)
@@ -224,7 +224,7 @@ def _weight(text: str | None) -> float | str | None:
         raise click.UsageError(f"--weight is a number, or none, not {text!r}") from None
 
 
-def _set(session: Session, where: Place, values: dict[str, Any], *, reset: bool) -> None:
+def _set(session: Session, where: LimitTarget, values: dict[str, Any], *, reset: bool) -> None:
     from scheduler.operations import limits
 
     if bool(values) == reset:

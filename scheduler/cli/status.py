@@ -17,7 +17,7 @@ from scheduler.client.json_views import status_view
 from scheduler.errors import StoreUnavailableError
 
 if TYPE_CHECKING:
-    from scheduler.operations.status import Glance, Health
+    from scheduler.operations.status import Glance, HealthStatus
 
 
 CAUSES = 3  # of dead letters that are named
@@ -148,7 +148,7 @@ def health(ctx: click.Context, session: Session, /, as_json: bool) -> None:
         ctx.exit(exits.FAILED)
 
 
-def _print_health(session: Session, found: Health) -> None:
+def _print_health(session: Session, found: HealthStatus) -> None:
     from scheduler.client.json_views import health_view
 
     if print_object(session, health_view(found)):

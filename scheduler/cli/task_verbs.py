@@ -10,7 +10,7 @@ from scheduler.cli import exits
 from scheduler.cli.echo import say
 from scheduler.cli.filters import (
     CANCELLED_FIELDS,
-    Asked,
+    FilterOptions,
     cancel_chosen,
     chosen_by_filters,
     filter_options,
@@ -75,7 +75,7 @@ def cancel_command(
     """
     if chosen_by_filters(ids, text, given, limit, rate):
         wanted = task_filter(session, text, given)
-        return cancel_chosen(session, wanted, Asked(limit, rate, dry_run, yes), cascade=cascade, force=force)
+        return cancel_chosen(session, wanted, FilterOptions(limit, rate, dry_run, yes), cascade=cascade, force=force)
     _cancel(session, ids, cascade=cascade, force=force, dry_run=dry_run)
     return exits.DONE
 
@@ -150,7 +150,7 @@ def retry_command(
         if rerun:
             raise click.UsageError("--rerun goes with IDs")
         wanted = task_filter(session, text, given, ended=True)
-        asked = Asked(100 if limit is None else limit, rate, dry_run, yes=True)
+        asked = FilterOptions(100 if limit is None else limit, rate, dry_run, yes=True)
         return run_again(session, "retry", wanted, asked, downstream=not no_downstream)
     if dry_run:
         raise click.UsageError("--dry-run goes with filters")
@@ -224,7 +224,7 @@ def rerun_command(
     """
     if chosen_by_filters(ids, text, given, limit, rate):
         wanted = task_filter(session, text, given, ended=True)
-        asked = Asked(limit, rate, dry_run, yes)
+        asked = FilterOptions(limit, rate, dry_run, yes)
         return run_again(session, "rerun", wanted, asked, downstream=not no_downstream)
     if dry_run:
         raise click.UsageError("--dry-run goes with filters")

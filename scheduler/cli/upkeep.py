@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from scheduler.model.state import TaskState
-    from scheduler.operations.upkeep import Finding
+    from scheduler.operations.upkeep import DoctorFinding
 
 
 _COLUMNS = ("level", "check", "text")
@@ -51,10 +51,10 @@ def doctor_command(ctx: click.Context, session: Session, /, repair: bool, full: 
         ctx.exit(exits.FAILED)
 
 
-def _examine(session: Session, repair: bool, full: bool) -> list[Finding]:
+def _examine(session: Session, repair: bool, full: bool) -> list[DoctorFinding]:
     from scheduler.config.paths import settled
     from scheduler.operations import installation, upkeep
-    from scheduler.operations.upkeep import NOTE, OK, PROBLEM, Finding
+    from scheduler.operations.upkeep import NOTE, OK, PROBLEM, DoctorFinding
 
     counts = session.config.metrics.rollups
     found, repaired = upkeep.examine(session.desk, full=full, mend=repair, counts=counts)
@@ -68,7 +68,7 @@ def _examine(session: Session, repair: bool, full: bool) -> list[Finding]:
         for one in examine(session.config):
             text = one.text if one.reached else f"it cannot be reached from here: {one.text}"
             level = OK if one.ok else PROBLEM if one.reached else NOTE
-            found.append(Finding(one.what, level, text))
+            found.append(DoctorFinding(one.what, level, text))
     hidden = [one for one in installation.names(settled(session.config)) if one.level != OK]
     return [*found, *(one._replace(level=NOTE) for one in hidden)]
 

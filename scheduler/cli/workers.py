@@ -9,7 +9,7 @@ import click
 from scheduler.cli import exits
 from scheduler.cli.columns import WORKER_COLUMNS, WORKER_FIELDS, worker_row, worker_view
 from scheduler.cli.echo import say
-from scheduler.cli.exits import Group
+from scheduler.cli.exits import CommandGroup
 from scheduler.cli.messages import CHECK_FIELDS, check
 from scheduler.cli.options import SPAN, Number, acts, common, common_but_timeout
 from scheduler.cli.output import print_object, print_rows
@@ -60,7 +60,7 @@ def workers_command(session: Session, /, every: bool) -> None:
     print_rows(session, rows, COLUMNS)
 
 
-@click.group(name="worker", cls=Group)
+@click.group(name="worker", cls=CommandGroup)
 def worker_command() -> None:
     """One worker: let it drain, claim again, or restart."""
 
@@ -147,7 +147,7 @@ def _look(session: Session, worker: int) -> Drained:
         return drained(tx, worker)
 
 
-@click.group(name="executors", cls=Group)
+@click.group(name="executors", cls=CommandGroup)
 def executors_command() -> None:
     """Places where tasks run that name an executor."""
 

@@ -17,7 +17,7 @@ from scheduler.store.read import compare as store_compare
 from scheduler.store.read.compare import Comparison, RolePair, Side
 from scheduler.store.read.estimate import graph_estimate
 from scheduler.store.read.forecast import Forecast, ScheduleForecast, forecast, group_text
-from scheduler.store.read.graph import Graph, graph
+from scheduler.store.read.graph import StoredGraph, graph
 from scheduler.store.read.past import (
     PastGraph,
     PastStatus,
@@ -118,7 +118,7 @@ def estimate_view(found: Estimate) -> dict[str, Any]:
     }
 
 
-def graph_view(found: Graph) -> dict[str, Any]:
+def graph_view(found: StoredGraph) -> dict[str, Any]:
     """Tasks and the edges between them; ``truncated``: there are others."""
     return {
         "nodes": [{"id": n.id, "kind": n.kind, "state": n.state.value} for n in found.nodes],

@@ -15,7 +15,7 @@ import msgspec
 from scheduler.client.dead_letters import warn_stale
 from scheduler.client.threads import CallThreads, in_thread
 from scheduler.errors import ConfigError, InvalidTransitionError, SchedulerError, StoreUnavailableError
-from scheduler.model.bulk import BulkOptions, BulkState, ItemResult, Verb
+from scheduler.model.bulk import BulkOptions, BulkState, BulkVerb, ItemResult
 from scheduler.model.state import TaskState
 from scheduler.model.times import to_datetime
 from scheduler.operations import stored_bulks
@@ -110,7 +110,7 @@ class Bulks:
 
     def plan(
         self,
-        verb: Verb,
+        verb: BulkVerb,
         chosen: Chosen | None = None,
         *,
         cascade: bool = False,
@@ -124,7 +124,7 @@ class Bulks:
 
     def create(
         self,
-        verb: Verb,
+        verb: BulkVerb,
         chosen: Chosen | None = None,
         *,
         cascade: bool = False,

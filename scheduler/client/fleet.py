@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from scheduler.client.threads import CallThreads, in_thread
 from scheduler.operations import limits, workers
-from scheduler.operations.limits import LiveSetting, Place
+from scheduler.operations.limits import LimitTarget, LiveSetting
 from scheduler.operations.workers import WorkerRecord
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class LiveSettings:
 
     def _set(
         self,
-        where: Place,
+        where: LimitTarget,
         max_concurrency: int | UnsetType | None,
         rate_limit: str | UnsetType | None,
         max_per_worker: int | UnsetType | None = UNSET,

@@ -17,10 +17,10 @@ from scheduler.ports import FOREVER
 if TYPE_CHECKING:
     from scheduler.model.alerts import Alert
     from scheduler.model.problem import Problem
-    from scheduler.operations.dead_letters import Group
+    from scheduler.operations.dead_letters import CauseGroup
     from scheduler.operations.masks import ViewMasks
     from scheduler.operations.schedules import ScheduleRecord, SchedulesNow
-    from scheduler.operations.status import Health
+    from scheduler.operations.status import HealthStatus
     from scheduler.store.db.tx import Tx
     from scheduler.store.durable.checkpoints import CheckpointRecord
     from scheduler.store.durable.events import EventRecord
@@ -335,7 +335,7 @@ def problem_view(problem: Problem) -> dict[str, Any]:
     }
 
 
-def health_view(found: Health) -> dict[str, Any]:
+def health_view(found: HealthStatus) -> dict[str, Any]:
     """A verdict, with its causes."""
     causes = [
         {
@@ -411,7 +411,7 @@ def event_view(event: EventRecord) -> dict[str, Any]:
     }
 
 
-def dead_group_view(group: Group, total: tuple[int, int], hidden: ViewMasks) -> dict[str, Any]:
+def dead_group_view(group: CauseGroup, total: tuple[int, int], hidden: ViewMasks) -> dict[str, Any]:
     """Dead letters of one kind and cause; ``total``: how many letters and kinds there are of the cause."""
     return {
         "count": group.number,

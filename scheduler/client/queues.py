@@ -13,7 +13,7 @@ from scheduler.errors import ConfigError
 from scheduler.model.actor import acting_as
 from scheduler.operations import pauses
 from scheduler.operations.desk import Desk
-from scheduler.operations.pauses import PauseInfo, Scope, pause_info, scopes
+from scheduler.operations.pauses import PauseInfo, PauseScope, pause_info, scopes
 from scheduler.store.db.database import Database
 from scheduler.store.read.queues import QueueRecord, queues
 
@@ -143,7 +143,7 @@ class PauseOperations:
     pauses_async = in_thread(pauses)
 
 
-def _scopes(queue: str | None, kind: str | None, source: str | None, everything: bool) -> list[Scope]:
+def _scopes(queue: str | None, kind: str | None, source: str | None, everything: bool) -> list[PauseScope]:
     """The scope that is to be paused or resumed. Raises ConfigError unless it is exactly one."""
     given: list[list[str]] = [[] if name is None else [name] for name in (queue, kind, source)]
     if sum(map(len, given)) + bool(everything) != 1:

@@ -62,7 +62,7 @@ class Stats(msgspec.Struct, frozen=True):
     kinds: list[KindStats]
 
 
-class Failure(msgspec.Struct, frozen=True):
+class AttemptFailure(msgspec.Struct, frozen=True):
     """An attempt that failed. ``outcome``: failed, retried or dead; ``worker`` is ``host:pid``."""
 
     task_id: int
@@ -149,7 +149,7 @@ class StatsOperations:
         since: datetime | timedelta | float = timedelta(hours=1),
         until: datetime | None = None,
         limit: int = 100,
-    ) -> list[Failure]:
+    ) -> list[AttemptFailure]:
         """The attempts that failed, the latest first, also those that were retried since; of tasks that are stored.
 
         ``since``: an aware datetime, or how long ago (a timedelta or seconds); ``until``: an aware datetime, by default
@@ -167,7 +167,7 @@ class StatsOperations:
         with self.database.read() as tx:
             found = failed_attempts(tx, begin, end, limit, kind)
         return [
-            Failure(*one._replace(started_at=instant(one.started_at), finished_at=to_datetime(one.finished_at)))  # type: ignore[arg-type]
+            AttemptFailure(*one._replace(started_at=instant(one.started_at), finished_at=to_datetime(one.finished_at)))  # type: ignore[arg-type]
             for one in found
         ]
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from scheduler.store.db.django_connection import OfDjango
     from scheduler.store.db.notifier import Notifier
     from scheduler.telemetry.otel import Tracing
-    from scheduler.telemetry.sending import Send
+    from scheduler.telemetry.sending import SendSpan
 
     PlainConnection = sa.Connection | Session | scoped_session[Any] | OfDjango
     AwaitedConnection = AsyncConnection | AsyncSession | async_scoped_session[Any]
@@ -177,7 +177,7 @@ class TaskSubmitter:
             send.stored(stored)
             return stored
 
-    def _send(self, specs: list[TaskSpec]) -> Send | None:
+    def _send(self, specs: list[TaskSpec]) -> SendSpan | None:
         """The span of storing these tasks, and its context in their headers; None if it is not traced."""
         if self._tracing is not None:
             return self._tracing().open_send(specs)

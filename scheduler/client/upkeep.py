@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from scheduler.client.threads import in_thread
 from scheduler.operations import upkeep
 from scheduler.operations.desk import Desk
-from scheduler.operations.upkeep import Finding, Removed
+from scheduler.operations.upkeep import DoctorFinding, Removed
 
 
 class UpkeepOperations:
@@ -33,7 +33,7 @@ class UpkeepOperations:
         """
         return upkeep.gc(self.desk, self._kept, dry_run=dry_run)
 
-    def doctor(self, *, full: bool = False) -> Sequence[Finding]:
+    def doctor(self, *, full: bool = False) -> Sequence[DoctorFinding]:
         """Check what must always hold: each check with its level (ok, note, problem).
 
         ``full``: looks at every row; else some checks look at those of the newest 10,000 tasks, and one says so.

@@ -32,7 +32,7 @@ _OF_TASKS = ("max_running", "max_pending")
 _URL = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[\w.-]+)(:\d{1,5})?(/[\w./~-]*)?")
 
 
-class Executor(Section, frozen=True):
+class ExecutorSection(Section, frozen=True):
     """``[executors.NAME]``: tasks with ``executor="NAME"`` run as jobs there."""
 
     # The backend: `process`, `slurm`, `ray`, `kubernetes`, `futures`, or an entry point of `schedd.executors`; its
@@ -77,12 +77,12 @@ class Executor(Section, frozen=True):
     options: dict[str, Any] = field(default_factory=dict)
 
 
-def resources_of_worker(executor: Executor) -> Resources:
+def resources_of_worker(executor: ExecutorSection) -> Resources:
     """What each worker of this executor asks for. Raises ConfigError."""
     return parse_resources(executor.worker_resources)
 
 
-def executor_mistakes(executors: Mapping[str, Executor]) -> Iterator[tuple[str, str]]:
+def executor_mistakes(executors: Mapping[str, ExecutorSection]) -> Iterator[tuple[str, str]]:
     """What is wrong with these settings: (dotted name, why)."""
     taken: dict[str, str] = {}
     for name, executor in executors.items():
@@ -104,9 +104,9 @@ def executor_mistakes(executors: Mapping[str, Executor]) -> Iterator[tuple[str, 
             taken[queue] = name
 
 
-def _mistakes_of_place(executor: Executor) -> Iterator[tuple[str, str]]:
+def _mistakes_of_place(executor: ExecutorSection) -> Iterator[tuple[str, str]]:
     place, others = executor.place, _OF_WORKERS if executor.place == "task" else _OF_TASKS
-    default = Executor()
+    default = ExecutorSection()
     for setting in others:
         if getattr(executor, setting) != getattr(default, setting):
             yield setting, f'it has no effect with place = "{place}"'
@@ -147,7 +147,7 @@ class Gateway(Section, frozen=True):
     key: str | None = None
 
 
-def gateway_mistakes(gateway: Gateway, executors: Mapping[str, Executor]) -> Iterator[tuple[str, str]]:
+def gateway_mistakes(gateway: Gateway, executors: Mapping[str, ExecutorSection]) -> Iterator[tuple[str, str]]:
     """What is wrong with these settings: (dotted name, why)."""
     users = [name for name, executor in executors.items() if executor.store == "gateway"]
     for url in gateway.urls:

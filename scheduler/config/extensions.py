@@ -11,11 +11,11 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import msgspec
 
 from scheduler.config.messages import FILE, is_marked_secret
-from scheduler.config.sources import PREFIX, Unfit, convert, shown
+from scheduler.config.sources import PREFIX, UnfitSetting, convert, shown
 from scheduler.errors import ConfigError
 
 
-class Group(NamedTuple):
+class ExtensionGroup(NamedTuple):
     """A group of entry points. ``what``: one of them; ``table``: of the settings; ``own``: schedd's, as
     "module:class": found without a search through all installed packages."""
 
@@ -25,7 +25,7 @@ class Group(NamedTuple):
     own: Mapping[str, str]
 
 
-class Entry(Protocol):
+class ExtensionTable(Protocol):
     """An entry of an open table: ``type``, and in ``options`` the settings that are not common."""
 
     @property
@@ -36,14 +36,14 @@ class Entry(Protocol):
     __struct_fields__: ClassVar[tuple[str, ...]]
 
 
-def names(group: Group) -> list[str]:
+def names(group: ExtensionGroup) -> list[str]:
     """The types that there are."""
     from importlib import metadata
 
     return sorted({*group.own, *(found.name for found in metadata.entry_points(group=group.name))})
 
 
-def find(group: Group, type_name: str) -> Any:
+def find(group: ExtensionGroup, type_name: str) -> Any:
     """The class of a type. Raises ConfigError: there is none, or it cannot be imported."""
     from importlib import metadata
 
@@ -61,7 +61,7 @@ def find(group: Group, type_name: str) -> Any:
 
 
 def settings_of(
-    struct: type[msgspec.Struct], group: Group, name: str, section: Entry, origins: Mapping[str, str]
+    struct: type[msgspec.Struct], group: ExtensionGroup, name: str, section: ExtensionTable, origins: Mapping[str, str]
 ) -> msgspec.Struct:
     """The settings of a class itself, checked. A common setting that ``struct`` has as well is passed on.
 
@@ -87,7 +87,7 @@ def settings_of(
             value = left.pop(field)
             try:
                 made[field] = convert(kind, value, text=_is_text(origins.get(f"{table}.{field}", "")))
-            except Unfit as error:
+            except UnfitSetting as error:
                 refuse(field, f"expected {error}" + ("" if secret else f", not {shown(value)}"))
         elif field in section.__struct_fields__ and field != "options":
             made[field] = getattr(section, field)

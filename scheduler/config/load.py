@@ -14,7 +14,7 @@ import msgspec
 
 from scheduler.config.messages import is_secret_option
 from scheduler.config.model import KINDS, SECRETS, TABLES, Config
-from scheduler.config.sources import OPEN, Reader, Section, format_duration, is_duration
+from scheduler.config.sources import OPEN, Section, SettingsReader, format_duration, is_duration
 from scheduler.config.validation import check
 from scheduler.model.redact import redact, shown_url
 
@@ -40,7 +40,7 @@ def load(path: str | None = None, environ: Mapping[str, str] = os.environ, direc
     file = find(path, environ, where)
     if directory is not None and file is not None:
         file = os.path.join(directory, file)
-    reader = Reader(KINDS, _SECRET, TABLES)
+    reader = SettingsReader(KINDS, _SECRET, TABLES)
     layers = [reader.file(file)] if file is not None else []
     layers += [reader.credentials(environ.get("CREDENTIALS_DIRECTORY")), reader.environment(environ)]
     values: dict[str, Any] = {}
@@ -91,7 +91,7 @@ def _build(values: dict[str, Any], file: str | None, origins: dict[str, str]) ->
     return config
 
 
-class Setting(msgspec.Struct, frozen=True):
+class SettingInEffect(msgspec.Struct, frozen=True):
     """One line of ``config check``: ``value`` fits JSON, ``text`` is as in TOML; neither shows a password."""
 
     name: str
@@ -117,7 +117,7 @@ def _is_secret(name: str) -> bool:
     return bool({name, f"{table}.*.{last}"} & SECRETS) or (OPEN in TABLES.get(table, ()) and is_secret_option(last))
 
 
-def describe(config: Config) -> list[Setting]:
+def describe(config: Config) -> list[SettingInEffect]:
     """The settings in effect, each with where it comes from; passwords masked. For ``config check``."""
     found = []
     for name, kind in _all_kinds(config).items():
@@ -130,7 +130,7 @@ def describe(config: Config) -> list[Setting]:
             value = tuple(map(redact, value))
         text = format_duration(cast(float, value)) if is_duration(kind) and value is not None else value
         found.append(
-            Setting(
+            SettingInEffect(
                 name,
                 value,
                 "" if text is None else msgspec.json.encode(text).decode(),

@@ -20,7 +20,7 @@ KEY_FROM = re.compile(r"id|header\.[a-z0-9_.-]+|payload\.\w+(\.\w+)*")
 _KIND = re.compile(r"\s*(\S+)\s*=\s*(\S+)\s*")
 
 
-class Source(Section, frozen=True):
+class SourceSection(Section, frozen=True):
     """``[sources.NAME]``: messages of this queue become tasks."""
 
     # The transport; its own settings are in [messages](../guides/messages.md#sources).
@@ -76,7 +76,7 @@ class Source(Section, frozen=True):
         return frozenset(found if self.kind is None else {*found, self.kind})
 
 
-class Sink(Section, frozen=True):
+class SinkSection(Section, frozen=True):
     """``[sinks.NAME]``: messages go to this queue."""
 
     # The transport; its own settings are in [messages](../guides/messages.md#sinks).
@@ -97,7 +97,7 @@ class Sink(Section, frozen=True):
     options: dict[str, Any] = field(default_factory=dict)
 
 
-class Door(Section, frozen=True):
+class DoorSection(Section, frozen=True):
     """``[door]``: messages and tasks over HTTP."""
 
     # The address at which messages and tasks are taken over HTTP: `HOST:PORT` or `unix:PATH`. It needs the extra
@@ -132,7 +132,7 @@ def is_marked_secret(kind: Any) -> bool:
     return any(isinstance(note, msgspec.Meta) and bool((note.extra_json_schema or {}).get(MARK)) for note in notes)
 
 
-def warnings(sources: Mapping[str, Source], door: Door) -> Iterator[tuple[str, str]]:
+def warnings(sources: Mapping[str, SourceSection], door: DoorSection) -> Iterator[tuple[str, str]]:
     """What these settings leave to strangers: (dotted name, what)."""
     for name, source in sources.items():
         if not source.named_kinds:
@@ -144,7 +144,7 @@ def warnings(sources: Mapping[str, Source], door: Door) -> Iterator[tuple[str, s
         yield "door.kinds", "not set: the bearer of the token may submit any kind but schedd's own; name the kinds"
 
 
-def mistakes(sources: Mapping[str, Source], sinks: Mapping[str, Sink]) -> Iterator[tuple[str, str]]:
+def mistakes(sources: Mapping[str, SourceSection], sinks: Mapping[str, SinkSection]) -> Iterator[tuple[str, str]]:
     """What is wrong with these settings: (dotted name, why)."""
     for name, source in sources.items():
         where = f"sources.{name}"

@@ -10,8 +10,8 @@ import msgspec
 from msgspec import Meta
 
 from scheduler.config.alerts import Alerts, AlertSink
-from scheduler.config.executors import Executor, Gateway
-from scheduler.config.messages import Door, Sink, Source, common_settings
+from scheduler.config.executors import ExecutorSection, Gateway
+from scheduler.config.messages import DoorSection, SinkSection, SourceSection, common_settings
 from scheduler.config.sources import OPEN, Duration, Section
 from scheduler.model.defaults import DRAIN, LEASE, MISFIRE_GRACE, POOL_SLOTS, PROCESS_GRACE, RETENTION, UNMOVED_AFTER
 from scheduler.system.processes import cpus
@@ -27,7 +27,7 @@ def cores() -> int:
     return cpus()
 
 
-class Store(Section, frozen=True):
+class StoreSection(Section, frozen=True):
     """``[store]``: the database."""
 
     # The database: a SQLite file, or `postgresql+psycopg://user@host/database`. For several hosts see [high
@@ -41,7 +41,7 @@ class Store(Section, frozen=True):
     notify: bool = True
 
 
-class Tasks(Section, frozen=True):
+class TasksSection(Section, frozen=True):
     """``[tasks]``: the task types of this daemon."""
 
     # Modules to import; see [Task modules](#task-modules).
@@ -108,7 +108,7 @@ class Pools(Section, frozen=True):
     low: Pool = Pool(*POOL_SLOTS["low"])
 
 
-class Schedules(Section, frozen=True):
+class SchedulesSection(Section, frozen=True):
     """``[schedules]``: how recurrences are read."""
 
     # The zone of recurrences that name none.
@@ -117,7 +117,7 @@ class Schedules(Section, frozen=True):
     misfire_grace: Annotated[Duration, Meta(ge=1)] = MISFIRE_GRACE
 
 
-class Log(Section, frozen=True):
+class LogSection(Section, frozen=True):
     """``[log]``: the log of the daemon, on stderr."""
 
     # `console` or `json`; auto: console if stderr is a terminal.
@@ -157,7 +157,7 @@ class Retention(Section, frozen=True):
     skipped: Duration | None = None
 
 
-class Metrics(Section, frozen=True):
+class MetricsSection(Section, frozen=True):
     """``[metrics]``: numbers of attempts, and their address."""
 
     # Count how attempts end, and how long they run and wait. Without it `stats` has no numbers, and a drain is up to
@@ -169,7 +169,7 @@ class Metrics(Section, frozen=True):
     listen: str | None = None
 
 
-class Console(Section, frozen=True):
+class ConsoleSection(Section, frozen=True):
     """``[console]``: the pages."""
 
     # The address at which the daemon serves its pages, in a process of its own: `HOST:PORT` or `unix:PATH`; see [the
@@ -206,7 +206,7 @@ class Console(Section, frozen=True):
     trace_url: str | None = None
 
 
-class Api(Section, frozen=True):
+class ApiSection(Section, frozen=True):
     """``[api]``: the verbs of the console as JSON, for machines."""
 
     # Serve the [HTTP API](../guides/http-api.md) at `/api/v1` of the console's address. It needs `[console] auth`.
@@ -237,7 +237,7 @@ class Otel(Section, frozen=True):
     metrics: bool = True
 
 
-class Command(Section, frozen=True):
+class CommandSection(Section, frozen=True):
     """``[command]``: whether tasks may run commands, and in which directories (none named: in any)."""
 
     # Let tasks run commands.
@@ -271,7 +271,7 @@ class Http(Section, frozen=True):
     secrets_dir: str | None = None
 
 
-class Mail(Section, frozen=True):
+class MailSection(Section, frozen=True):
     """``[mail]``: the server that takes outgoing mail."""
 
     # The server for outgoing mail.
@@ -348,30 +348,30 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Every setting. ``file`` is the file that was read, ``directory`` where relative paths count from, ``origins``
     where each setting comes from."""
 
-    store: Store = Store()
-    tasks: Tasks = Tasks()
+    store: StoreSection = StoreSection()
+    tasks: TasksSection = TasksSection()
     worker: Worker = msgspec.field(default_factory=Worker)
     pools: Pools = Pools()
-    schedules: Schedules = Schedules()
-    log: Log = Log()
+    schedules: SchedulesSection = SchedulesSection()
+    log: LogSection = LogSection()
     retention: Retention = Retention()
-    metrics: Metrics = Metrics()
-    console: Console = Console()
-    api: Api = Api()
+    metrics: MetricsSection = MetricsSection()
+    console: ConsoleSection = ConsoleSection()
+    api: ApiSection = ApiSection()
     alerts: Alerts = Alerts()
     otel: Otel = Otel()
-    command: Command = Command()
+    command: CommandSection = CommandSection()
     files: Files = Files()
     http: Http = Http()
-    mail: Mail = Mail()
+    mail: MailSection = MailSection()
     actions: Actions = Actions()
     cleanup: Cleanup = Cleanup()
     backup: Backup = Backup()
     batch: Functions = Functions()
-    door: Door = Door()
-    sources: dict[str, Source] = {}
-    sinks: dict[str, Sink] = {}
-    executors: dict[str, Executor] = {}
+    door: DoorSection = DoorSection()
+    sources: dict[str, SourceSection] = {}
+    sinks: dict[str, SinkSection] = {}
+    executors: dict[str, ExecutorSection] = {}
     gateway: Gateway = Gateway()
     file: str | None = None
     directory: str = ""
@@ -381,7 +381,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         """The value of a setting by its dotted name, such as ``pools.high.slots``."""
         value: Any = self
         for part in name.split("."):
-            if isinstance(value, Source | Sink | Executor) and part in value.options:
+            if isinstance(value, SourceSection | SinkSection | ExecutorSection) and part in value.options:
                 value = value.options
             value = value[part] if isinstance(value, dict) else getattr(value, part)
         return value
@@ -400,9 +400,9 @@ KINDS: Mapping[str, Any] = dict(_kinds(Config))
 
 TABLES: Mapping[str, Mapping[str, Any]] = {
     "alerts.sinks": typing.get_type_hints(AlertSink, include_extras=True),
-    "sources": common_settings(Source) | {OPEN: object},
-    "sinks": common_settings(Sink) | {OPEN: object},
-    "executors": common_settings(Executor) | {OPEN: object},
+    "sources": common_settings(SourceSection) | {OPEN: object},
+    "sinks": common_settings(SinkSection) | {OPEN: object},
+    "executors": common_settings(ExecutorSection) | {OPEN: object},
 }
 """Sections whose entries a user names, each with the settings of an entry and their annotated types."""
 

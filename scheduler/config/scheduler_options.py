@@ -11,7 +11,7 @@ import msgspec
 
 from scheduler.config.model import KINDS, Config, Otel
 from scheduler.config.paths import PATHS
-from scheduler.config.sources import Unfit, convert, shown
+from scheduler.config.sources import UnfitSetting, convert, shown
 from scheduler.errors import ConfigError
 from scheduler.model.defaults import POOLS
 from scheduler.model.inbox import INBOX
@@ -70,7 +70,7 @@ def otel_section(given: Otel | Mapping[str, Any]) -> Otel:
             raise ConfigError(f"otel has no setting {name!r:.80}; there are {', '.join(known)}")
         try:
             made[name] = None if value is None else convert(kind, value, text=False)
-        except Unfit as error:
+        except UnfitSetting as error:
             raise ConfigError(f"otel.{name}: expected {error}, not {shown(value)}") from None
     return Otel(**made)
 

@@ -40,7 +40,7 @@ OPEN = "*"
 """In a table's settings: an entry may have others, whose type only the part of schedd that uses them knows."""
 
 
-class Unfit(Exception):
+class UnfitSetting(Exception):
     """A value that is not valid for its setting; the text says what was expected."""
 
 
@@ -48,7 +48,7 @@ def parse_duration(value: object) -> float:
     """Seconds from a number or from text such as "24h". Raises ConfigError."""
     try:
         return _duration(value)
-    except Unfit as error:
+    except UnfitSetting as error:
         raise ConfigError(f"{value!r} is not a duration: expected {error}") from None
 
 
@@ -96,7 +96,7 @@ def convert(kind: Any, value: object, *, text: bool) -> Any:
         return _within(_float(value, text), limits, "a number")
     if kind is str:
         if not isinstance(value, str) or not value.strip():
-            raise Unfit("text, not empty" if value == "" else "text")
+            raise UnfitSetting("text, not empty" if value == "" else "text")
         return value.strip()
     raise TypeError(f"a setting cannot be of type {kind!r}")  # a mistake in Config, not in a user's file
 
@@ -106,7 +106,7 @@ def is_duration(kind: Any) -> bool:
     return _unwrap(kind)[2]
 
 
-class Reader:
+class SettingsReader:
     """Reads settings from their sources, each method as ``{dotted name: (value, source)}``.
 
     ``kinds``: the settings there are and their annotated types; ``secret``: those never echoed in an error.
@@ -226,7 +226,7 @@ class Reader:
             return None
         try:
             return convert(kind, value, text=text)
-        except Unfit as error:
+        except UnfitSetting as error:
             hidden = secret or {name, f"{table}.*.{last}"} & self._secret or kind is object
             got = "the value there" if hidden else shown(value)
             raise ConfigError(f"setting {called}: expected {error}, not {got}, {where}") from None
@@ -280,11 +280,11 @@ def _unwrap(kind: Any) -> tuple[Any, msgspec.Meta, bool]:
 
 def _within(value: float, limits: msgspec.Meta, what: str) -> float:
     if limits.ge is not None and value < limits.ge:
-        raise Unfit(f"{what}, at least {limits.ge:g}")
+        raise UnfitSetting(f"{what}, at least {limits.ge:g}")
     if limits.gt is not None and value <= limits.gt:
-        raise Unfit(f"{what}, more than {limits.gt:g}")
+        raise UnfitSetting(f"{what}, more than {limits.gt:g}")
     if limits.le is not None and value > limits.le:
-        raise Unfit(f"{what}, at most {limits.le:g}")
+        raise UnfitSetting(f"{what}, at most {limits.le:g}")
     return value
 
 
@@ -294,7 +294,7 @@ def _anything(value: object) -> Any:
         return tuple(value) if isinstance(value, list) else value
     if isinstance(value, dict):
         return _table(value, text=False)
-    raise Unfit("text, a number, true, false, a list of texts or a table of such values")
+    raise UnfitSetting("text, a number, true, false, a list of texts or a table of such values")
 
 
 def _table(value: object, text: bool) -> dict[str, Any]:
@@ -305,7 +305,7 @@ def _table(value: object, text: bool) -> dict[str, Any]:
             value = None
     if isinstance(value, dict) and all(isinstance(one, str | int | float | list | dict) for one in value.values()):
         return {str(name): one for name, one in value.items()}
-    raise Unfit('a table such as { name = "text" }, or {"name": "text"} as a text')
+    raise UnfitSetting('a table such as { name = "text" }, or {"name": "text"} as a text')
 
 
 def _duration(value: object) -> float:
@@ -317,9 +317,9 @@ def _duration(value: object) -> float:
     elif isinstance(value, int | float) and not isinstance(value, bool):
         result = float(value) if abs(value) <= LONGEST else math.inf
     else:
-        raise Unfit(expected)
+        raise UnfitSetting(expected)
     if not 0 <= result <= LONGEST:
-        raise Unfit(f"{expected}, from 0 to a thousand years")
+        raise UnfitSetting(f"{expected}, from 0 to a thousand years")
     return result
 
 
@@ -328,7 +328,7 @@ def _bool(value: object, text: bool) -> bool:
         return value
     if text and isinstance(value, str) and value.strip().lower() in _TRUE | _FALSE:
         return value.strip().lower() in _TRUE
-    raise Unfit("true or false")
+    raise UnfitSetting("true or false")
 
 
 def _int(value: object, text: bool) -> int:
@@ -336,7 +336,7 @@ def _int(value: object, text: bool) -> int:
         return int(value)
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    raise Unfit("a whole number")
+    raise UnfitSetting("a whole number")
 
 
 def _float(value: object, text: bool) -> float:
@@ -344,13 +344,13 @@ def _float(value: object, text: bool) -> float:
         return float(value)
     if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max:
         return float(value)
-    raise Unfit("a number")
+    raise UnfitSetting("a number")
 
 
 def _choice(value: object, choices: tuple[str, ...]) -> str:
     if isinstance(value, str) and value.strip().lower() in choices:
         return value.strip().lower()
-    raise Unfit(", ".join(choices[:-1]) + " or " + choices[-1])
+    raise UnfitSetting(", ".join(choices[:-1]) + " or " + choices[-1])
 
 
 def _list(value: object, text: bool) -> tuple[str, ...]:
@@ -359,12 +359,12 @@ def _list(value: object, text: bool) -> tuple[str, ...]:
             try:
                 value = json.loads(value)
             except ValueError:
-                raise Unfit('a list: a,b or a JSON list such as ["a", "b"]') from None
+                raise UnfitSetting('a list: a,b or a JSON list such as ["a", "b"]') from None
         else:
             value = [part.strip() for part in value.split(",") if part.strip()]
     if isinstance(value, list | tuple) and all(isinstance(part, str) and part for part in value):
         return tuple(value)
-    raise Unfit('a list of texts such as ["a", "b"]')
+    raise UnfitSetting('a list of texts such as ["a", "b"]')
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True):

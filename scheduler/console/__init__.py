@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from scheduler.app import Scheduler
-    from scheduler.config.model import Config, Console
+    from scheduler.config.model import Config, ConsoleSection
     from scheduler.console.gate import Gate
     from scheduler.console.roles import Principal
 
@@ -21,7 +21,7 @@ def app(
     jobs: Scheduler,
     user: User | None = None,
     *,
-    settings: Console | None = None,
+    settings: ConsoleSection | None = None,
     config: Config | None = None,
 ) -> Gate:
     """Make the ASGI app of the console, to be mounted in a program: ``app.mount("/jobs", console.app(jobs, user=…))``.

@@ -49,7 +49,7 @@ class TooManyAttemptsError(Exception):
     """What was presented has not been looked at."""
 
 
-class Auth:
+class ConsoleAuth:
     """How it is found out who asks. ``form``: the field of the log-in page; ``challenge``: of a 401; ``sessions``: its
     cookies, if it has any."""
 
@@ -67,7 +67,7 @@ class Auth:
         return None
 
 
-class LinkAuth(Auth):
+class LinkAuth(ConsoleAuth):
     """A link with a token for one use, printed in the terminal, and exchanged for a cookie. For loopback addresses.
 
     Other users of the machine, and pages of other sites, reach loopback addresses too.
@@ -162,7 +162,7 @@ class Users:
         return Principal(name, user.role, self._roles[user.role], session)
 
 
-class TokenAuth(Auth):
+class TokenAuth(ConsoleAuth):
     """Tokens of the users file: ``Authorization: Bearer``, or typed into the log-in page and exchanged for a cookie."""
 
     name = form = "token"
@@ -207,7 +207,7 @@ class _Lane:
         self.waiting: Counter[str] = Counter()
 
 
-class BasicAuth(Auth):
+class BasicAuth(ConsoleAuth):
     """Names and passwords of the users file (scrypt)."""
 
     name = "basic"
@@ -287,7 +287,7 @@ class BasicAuth(Auth):
         return None
 
 
-class ProxyAuth(Auth):
+class ProxyAuth(ConsoleAuth):
     """What a proxy says that has authenticated its users (oauth2-proxy, Authelia, Cloudflare Access, Tailscale).
 
     ``groups``: group -> role; the mightiest role of a user's groups holds.
@@ -317,7 +317,7 @@ class ProxyAuth(Auth):
         return Principal(f"{users[0].strip()[:200]} (proxy)", role, self._roles[role])
 
 
-class LocalAuth(Auth):
+class LocalAuth(ConsoleAuth):
     """The Unix socket: the kernel says which user is at the other end, and the socket's mode who may come."""
 
     name = "local"
@@ -332,7 +332,7 @@ class LocalAuth(Auth):
         return Principal(_os_name(peer.uid), "admin", self._roles["admin"])
 
 
-class CallerAuth(Auth):
+class CallerAuth(ConsoleAuth):
     """The program around us says who asks."""
 
     name = "program"
@@ -372,7 +372,7 @@ def _os_name(uid: int | None) -> str:
     return f"os:{user_name(uid) or uid}"
 
 
-def make_auth(settings: Any, desk: Desk, *, loopback: bool, unix: bool, trusts_proxy: bool) -> Auth:
+def make_auth(settings: Any, desk: Desk, *, loopback: bool, unix: bool, trusts_proxy: bool) -> ConsoleAuth:
     """The authentication that ``[console]`` asks for; ``desk`` keeps the sessions of those who log in with a token.
 
     Raises ConfigError, also where the address would be open.

@@ -11,7 +11,7 @@ from scheduler.model.graph_layout import layout
 from scheduler.model.outcome import AttemptEnd
 from scheduler.model.state import TaskState
 from scheduler.model.texts import span_text
-from scheduler.model.timeline import Phase, Place, Span, place_of, places
+from scheduler.model.timeline import DrawnSpan, Phase, Span, place_of, places
 from scheduler.operations.analysis import TaskTimeline
 
 BOX_W, BOX_H = 168, 42
@@ -51,7 +51,7 @@ class DrawnBox(NamedTuple):
     on_path: bool
 
 
-class Line(NamedTuple):
+class DrawnEdge(NamedTuple):
     """An edge. ``path``: of an SVG path."""
 
     path: str
@@ -62,7 +62,7 @@ class Drawing(NamedTuple):
     """``boxes`` in the order of the layers, so that a screen reader hears parents before children."""
 
     boxes: list[DrawnBox]
-    lines: list[Line]
+    lines: list[DrawnEdge]
     width: int
     height: int
 
@@ -110,7 +110,7 @@ def draw(fold: Fold, states: Mapping[int, TaskState | None], path: Sequence[int]
                 *(x, y, box.tasks[0], box_id in marked),
             )
         )
-    lines = [Line(_line(places[a], places[b], sideways), (a, b) in way) for a, b, _ in fold.edges]
+    lines = [DrawnEdge(_line(places[a], places[b], sideways), (a, b) in way) for a, b, _ in fold.edges]
     lines.sort(key=lambda line: line.on_path)  # the marked ones on top
     width = max((box.x for box in drawn), default=0) + BOX_W + _MARGIN
     height = max((box.y for box in drawn), default=0) + BOX_H + _MARGIN
@@ -198,7 +198,7 @@ def _label(spans: Sequence[Span]) -> str:
     return f"#{number}" if number else "held"
 
 
-def _bar(span: Span, drawn: Sequence[Place], now: int) -> Bar:
+def _bar(span: Span, drawn: Sequence[DrawnSpan], now: int) -> Bar:
     end = now if span.end is None else span.end
     left, right = place_of(span.start, drawn), place_of(end, drawn)
     css = f"b-{span.phase.value}"

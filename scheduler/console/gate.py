@@ -21,11 +21,11 @@ from starlette.responses import RedirectResponse, Response
 from scheduler import __version__
 from scheduler.app import Scheduler
 from scheduler.client.bulks import BulkRunner
-from scheduler.config.model import Config, Console
+from scheduler.config.model import Config, ConsoleSection
 from scheduler.console import pages, routes
 from scheduler.console.answers import Refusal, here, html, in_the_way, own_path, refusal_of, static, status_of, twin_of
 from scheduler.console.api import requests
-from scheduler.console.auth import Auth, LinkAuth, TooManyAttemptsError, WrongCredentialsError
+from scheduler.console.auth import ConsoleAuth, LinkAuth, TooManyAttemptsError, WrongCredentialsError
 from scheduler.console.inputs import (
     MAX_BODY,
     MAX_PUBLIC_BODY,
@@ -37,7 +37,7 @@ from scheduler.console.inputs import (
     wanted_page,
 )
 from scheduler.console.live import Snapshots
-from scheduler.console.render import Done, Page, dump, render
+from scheduler.console.render import ActionDone, RenderedPage, dump, render
 from scheduler.console.roles import Principal, Verb
 from scheduler.console.security import (
     Failures,
@@ -88,15 +88,17 @@ def asynchronous(function: F) -> F:
     return function
 
 
-def make_gate(jobs: Scheduler, auth: Auth, settings: Console | None = None, config: Config | None = None) -> Gate:
+def make_gate(
+    jobs: Scheduler, auth: ConsoleAuth, settings: ConsoleSection | None = None, config: Config | None = None
+) -> Gate:
     """Make the console's ASGI app. Raises ConfigError."""
-    return Gate(Site(jobs, settings if settings is not None else Console(), config), auth)
+    return Gate(Site(jobs, settings if settings is not None else ConsoleSection(), config), auth)
 
 
 class Gate:
     """The console as an ASGI app. Every answer, streams too, goes through :meth:`answer`."""
 
-    def __init__(self, site: Site, auth: Auth, *, standalone: bool = False) -> None:
+    def __init__(self, site: Site, auth: ConsoleAuth, *, standalone: bool = False) -> None:
         pages.load()
         self._bulks: BulkRunner | None = None
         self._starting_bulks = threading.Lock()
@@ -110,7 +112,7 @@ class Gate:
         self._headers = security_headers(self.settings.frame_ancestors)
         self._flashes = Signer()
         self._has_api = site.config is not None and site.config.api.enabled
-        self._calls = requests.Calls(site.jobs)
+        self._calls = requests.ApiCalls(site.jobs)
         self._requests = 0
 
     def _wake_bulks(self) -> None:
@@ -365,11 +367,11 @@ class Gate:
             status = error.status if isinstance(error, BadInputError) else status_of(error)
             if status == 404 or not visit.given("next"):
                 raise
-            done = Done(redact(str(error)), ok=False)
+            done = ActionDone(redact(str(error)), ok=False)
         self.snapshots.forget()
         if isinstance(done, Response):
             return done
-        if isinstance(done, Page):
+        if isinstance(done, RenderedPage):
             if visit.json:
                 return Response(dump(done.data), media_type="application/json")
             return html(self._rendered(visit, done, None))
@@ -389,10 +391,12 @@ class Gate:
         sealed = request.cookies.get(FLASH)
         return None if sealed is None else self._flashes.open("flash", sealed)
 
-    def _rendered(self, visit: Visit, page: Page, flash: Mapping[str, Any] | None, *, fragment: bool = False) -> str:
+    def _rendered(
+        self, visit: Visit, page: RenderedPage, flash: Mapping[str, Any] | None, *, fragment: bool = False
+    ) -> str:
         return render(page.template, self._context(visit, page, flash), fragment=fragment)
 
-    def _context(self, visit: Visit, page: Page, flash: Mapping[str, Any] | None) -> dict[str, Any]:
+    def _context(self, visit: Visit, page: RenderedPage, flash: Mapping[str, Any] | None) -> dict[str, Any]:
         now = to_datetime(self.site.jobs.database.now())
         context: dict[str, Any] = {
             "visit": visit,
@@ -453,7 +457,7 @@ class Gate:
             body = dump({"error": refused.text, "status": refused.status, **where})
             return Response(body, refused.status, refused.headers, "application/json")
         context = {"status": refused.status, "text": refused.text, "to": visit.wanted}
-        page = Page(ERROR, None, context, live=False)
+        page = RenderedPage(ERROR, None, context, live=False)
         try:
             body_text = self._rendered(visit, page, None)
         except Exception:

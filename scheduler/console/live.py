@@ -22,7 +22,7 @@ COST_FACTOR = 10.0  # a page holds for so many times as long as it took to make
 MAX_HOLD = 30.0  # seconds, and no longer than this
 
 
-class Snapshot(NamedTuple):
+class LiveSnapshot(NamedTuple):
     """A rendered page. ``tag``: another one when the page is. ``holds``: seconds for which it is not made again."""
 
     body: str
@@ -38,13 +38,13 @@ class Snapshots:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._lock = threading.Lock()
-        self._pages: OrderedDict[Hashable, Snapshot] = OrderedDict()
+        self._pages: OrderedDict[Hashable, LiveSnapshot] = OrderedDict()
         self._making: dict[Hashable, threading.Lock] = {}
         self._token, self._looked = "", 0.0
         self._connection: Any = None
         self.made = 0  # pages made, for tests
 
-    def get(self, key: Hashable, make: Callable[[], str]) -> Snapshot:
+    def get(self, key: Hashable, make: Callable[[], str]) -> LiveSnapshot:
         """The snapshot of a page, made by ``make`` if there is none, or if the store has changed since."""
         with self._lock:
             making = self._making.setdefault(key, threading.Lock())
@@ -59,7 +59,7 @@ class Snapshots:
             made = time.monotonic()
             holds = max(LOOK_EVERY, min(COST_FACTOR * (made - now), MAX_HOLD))
             tag = hashlib.blake2b(body.encode(), digest_size=12).hexdigest()
-            snapshot = Snapshot(body, tag, made, token, holds)
+            snapshot = LiveSnapshot(body, tag, made, token, holds)
             with self._lock:
                 self.made += 1
                 self._pages[key] = snapshot

@@ -21,7 +21,7 @@ class _PageMask(masks.TaskMask):
         return exact(super().value(value))
 
 
-class TaskMasks(masks.TaskMasks):
+class PageTaskMasks(masks.TaskMasks):
     """Makes the masks of tasks of several kinds, within one read."""
 
     mask = _PageMask

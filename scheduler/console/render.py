@@ -20,7 +20,7 @@ from scheduler.ports import FOREVER
 MAX_SHOWN = 20_000  # characters of one value on a page
 
 
-class Page(NamedTuple):
+class RenderedPage(NamedTuple):
     """A page: a template with what it shows, the same as ``data`` for ``.json``, and the command that says the same.
 
     ``live``: it is looked at again while it is open.
@@ -34,7 +34,7 @@ class Page(NamedTuple):
     status: int = 200
 
 
-class Done(NamedTuple):
+class ActionDone(NamedTuple):
     """What a verb did, in a sentence. ``to``: the path of the page that shows it; None: the page that it came from.
 
     ``undo``: (label, path, fields) of a POST that takes it back, offered for a while. ``data``: for callers of JSON.

@@ -30,7 +30,7 @@ CONNECTIONS = 3  # to a server: two for requests and bulks, one on which the con
 logger = logging.getLogger("scheduler.console")
 
 
-class Server:
+class ConsoleServer:
     """The console's own server. ``url``: where it answers, once :meth:`bind` has been called."""
 
     def __init__(self, config: Config, listen: str, *, tell: Callable[[str], None]) -> None:
@@ -109,7 +109,7 @@ def serve(
     ``until_stdin_ends``: or until the process that holds the other end of stdin ends. Raises ConfigError.
     """
     interpreter.raise_file_limit()
-    server = Server(config, listen or config.console.listen or DEFAULT_LISTEN, tell=tell)
+    server = ConsoleServer(config, listen or config.console.listen or DEFAULT_LISTEN, tell=tell)
     url = server.bind()
     tell(url)
     if opens:
@@ -124,7 +124,7 @@ def serve(
     server.run()
 
 
-def _wait_for_parent(server: Server) -> None:
+def _wait_for_parent(server: ConsoleServer) -> None:
     while os.read(0, 4096):
         pass
     stop_self()

@@ -21,7 +21,7 @@ from scheduler.operations.pauses import Pause, of_everything
 
 if TYPE_CHECKING:
     from scheduler.app import Scheduler
-    from scheduler.config.model import Config, Console
+    from scheduler.config.model import Config, ConsoleSection
 
 
 STATEMENT_SECONDS = 2.0  # that a statement of a page may take
@@ -65,7 +65,7 @@ class Site(NamedTuple):
     """What all visits share. ``wake_bulks``: has bulks run that were started."""
 
     jobs: Scheduler
-    settings: Console
+    settings: ConsoleSection
     config: Config | None
     wake_bulks: Callable[[], object] = lambda: None
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from scheduler.app import Scheduler
     from scheduler.engine.gateway.client import GatewayClient
     from scheduler.engine.gateway.messages import Terms
-    from scheduler.engine.placed import Claim, PlacedEngine
+    from scheduler.engine.placed import PlacedClaim, PlacedEngine
 
 
 DEFAULT_GRACE_S = 10.0
@@ -56,10 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
-    from scheduler.engine.placed import Claim, NotMineError
+    from scheduler.engine.placed import NotMineError, PlacedClaim
 
     try:
-        return _run(Claim(given.executor, given.task, given.claim), stopping)
+        return _run(PlacedClaim(given.executor, given.task, given.claim), stopping)
     except SchedulerError as error:
         say(printable(f"schedd job: {error}"))
         if isinstance(error, NotMineError):
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return UNREACHABLE if isinstance(error, StoreUnavailableError) else CANNOT_RUN
 
 
-def _run(claim: Claim, stopping: threading.Event) -> int:
+def _run(claim: PlacedClaim, stopping: threading.Event) -> int:
     from scheduler.app import Scheduler
 
     gateway = take_gateway(claim)
@@ -102,7 +102,7 @@ def _run(claim: Claim, stopping: threading.Event) -> int:
     return DONE
 
 
-def _can_run(jobs: Scheduler, claim: Claim, terms: Terms | None) -> bool:
+def _can_run(jobs: Scheduler, claim: PlacedClaim, terms: Terms | None) -> bool:
     """Whether this program has the task's kind, and can read its payload. If not, the claim stays as it is."""
     from scheduler.store import placements
 
@@ -138,7 +138,7 @@ WAIT_S = 120.0  # for a gateway, before a job takes its claim over
 PAUSES_S = (0.1, 2.0)  # between tries: first, longest
 
 
-def take_gateway(claim: Claim) -> GatewayClient | None:
+def take_gateway(claim: PlacedClaim) -> GatewayClient | None:
     """A client of the gateway that the environment names; None: this job uses the database.
 
     The token is taken out of the environment: programs that the handler starts have no use for it.
@@ -174,7 +174,7 @@ def _terms_of(jobs: Scheduler, client: GatewayClient, stopping: threading.Event)
     return None
 
 
-def _start(jobs: Scheduler, claim: Claim, client: GatewayClient, given: Terms | None) -> PlacedEngine:
+def _start(jobs: Scheduler, claim: PlacedClaim, client: GatewayClient, given: Terms | None) -> PlacedEngine:
     """Run the claim."""
     from functools import partial
 

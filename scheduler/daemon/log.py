@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import msgspec
 
-from scheduler.config.model import Log
+from scheduler.config.model import LogSection
 from scheduler.daemon.log_guard import GUARD
 from scheduler.engine.attempt.capture import ATTEMPTS_LOGGER, TASK_LOGGER, current_attempt
 from scheduler.model.running import LOG_FIELDS, log_fields
@@ -40,7 +40,7 @@ DEV_WIDTH = 80
 ATTEMPTS = "scheduler.engine.attempts"  # the logger of lines about the ends of attempts
 
 
-def configure(settings: Log, stream: TextIO | None = None, environ: Mapping[str, str] = os.environ) -> None:
+def configure(settings: LogSection, stream: TextIO | None = None, environ: Mapping[str, str] = os.environ) -> None:
     """Send what structlog and ``logging`` write to ``stream`` (default: stderr). May be called again."""
     import structlog  # a tenth of a second, which schedctl does not want to pay
     from structlog.stdlib import (
@@ -86,7 +86,7 @@ def configure(settings: Log, stream: TextIO | None = None, environ: Mapping[str,
     GUARD.keep(handler, {name: logging.getLogger(name).level for name in ("", TASK_LOGGER, *_QUIET)})
 
 
-def settled(settings: Log, stream: TextIO | None = None) -> Log:
+def settled(settings: LogSection, stream: TextIO | None = None) -> LogSection:
     """The settings with ``attempts`` decided: a person at a terminal sees every attempt."""
     if settings.attempts != "auto":
         return settings
@@ -126,7 +126,7 @@ def _wrap(logger: Any, method: str, event: MutableMapping[str, Any]) -> tuple[tu
     return (_Event(args[0]),), kwargs
 
 
-def _renderers(settings: Log, stream: TextIO, environ: Mapping[str, str]) -> list[Processor]:
+def _renderers(settings: LogSection, stream: TextIO, environ: Mapping[str, str]) -> list[Processor]:
     import structlog
 
     terminal = is_terminal(stream)

@@ -15,8 +15,8 @@ import msgspec
 from scheduler.config.alerts import Alerts
 from scheduler.config.executors import Gateway
 from scheduler.config.load import load
-from scheduler.config.messages import Door
-from scheduler.config.model import Config, Console, Metrics
+from scheduler.config.messages import DoorSection
+from scheduler.config.model import Config, ConsoleSection, MetricsSection
 from scheduler.daemon.bounded_run import BoundedRun, add_options
 from scheduler.daemon.main import build, leave, prepare, serve
 from scheduler.errors import SchedulerError, StoreUnavailableError
@@ -69,10 +69,10 @@ def _own_part(config: Config) -> Config:
     """The configuration without what one daemon of a machine, or of the fleet, does."""
     return msgspec.structs.replace(
         config,
-        metrics=msgspec.structs.replace(config.metrics, listen=Metrics().listen),
-        console=msgspec.structs.replace(config.console, listen=Console().listen),
+        metrics=msgspec.structs.replace(config.metrics, listen=MetricsSection().listen),
+        console=msgspec.structs.replace(config.console, listen=ConsoleSection().listen),
         alerts=Alerts(),
-        door=Door(),
+        door=DoorSection(),
         gateway=Gateway(),
         sources={},
         sinks={},

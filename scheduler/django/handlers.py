@@ -30,7 +30,7 @@ ANY, ANY_ASYNC = "django.task", "django.async_task"
 MODULE = "tasks"
 
 
-class Call(Task):
+class FunctionCall(Task):
     """The payload: the call of a function. ``backend``: by its alias; ``context``: it takes Django's TaskContext."""
 
     args: list[Any] = msgspec.field(default_factory=list)
@@ -127,13 +127,13 @@ def _made(kind: str, function: Any, options: dict[str, Any], place: str) -> type
     run: Any
     if inspect.iscoroutinefunction(function):
 
-        async def run_async(self: Call, ctx: Any) -> Any:
+        async def run_async(self: FunctionCall, ctx: Any) -> Any:
             return await _run_async(function, self, ctx)
 
         run = run_async
     else:
 
-        def run_sync(self: Call, ctx: Any) -> Any:
+        def run_sync(self: FunctionCall, ctx: Any) -> Any:
             return running.run(function, self, ctx)
 
         run = run_sync
@@ -145,7 +145,7 @@ def _made(kind: str, function: Any, options: dict[str, Any], place: str) -> type
         if inspect.iscoroutinefunction(function):
             namespace["on_failed"] = _failed_async
 
-    made = types.new_class(name, (Call,), options, fill)
+    made = types.new_class(name, (FunctionCall,), options, fill)
     setattr(sys.modules[place], name, made)
     return made
 
@@ -160,24 +160,24 @@ async def _as_a_request() -> AsyncIterator[None]:
             await sync_to_async(connections.close_all)()
 
 
-async def _run_async(function: Any, call: Call, ctx: Any) -> Any:
+async def _run_async(function: Any, call: FunctionCall, ctx: Any) -> Any:
     async with _as_a_request():
         return await running.run_async(function, call, ctx)
 
 
-async def _failed_async(self: Call, ctx: Any, error: BaseException) -> None:
+async def _failed_async(self: FunctionCall, ctx: Any, error: BaseException) -> None:
     async with _as_a_request():
         await sync_to_async(running.failed)(self, ctx, error)
 
 
-class AnyCall(Call, kind=ANY, ranked=True):
+class AnyCall(FunctionCall, kind=ANY, ranked=True):
     """The call of a function that no worker knows beforehand."""
 
     def run(self, ctx: Any) -> Any:
         return running.run(function_of(self.path), self, ctx)
 
 
-class AnyAsyncCall(Call, kind=ANY_ASYNC, ranked=True):
+class AnyAsyncCall(FunctionCall, kind=ANY_ASYNC, ranked=True):
     """The same for a coroutine function."""
 
     async def run(self, ctx: Any) -> Any:

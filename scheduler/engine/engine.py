@@ -20,7 +20,7 @@ from scheduler.engine.direct_starts import DirectStarts
 from scheduler.engine.dispatch.completion_thread import CompletionThread
 from scheduler.engine.dispatch.cycle import DispatchCycle
 from scheduler.engine.maintenance.gauges import Gauges
-from scheduler.engine.maintenance.lease import Lease, LeaseWatchdog
+from scheduler.engine.maintenance.lease import LeaseWatchdog, WorkerLease
 from scheduler.engine.maintenance.periodic import CANCEL_EVERY, EARLY_FRACTION, PeriodicWork
 from scheduler.engine.maintenance.registration import WorkerRegistration
 from scheduler.engine.options import Adjustable, EngineOptions
@@ -101,7 +101,7 @@ class Engine:
         beside = database.dialect.name == "postgresql"
         completion_thread = CompletionThread(database, options.lease, None if inline else spawn) if beside else None
         self.dispatch = DispatchCycle(self.engine_state, self.slots, completion_thread)
-        self.lease = Lease(self.engine_state, lapses=not inline)
+        self.lease = WorkerLease(self.engine_state, lapses=not inline)
         self.guard = LeaseWatchdog(
             self.engine_state, self._last_sign, lambda: self._thread.ident if self._thread else None
         )

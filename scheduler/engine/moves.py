@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from scheduler.store.db.tx import Tx
 from scheduler.store.tasks import control
-from scheduler.store.tasks.attempts import Standing, write_standing
+from scheduler.store.tasks.attempts import AttemptStanding, write_standing
 
 Key = tuple[int, int]  # (task id, claim)
 
@@ -16,7 +16,7 @@ class Moves:
 
     def __init__(self) -> None:
         self.stamps: set[Key] = set()
-        self.standing: dict[Key, Standing | None] = {}
+        self.standing: dict[Key, AttemptStanding | None] = {}
 
     def __bool__(self) -> bool:
         return bool(self.stamps or self.standing)
@@ -33,5 +33,5 @@ class Moves:
             write_standing(tx, worker, rows)
 
 
-def _key_of(item: tuple[Key, Standing | None]) -> Key:
+def _key_of(item: tuple[Key, AttemptStanding | None]) -> Key:
     return item[0]

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from scheduler.engine.dispatch.planner import Plan, PoolShare
+from scheduler.engine.dispatch.planner import ClaimPlan, PoolShare
 from scheduler.engine.engine import LOCKED_RETRY_S, Engine
 from scheduler.engine.maintenance.periodic import CANCEL_EVERY
 from scheduler.engine.options import EngineOptions
@@ -33,7 +33,7 @@ ONE_SLOT = {"high": (1, 1), "medium": (1, 1), "low": (1, 1)}  # whatever priorit
 START_WITHIN_S = 600.0  # for the start of the handler, of a child process above all
 
 
-class Claim(NamedTuple):
+class PlacedClaim(NamedTuple):
     """The claim that a job is for, and the executor that made it."""
 
     executor: str
@@ -54,7 +54,7 @@ def options_of_job(options: EngineOptions) -> EngineOptions:
 class PlacedEngine(Engine):
     """Runs the attempt of one claim. ``over`` is set once there is nothing to do any more."""
 
-    claim: Claim
+    claim: PlacedClaim
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -98,7 +98,7 @@ class PlacedEngine(Engine):
         self._attached, self._begun = None, True
         self.periodic.known_kinds = len(self.engine_state.registry)  # the daemons publish them
         lane = LANE_OF(claimed)
-        plan = Plan([LaneClaim(*lane, 1)], {lane: [PoolShare(claimed.priority, 1)]})
+        plan = ClaimPlan([LaneClaim(*lane, 1)], {lane: [PoolShare(claimed.priority, 1)]})
         known = {} if recorded is None else {claimed.id: recorded}
         self.dispatch.feeder.submit([claimed], plan, {}, known)
 

@@ -67,7 +67,7 @@ def _no_slots(_pools: Mapping[str, tuple[int, int]]) -> None:
     """Resize nothing: the engine has not made its slots yet."""
 
 
-class Request(NamedTuple):
+class PendingRequest(NamedTuple):
     """A running attempt's request that waits for its commit; see ``store/requests/handle.py``.
 
     ``at``: monotonic; ``again``: a cycle that failed may have committed it.
@@ -122,8 +122,8 @@ class EngineState:
         self.settings = settings if settings is not None else {}
         self.around_run = around_run
         self.outcomes: deque[tuple[Attempt, Outcome]] = deque()
-        self.requests: deque[Request] = deque()
-        self.put_off: list[Request] = []  # another transaction blocks them: the next cycle retries
+        self.requests: deque[PendingRequest] = deque()
+        self.put_off: list[PendingRequest] = []  # another transaction blocks them: the next cycle retries
         self.freed: deque[int] = deque()  # counts of tasks that attempts' own commits have made ready
         self.worker = 0  # the id that this engine's claims are held under
         self.identity: Identity | None = None  # of the store that this worker is registered in
@@ -176,7 +176,7 @@ class EngineState:
     def request(self, attempt: Attempt, what: str, args: Mapping[str, Any]) -> Future[Answer]:
         """Queue a request; the answer comes after its commit, or when the fence is lost."""
         answer: Future[Answer] = Future()
-        self.requests.append(Request(attempt, what, args, answer, self.monotonic()))
+        self.requests.append(PendingRequest(attempt, what, args, answer, self.monotonic()))
         if self.closed:
             self.abort_requests()
         elif self.inline is not None:

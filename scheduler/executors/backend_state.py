@@ -9,7 +9,7 @@ from typing import NamedTuple
 from scheduler.backoff import Backoff, LogOnce
 from scheduler.executors import ports
 from scheduler.executors.ports import ExecutorError, Seen
-from scheduler.model.placement import Phase, job_key, name_prefix
+from scheduler.model.placement import PlacementPhase, job_key, name_prefix
 from scheduler.store import placements
 from scheduler.store.db.database import Database
 from scheduler.store.placements import RESERVED, Placement
@@ -104,7 +104,7 @@ class BackendLink:
         running = {
             job_key(seen.name): seen
             for seen in self._unplaced(found, polled)
-            if not seen.phase.over and seen.phase is not Phase.GONE
+            if not seen.phase.over and seen.phase is not PlacementPhase.GONE
         }
         keys = [key for key in running if key is not None]
         if not keys:

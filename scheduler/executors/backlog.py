@@ -51,7 +51,7 @@ class Workforce(NamedTuple):
         return self.waiting + self.working
 
 
-class Backlog(NamedTuple):
+class PoolBacklog(NamedTuple):
     """Tasks that are due, and that a worker could run. ``age``: seconds since the oldest was due, None: there is none;
     ``tasks``: how many, as far as they were counted."""
 
@@ -59,7 +59,7 @@ class Backlog(NamedTuple):
     tasks: int = 0
 
 
-def more_workers(rules: ScaleRules, force: Workforce, backlog: Backlog) -> int:
+def more_workers(rules: ScaleRules, force: Workforce, backlog: PoolBacklog) -> int:
     """How many workers to start now.
 
     At least as many as make up ``least``. One for a backlog that is old; for one that stays old, as many again as work,
@@ -91,7 +91,7 @@ class BacklogView:
         self._registry = registry
         self._after: LaneHead | None = None  # where the next look at the lanes begins
 
-    def look(self, tx: Tx, pauses: Pauses, most: int) -> Backlog:
+    def look(self, tx: Tx, pauses: Pauses, most: int) -> PoolBacklog:
         """What is due and neither paused nor held back by a cap or rate; ``most`` tasks are counted."""
         heads = claim.lane_heads(tx, self._after, LANES_PER_LOOK)
         self._after = heads[-1] if len(heads) >= LANES_PER_LOOK else None
@@ -99,13 +99,13 @@ class BacklogView:
             (head for head in heads if head.run_at <= tx.now and self._takes(head, pauses)), key=lambda one: one.run_at
         )
         if not due:
-            return Backlog()
+            return PoolBacklog()
         known = limits.known(tx)
         free = [head for head in due[:MAX_AGED] if _has_room(tx, known, head)]
         if not free:
-            return Backlog()
+            return PoolBacklog()
         since = min(ready_since(tx, head.id, head.run_at) for head in free)
-        return Backlog(max(0, tx.now - since) / SECOND, worker_jobs.count_due(tx, free, most))
+        return PoolBacklog(max(0, tx.now - since) / SECOND, worker_jobs.count_due(tx, free, most))
 
     def _takes(self, head: LaneHead, pauses: Pauses) -> bool:
         kind = kind_of(head.lane)

@@ -23,7 +23,16 @@ from scheduler.errors import ConfigError
 from scheduler.executors.directory import DirectoryExecutor
 from scheduler.executors.job_files import explained
 from scheduler.executors.job_process import ask_to_end, look, run_in_pool, was_started
-from scheduler.executors.ports import Capabilities, ExecutorError, Finding, Job, Phase, Refused, Seen, Submitted
+from scheduler.executors.ports import (
+    Capabilities,
+    ExecutorError,
+    Finding,
+    Job,
+    PlacementPhase,
+    Refused,
+    Seen,
+    Submitted,
+)
 
 CLOSE_S = 5.0  # that a pool has for its end
 _NEVER_BEGAN = "it was to end before it began"
@@ -34,7 +43,7 @@ class FuturesExecutor(DirectoryExecutor):
 
     capabilities = Capabilities(names_unique=True, has_logs=True)
 
-    class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    class FuturesSettings(msgspec.Struct, frozen=True, kw_only=True):
         """``directory``: of the jobs' files, the same on the daemon's machine and wherever the pool runs functions, on
         a file system with locks. ``factory``: ``module:function``, called once without arguments: it returns the pool.
         """
@@ -42,7 +51,7 @@ class FuturesExecutor(DirectoryExecutor):
         directory: str
         factory: str
 
-    def __init__(self, name: str, settings: Settings) -> None:
+    def __init__(self, name: str, settings: FuturesSettings) -> None:
         super().__init__(name, settings.directory)
         if ":" not in settings.factory:
             raise ConfigError(f'executors.{name}.factory must be "module:function", not {settings.factory!r}')
@@ -77,7 +86,7 @@ class FuturesExecutor(DirectoryExecutor):
         to_end = (place / "cancel").exists()  # before the look: what the pool takes up from here on does not begin
         seen = look(place)
         if seen is None and to_end:  # whichever daemon had its future
-            return Seen(name=place.name, handle=place.name, phase=Phase.CANCELLED, reason=_NEVER_BEGAN)
+            return Seen(name=place.name, handle=place.name, phase=PlacementPhase.CANCELLED, reason=_NEVER_BEGAN)
         return seen
 
     def cancel(self, handles: Sequence[str], grace: float) -> None:
@@ -168,10 +177,10 @@ def _close(pool: Any) -> None:
 def _seen(name: str, future: Any) -> Seen:
     """What a future says of a job that has no files of its own."""
     if not future.done():
-        return Seen(name=name, handle=name, phase=Phase.QUEUED)
+        return Seen(name=name, handle=name, phase=PlacementPhase.QUEUED)
     if getattr(future, "cancelled", bool)():  # submitit's have no such method
-        return Seen(name=name, handle=name, phase=Phase.CANCELLED)
+        return Seen(name=name, handle=name, phase=PlacementPhase.CANCELLED)
     error = future.exception()
     if error is None:  # it was to end before it had begun
-        return Seen(name=name, handle=name, phase=Phase.CANCELLED, reason=_NEVER_BEGAN)
-    return Seen(name=name, handle=name, phase=Phase.FAILED, reason=f"{type(error).__name__}: {error}"[:500])
+        return Seen(name=name, handle=name, phase=PlacementPhase.CANCELLED, reason=_NEVER_BEGAN)
+    return Seen(name=name, handle=name, phase=PlacementPhase.FAILED, reason=f"{type(error).__name__}: {error}"[:500])

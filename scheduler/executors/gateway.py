@@ -130,7 +130,7 @@ class JobGateway:
         if what == messages.SYNC:
             return work.sync(key, decode(body, type=messages.Sync))
         if what == messages.LOAD:
-            return work.load(key, decode(body, type=messages.Load))
+            return work.load(key, decode(body, type=messages.GatewayLoad))
         raise ValueError(f"a job asks for {messages.LOOK}, {messages.ATTACH}, {messages.SYNC} or {messages.LOAD}")
 
 

@@ -9,7 +9,7 @@ from scheduler.app import Scheduler
 from scheduler.config.model import Config
 from scheduler.engine.attempt.attempt import Attempt
 from scheduler.engine.dispatch.quarantine import count_crashes, judge_crashes
-from scheduler.engine.gateway.messages import Attach, Attached, Load, Loaded, Sync, Synced, Terms
+from scheduler.engine.gateway.messages import Attach, Attached, GatewayLoad, Loaded, Sync, Synced, Terms
 from scheduler.engine.maintenance.jobs import FORCED_TEXT
 from scheduler.engine.processes.messages import checked
 from scheduler.errors import PermanentError, SchedulerError
@@ -165,7 +165,7 @@ class GatewayWork:
         return _Done(given, bool(woken) or rings)
 
     def _take_away(
-        self, tx: Tx, key: JobKey, worker: int, why: str | None, held: gateway_jobs.Held, given: Synced
+        self, tx: Tx, key: JobKey, worker: int, why: str | None, held: gateway_jobs.HeldJob, given: Synced
     ) -> bool:
         """Take the claim from a handler that stalls, or whose task is cancelled by force."""
         forced = held.cancelled and bool(control.forced(tx, [key.pair]))
@@ -216,7 +216,7 @@ class GatewayWork:
             counter.add(tx.now, [attempt], OutcomeColumns.of([outcome]), lost, completion.overridden)
             rollups.add(tx, counter.take())
 
-    def load(self, key: JobKey, message: Load) -> Loaded:
+    def load(self, key: JobKey, message: GatewayLoad) -> Loaded:
         """What a handler reads, while the claim is its own. Raises NotItsOwnError, too."""
         incarnation = gateway_jobs.job_incarnation(*key.pair, message.life)
         with self._jobs.database.read() as tx:

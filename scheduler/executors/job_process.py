@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from scheduler.executors.job_files import write_private
-from scheduler.executors.ports import NOT_MINE, Phase, Seen
+from scheduler.executors.ports import NOT_MINE, PlacementPhase, Seen
 from scheduler.system import locks
 
 SHELL = "/bin/sh"
@@ -183,21 +183,27 @@ def look(place: Path) -> Seen | None:
     alive = is_alive(place)
     pid, code = _number(place / "pid"), _number(place / "exit")
     if alive:
-        phase = Phase.STARTING if pid is None else Phase.RUNNING
+        phase = PlacementPhase.STARTING if pid is None else PlacementPhase.RUNNING
         return Seen(name=name, handle=name, phase=phase, reason=None if pid is None else f"process {pid}")
     if pid is None:
         return None  # the daemon was ended before it had started it
     cancelled = (place / "cancel").exists()
-    ended = Phase.TIMED_OUT if (place / "limit").exists() else Phase.CANCELLED if cancelled else Phase.FAILED
+    ended = (
+        PlacementPhase.TIMED_OUT
+        if (place / "limit").exists()
+        else PlacementPhase.CANCELLED
+        if cancelled
+        else PlacementPhase.FAILED
+    )
     if code is None:
         why = "killed" if cancelled else "killed, with the shell that waited for it, or the machine restarted"
         return Seen(name=name, handle=name, phase=ended, reason=why, signal=signal.SIGKILL)
     if code == 0:
-        return Seen(name=name, handle=name, phase=Phase.SUCCEEDED, exit_code=0)
+        return Seen(name=name, handle=name, phase=PlacementPhase.SUCCEEDED, exit_code=0)
     if code > _SIGNALLED:
         number = code - _SIGNALLED
         return Seen(name=name, handle=name, phase=ended, reason=f"ended by {_signal_name(number)}", signal=number)
-    phase = Phase.FAILED if code == NOT_MINE else ended
+    phase = PlacementPhase.FAILED if code == NOT_MINE else ended
     return Seen(name=name, handle=name, phase=phase, reason=f"exit status {code}", exit_code=code)
 
 

@@ -15,7 +15,7 @@ import msgspec
 from scheduler.config.sources import Duration
 from scheduler.errors import ConfigError
 from scheduler.executors import kubernetes_parse
-from scheduler.executors.kubernetes_api import Api, access_of
+from scheduler.executors.kubernetes_api import KubernetesApi, access_of
 from scheduler.executors.kubernetes_spec import PREFIX, Template, is_same, label_value, manifest, wrong_option
 from scheduler.executors.ports import Capabilities, Finding, Job, Refused, Seen, Submitted
 from scheduler.transports.ports import require
@@ -37,7 +37,7 @@ class KubernetesExecutor:
 
     capabilities = Capabilities(names_unique=True, has_logs=True)
 
-    class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True):
         """``image``: of the jobs; ``images``: others that tasks may name. ``python``: the interpreter's path in them.
         ``server``, ``token_file``, ``ca_file``, ``namespace``: of the cluster; None: as its own pods have them.
         ``pod``, ``container``: fields of Kubernetes' PodSpec and Container for all jobs. ``labels``, ``annotations``:
@@ -63,12 +63,12 @@ class KubernetesExecutor:
         timeout: Duration = 10.0
         grace: Duration = 10.0
 
-    def __init__(self, name: str, settings: Settings) -> None:
+    def __init__(self, name: str, settings: KubernetesSettings) -> None:
         require("httpx2", "kubernetes", f"executor {name}, of type kubernetes,")
         if settings.timeout <= 0:
             raise ConfigError(f"executors.{name}.timeout: must be above 0 seconds")
         access = access_of(name, settings.server, settings.token_file, settings.ca_file, settings.namespace)
-        self._api = Api(access, settings.timeout)
+        self._api = KubernetesApi(access, settings.timeout)
         self._template = Template(
             executor=name,
             **{field: getattr(settings, field) for field in Template.__struct_fields__ if field != "executor"},

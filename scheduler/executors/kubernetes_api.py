@@ -37,7 +37,7 @@ class Access(NamedTuple):
     namespace: str | None
 
 
-class Answer(NamedTuple):
+class KubernetesAnswer(NamedTuple):
     """What the server answered. ``after``: seconds that it wants to be left alone. ``warnings``: of its ``Warning``
     headers."""
 
@@ -104,7 +104,7 @@ def access_of(
     return Access(server.rstrip("/"), token, ca, namespace)
 
 
-class Api:
+class KubernetesApi:
     """Questions to one API server. For one thread. ``timeout``: seconds for each part of a question.
 
     The token is read for each question, and the CA for each connection: a cluster replaces both in their files.
@@ -138,7 +138,7 @@ class Api:
 
     def ask(
         self, method: str, path: str, *, params: Mapping[str, str] | None = None, body: Mapping[str, Any] | None = None
-    ) -> Answer:
+    ) -> KubernetesAnswer:
         """Any answer below 500 but 401. Raises ExecutorError: there was none, or the server cannot do it now."""
         import httpx2
 
@@ -187,7 +187,7 @@ class Api:
                 return found
         raise ExecutorError(f"{self.server}: lists went out of date {_LIST_TRIES} times before their last page")
 
-    def trouble(self, answer: Answer) -> ExecutorError:
+    def trouble(self, answer: KubernetesAnswer) -> ExecutorError:
         """An answer as the reason why the backend cannot be asked."""
         return ExecutorError(f"{self.server} answered {answer.status}: {answer.message}", answer.after)
 
@@ -197,7 +197,7 @@ class Api:
         if client is not None:
             client.close()
 
-    def _pages(self, path: str, selector: str) -> Iterator[Answer]:
+    def _pages(self, path: str, selector: str) -> Iterator[KubernetesAnswer]:
         params = {"labelSelector": selector, "limit": str(PAGE)}
         while True:
             answer = self.ask("GET", path, params=params)
@@ -223,7 +223,7 @@ class Api:
         return self._client
 
 
-def _answer(got: httpx2.Response) -> Answer:
+def _answer(got: httpx2.Response) -> KubernetesAnswer:
     found = None
     if got.headers.get("content-type", "").startswith("application/json"):  # a log may look like JSON, too
         with suppress(msgspec.DecodeError, UnicodeDecodeError):
@@ -234,7 +234,7 @@ def _answer(got: httpx2.Response) -> Answer:
     if after is None and isinstance(details, dict) and isinstance(details.get("retryAfterSeconds"), int):
         after = float(details["retryAfterSeconds"])
     warnings = re.findall(r'\d{3} \S+ "((?:[^"\\]|\\.)*)"', got.headers.get("warning", ""))
-    return Answer(got.status_code, fields, got.text if found is None else "", after, tuple(warnings))
+    return KubernetesAnswer(got.status_code, fields, got.text if found is None else "", after, tuple(warnings))
 
 
 def _read(path: Path) -> str:

@@ -7,9 +7,9 @@ import signal
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from scheduler.executors.kubernetes_api import Answer
+from scheduler.executors.kubernetes_api import KubernetesAnswer
 from scheduler.executors.kubernetes_spec import CONTAINER, PREFIX
-from scheduler.executors.ports import NOT_MINE, Phase, Refused, Seen
+from scheduler.executors.ports import NOT_MINE, PlacementPhase, Refused, Seen
 
 NAME = re.compile(r"schedd-[0-9a-f]{1,8}-(w?[0-9]+)-([0-9]+)")
 FULL_S = 30.0  # until a Job is submitted again that a quota had no room for
@@ -25,7 +25,7 @@ _RBAC = re.compile(r"cannot \w+ resource|being terminated", re.IGNORECASE)
 class Pod(NamedTuple):
     """A pod of a Job. ``created``: as the server writes it, for an order."""
 
-    phase: Phase
+    phase: PlacementPhase
     reason: str
     exit_code: int | None
     created: str
@@ -38,7 +38,7 @@ def seen_of(name: str, job: Mapping[str, Any] | None, pods: Iterable[Mapping[str
     ``job``: None: it was deleted, and pods are left.
     """
     found = sorted((pod_of(pod) for pod in pods), key=lambda pod: pod.created)
-    for phase in (Phase.RUNNING, Phase.STARTING, Phase.QUEUED):
+    for phase in (PlacementPhase.RUNNING, PlacementPhase.STARTING, PlacementPhase.QUEUED):
         living = [pod for pod in found if pod.phase is phase]
         if living:
             return _seen(name, phase, living[0])
@@ -47,12 +47,12 @@ def seen_of(name: str, job: Mapping[str, Any] | None, pods: Iterable[Mapping[str
     ended, why = _ended(job)
     if telling:
         pod = telling[-1]
-        asked_for = ended is Phase.CANCELLED or ended is Phase.TIMED_OUT
-        if ended is not None and asked_for and pod.phase is Phase.FAILED and pod.exit_code != NOT_MINE:
+        asked_for = ended is PlacementPhase.CANCELLED or ended is PlacementPhase.TIMED_OUT
+        if ended is not None and asked_for and pod.phase is PlacementPhase.FAILED and pod.exit_code != NOT_MINE:
             return _seen(name, ended, pod)
         return _seen(name, pod.phase, pod)
     if ended is None:
-        return Seen(name=name, handle=name, phase=Phase.QUEUED, reason=why)
+        return Seen(name=name, handle=name, phase=PlacementPhase.QUEUED, reason=why)
     return Seen(name=name, handle=name, phase=ended, reason=why)
 
 
@@ -60,7 +60,7 @@ def pod_of(pod: Mapping[str, Any]) -> Pod:
     """What is known of one pod."""
     meta, spec, status = (pod.get(part) or {} for part in ("metadata", "spec", "status"))
     state = _state(status)
-    phase, reason, code = Phase.QUEUED, "", None
+    phase, reason, code = PlacementPhase.QUEUED, "", None
     ended, waits, runs = (state.get(part) for part in ("terminated", "waiting", "running"))
     stated = _words(status.get("reason"), status.get("message"))
     if ended or status.get("phase") in ("Succeeded", "Failed"):
@@ -71,10 +71,10 @@ def pod_of(pod: Mapping[str, Any]) -> Pod:
         words = [_exit_text(code), stated, _words(ended.get("reason"), ended.get("message") if code != 0 else None)]
         reason = ", ".join(dict.fromkeys(word for word in words if word))
     elif runs or status.get("phase") in ("Running", "Unknown"):
-        phase, reason = Phase.RUNNING, stated
+        phase, reason = PlacementPhase.RUNNING, stated
     elif waits or spec.get("nodeName"):
         waits = waits or {}
-        phase = Phase.FAILED if waits.get("reason") in _NEVER_STARTS else Phase.STARTING
+        phase = PlacementPhase.FAILED if waits.get("reason") in _NEVER_STARTS else PlacementPhase.STARTING
         reason = stated or _words(waits.get("reason"), waits.get("message"))
     else:
         scheduled = _condition(status, "PodScheduled")
@@ -89,7 +89,7 @@ def pod_of(pod: Mapping[str, Any]) -> Pod:
     )
 
 
-def refusal(name: str, answer: Answer) -> Refused | None:
+def refusal(name: str, answer: KubernetesAnswer) -> Refused | None:
     """Why a Job was not taken; None: the server takes none at all."""
     reason = answer.message
     if answer.status == 429 or (answer.status == 409 and answer.reason != "AlreadyExists") or answer.status == 408:
@@ -112,7 +112,7 @@ def is_ours(job: Mapping[str, Any]) -> bool:
     return (labels.get(f"{PREFIX}task"), labels.get(f"{PREFIX}claim")) == wanted
 
 
-def _seen(name: str, phase: Phase, pod: Pod) -> Seen:
+def _seen(name: str, phase: PlacementPhase, pod: Pod) -> Seen:
     code = pod.exit_code if phase.over else None
     number = code - _SIGNALLED if code is not None and code > _SIGNALLED else None
     return Seen(
@@ -135,33 +135,35 @@ def _state(status: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
-def _end(meta: Mapping[str, Any], status: Mapping[str, Any], ended: Mapping[str, Any], code: int | None) -> Phase:
+def _end(
+    meta: Mapping[str, Any], status: Mapping[str, Any], ended: Mapping[str, Any], code: int | None
+) -> PlacementPhase:
     if code == 0:
-        return Phase.SUCCEEDED
+        return PlacementPhase.SUCCEEDED
     if code == NOT_MINE:
-        return Phase.FAILED
+        return PlacementPhase.FAILED
     reasons = (status.get("reason"), ended.get("reason"))
     if _condition(status, "DisruptionTarget").get("status") == "True" or any(one in _PREEMPTED for one in reasons):
-        return Phase.PREEMPTED
+        return PlacementPhase.PREEMPTED
     if "DeadlineExceeded" in reasons:
-        return Phase.TIMED_OUT
-    return Phase.CANCELLED if meta.get("deletionTimestamp") else Phase.FAILED
+        return PlacementPhase.TIMED_OUT
+    return PlacementPhase.CANCELLED if meta.get("deletionTimestamp") else PlacementPhase.FAILED
 
 
-def _ended(job: Mapping[str, Any] | None) -> tuple[Phase | None, str]:
+def _ended(job: Mapping[str, Any] | None) -> tuple[PlacementPhase | None, str]:
     """How a Job ended by itself, and why; None: it has not."""
     if job is None:
-        return Phase.CANCELLED, "the Job was deleted"
+        return PlacementPhase.CANCELLED, "the Job was deleted"
     meta, status, spec = (job.get(part) or {} for part in ("metadata", "status", "spec"))
     failed = _condition(status, "Failed")
     if failed.get("status") == "True":
         late = failed.get("reason") == "DeadlineExceeded"
         why = _words(failed.get("reason"), failed.get("message")) or "the Job failed"
-        return (Phase.TIMED_OUT if late else Phase.FAILED), why
+        return (PlacementPhase.TIMED_OUT if late else PlacementPhase.FAILED), why
     if _condition(status, "Complete").get("status") == "True":
-        return Phase.SUCCEEDED, "the Job is complete"
+        return PlacementPhase.SUCCEEDED, "the Job is complete"
     if meta.get("deletionTimestamp"):
-        return Phase.CANCELLED, "the Job is being deleted"
+        return PlacementPhase.CANCELLED, "the Job is being deleted"
     return None, "the Job is suspended" if spec.get("suspend") else "the Job has no pod yet"
 
 

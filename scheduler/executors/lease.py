@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 
-from scheduler.config.executors import Executor as Section
+from scheduler.config.executors import ExecutorSection
 from scheduler.executors import ports
 from scheduler.executors.backend_state import BackendLink, BackendState
 from scheduler.executors.ports import NOT_MINE
 from scheduler.model.capacity import Scale
-from scheduler.model.placement import Phase
+from scheduler.model.placement import PlacementPhase
 from scheduler.ports import SECOND
 from scheduler.store import placements
 from scheduler.store.db.database import Database
@@ -27,7 +27,7 @@ class ExecutorLease:
     def __init__(
         self,
         name: str,
-        section: Section,
+        section: ExecutorSection,
         link: BackendLink,
         database: Database,
         holder: str,
@@ -74,7 +74,9 @@ class ExecutorLease:
 class LeasedExecutor:
     """``[executors.NAME]`` for the daemon ``holder``: its backend, and its lease. For one thread."""
 
-    def __init__(self, name: str, section: Section, executor: ports.Executor, database: Database, holder: str) -> None:
+    def __init__(
+        self, name: str, section: ExecutorSection, executor: ports.Executor, database: Database, holder: str
+    ) -> None:
         self.name = name
         self._section = section
         self._database = database
@@ -99,7 +101,7 @@ class LeasedExecutor:
         if polled.jobs is None:
             return None
         seen = polled.of(placement)
-        if seen is None or seen.phase is Phase.GONE:
+        if seen is None or seen.phase is PlacementPhase.GONE:
             submitted = placement.submitted_at or placement.reserved_at
             late = now - submitted > round(self._section.submit_grace * SECOND)
             return "the backend does not know the job" if late and placement.state != RESERVED else None

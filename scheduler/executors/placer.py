@@ -10,21 +10,21 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from scheduler.config.executors import Executor as Section
+from scheduler.config.executors import ExecutorSection
 from scheduler.engine.dead_letter_hook import DeadLetterHook
 from scheduler.engine.dispatch.lane_turns import LaneTurns
-from scheduler.engine.dispatch.limits import Admission, Limits
-from scheduler.engine.dispatch.planner import PRIORITIES, Plan, allocate
+from scheduler.engine.dispatch.limits import Admission, DispatchLimits
+from scheduler.engine.dispatch.planner import PRIORITIES, ClaimPlan, allocate
 from scheduler.engine.options import EngineOptions
 from scheduler.executors import ports
 from scheduler.executors.backend_state import BackendState
 from scheduler.executors.claim_release import ClaimRelease
 from scheduler.executors.lease import LeasedExecutor
 from scheduler.executors.ports import NOT_MINE
-from scheduler.executors.submissions import Commands, Submissions, TaskJobs
+from scheduler.executors.submissions import JobLauncher, Submissions, TaskJobs
 from scheduler.model.lanes import executor_of, kind_of
 from scheduler.model.pauses import Pauses
-from scheduler.model.placement import Phase
+from scheduler.model.placement import PlacementPhase
 from scheduler.model.registry import Registry
 from scheduler.model.texts import counted
 from scheduler.ports import FAILPOINTS, SECOND
@@ -44,7 +44,7 @@ log = logging.getLogger("scheduler.executors")
 
 
 @dataclass(frozen=True)
-class _Scope:
+class _PlacerScope:
     """What limits are read for: all queues, and the kinds of this program."""
 
     registry: Registry
@@ -59,7 +59,7 @@ class Reservations:
         self._queues = frozenset(queues)
         self._database = database
         self._registry = registry
-        self._limits = Limits(_Scope(registry, EngineOptions()))
+        self._limits = DispatchLimits(_PlacerScope(registry, EngineOptions()))
         self._after: LaneHead | None = None  # where the next look at the lanes begins
         self._rotation = 0
         self._turns = LaneTurns()
@@ -91,7 +91,7 @@ class Reservations:
         self._turns.weights = self._limits.known.weights
         admission = Admission(self._limits, tx)
         before, due = -1, admission.admitted(due)
-        plan = Plan([], {})
+        plan = ClaimPlan([], {})
         while len(due) != before:
             plan = allocate(due, _own_level(budget), budget, self._rotation, budget, PRIORITIES, self._turns.share)
             admission.lock(plan.picks, due)
@@ -122,12 +122,12 @@ class Placer(LeasedExecutor):
     def __init__(
         self,
         name: str,
-        section: Section,
+        section: ExecutorSection,
         executor: ports.Executor,
         database: Database,
         registry: Registry,
         holder: str,
-        commands: Commands,
+        commands: JobLauncher,
         *,
         ring: Callable[[], object],
         dead_letters: DeadLetterHook | None = None,
@@ -182,7 +182,7 @@ class Placer(LeasedExecutor):
             if placement.holder is not None or polled.jobs is None:
                 continue
             seen = polled.of(placement)
-            if seen is None or seen.phase.over or seen.phase is Phase.GONE:
+            if seen is None or seen.phase.over or seen.phase is PlacementPhase.GONE:
                 done.append(placement.key)
             elif mono - self._leaving.setdefault(placement.key, mono) >= self._section.grace:
                 self._leaving[placement.key] = mono
@@ -220,7 +220,7 @@ class Placer(LeasedExecutor):
                 asked.append(placement)
             elif why is not None:
                 seen = polled.of(placement)
-                counts = seen is None or seen.phase is not Phase.PREEMPTED
+                counts = seen is None or seen.phase is not PlacementPhase.PREEMPTED
                 self._claim_release.lost(worker, placement, why, self._link.tail(placement, polled), counts=counts)
                 lost.append(placement)
             else:

@@ -27,7 +27,7 @@ import msgspec
 from scheduler.backoff import bounded_wait
 from scheduler.errors import SchedulerError
 from scheduler.model.placement import NOT_MINE as NOT_MINE
-from scheduler.model.placement import Phase as Phase
+from scheduler.model.placement import PlacementPhase as PlacementPhase
 from scheduler.model.resources import Resources as Resources
 
 
@@ -105,7 +105,7 @@ class Seen:
 
     name: str
     handle: str
-    phase: Phase
+    phase: PlacementPhase
     reason: str | None = None
     exit_code: int | None = None
     signal: int | None = None

@@ -19,7 +19,16 @@ import msgspec
 from scheduler.config.sources import Duration
 from scheduler.errors import ConfigError
 from scheduler.executors import ray_parse
-from scheduler.executors.ports import Capabilities, ExecutorError, Finding, Job, Phase, Refused, Seen, Submitted
+from scheduler.executors.ports import (
+    Capabilities,
+    ExecutorError,
+    Finding,
+    Job,
+    PlacementPhase,
+    Refused,
+    Seen,
+    Submitted,
+)
 from scheduler.model.secrets import Secret
 from scheduler.transports.ports import require
 
@@ -46,7 +55,7 @@ class RayExecutor:
 
     capabilities = Capabilities(names_unique=True, has_logs=True)
 
-    class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    class RaySettings(msgspec.Struct, frozen=True, kw_only=True):
         """``url``: of the dashboard, such as http://head:8265. ``token``: goes with each request as a bearer.
         ``ca_file``: certificates to trust instead of the system's. ``defaults``: ``executor_options`` of tasks that do
         not have them. ``python``: the nodes' interpreter, if it has another path than the daemon's. ``timeout``:
@@ -60,7 +69,7 @@ class RayExecutor:
         timeout: Annotated[Duration, msgspec.Meta(gt=0)] = 20.0
         grace: Annotated[Duration, msgspec.Meta(gt=0)] = 10.0
 
-    def __init__(self, name: str, settings: Settings) -> None:
+    def __init__(self, name: str, settings: RaySettings) -> None:
         require("httpx2", "ray", f"executor {name}, of type ray,")
         if not settings.url.startswith(("http://", "https://")):
             raise ConfigError(f"executors.{name}.url must begin with http:// or https://, not {settings.url!r:.80}")
@@ -133,7 +142,7 @@ class RayExecutor:
         version = _decoded(answer, dict[str, Any])
         found = [Finding(True, f"Ray {version.get('ray_version')}, {version.get('session_name')}")]
         records = self._list()
-        waiting = sum(record.phase is Phase.QUEUED for record in records)
+        waiting = sum(record.phase is PlacementPhase.QUEUED for record in records)
         found.append(Finding(True, f"it has {len(records)} jobs of schedd; {waiting} wait"))
         if self._settings.token is not None and self._base.startswith("http://"):
             found.append(Finding(True, "the token goes over plain HTTP: it can be read on the way"))
@@ -247,5 +256,5 @@ def _long_gone(records: Iterable[ray_parse.Record], now: float) -> Iterable[str]
     """Those that the placer does not have forgotten, since it takes them for neither alive nor over."""
     for record in records:
         ended = record.end_time
-        if record.phase is Phase.GONE and ended is not None and now - ended / 1000 > KEPT_S:
+        if record.phase is PlacementPhase.GONE and ended is not None and now - ended / 1000 > KEPT_S:
             yield record.name

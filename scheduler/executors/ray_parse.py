@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from scheduler.executors.ports import Job, Phase, Refused, Resources, Seen
+from scheduler.executors.ports import Job, PlacementPhase, Refused, Resources, Seen
 
 NAME = re.compile(r"schedd-[0-9a-f]{1,8}-w?[0-9]+-[0-9]+")
 RETRY_S = 5.0  # until a job is submitted again that Ray could not take
@@ -37,11 +37,11 @@ RUNTIME_ENV = (
 _OWN_RESOURCES = frozenset({"CPU", "GPU", "memory", "object_store_memory"})
 
 _PHASES = {
-    "PENDING": Phase.QUEUED,
-    "RUNNING": Phase.RUNNING,
-    "STOPPED": Phase.CANCELLED,
-    "SUCCEEDED": Phase.SUCCEEDED,
-    "FAILED": Phase.FAILED,
+    "PENDING": PlacementPhase.QUEUED,
+    "RUNNING": PlacementPhase.RUNNING,
+    "STOPPED": PlacementPhase.CANCELLED,
+    "SUCCEEDED": PlacementPhase.SUCCEEDED,
+    "FAILED": PlacementPhase.FAILED,
 }
 _WAITED_TOO_LONG = "JOB_SUPERVISOR_ACTOR_START_TIMEOUT"
 _ENDED_BY_ITS_SUPERVISOR = "JOB_ENTRYPOINT_COMMAND_START_ERROR"
@@ -81,16 +81,16 @@ class Record(msgspec.Struct, frozen=True):
         return (self.metadata or {}).get("schedd.store")
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> PlacementPhase:
         """GONE, which decides nothing, for a state that is not known, and for a job that Ray has lost sight of: its
         supervisor or node is away, and its process perhaps not."""
-        found = _PHASES.get(self.status, Phase.GONE)
-        if found is not Phase.FAILED or self.driver_exit_code is not None:
+        found = _PHASES.get(self.status, PlacementPhase.GONE)
+        if found is not PlacementPhase.FAILED or self.driver_exit_code is not None:
             return found
         if self.error_type == _WAITED_TOO_LONG:
-            return Phase.PREEMPTED  # it found no room: that is not the task's fault
+            return PlacementPhase.PREEMPTED  # it found no room: that is not the task's fault
         began = self.driver_node_id is not None
-        return Phase.GONE if began and self.error_type != _ENDED_BY_ITS_SUPERVISOR else Phase.FAILED
+        return PlacementPhase.GONE if began and self.error_type != _ENDED_BY_ITS_SUPERVISOR else PlacementPhase.FAILED
 
     @property
     def logged(self) -> str | None:
@@ -107,7 +107,7 @@ class Record(msgspec.Struct, frozen=True):
             reason = f"ended by {_signal_name(number)}"
         elif code:
             reason = f"exit status {code}"
-        elif phase is Phase.RUNNING and node:
+        elif phase is PlacementPhase.RUNNING and node:
             reason = f"on {node}"
         else:
             reason = shortened(f"{self.error_type}: {self.message}" if self.error_type else self.message or "")

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 
 from scheduler.app import Scheduler
 from scheduler.backoff import LogOnce
-from scheduler.config.executors import Executor as Section
-from scheduler.config.executors import resources_of_worker
-from scheduler.config.extensions import Group, find, settings_of
+from scheduler.config.executors import ExecutorSection, resources_of_worker
+from scheduler.config.extensions import ExtensionGroup, find, settings_of
 from scheduler.config.model import Config
 from scheduler.config.sources import format_duration
 from scheduler.engine.dead_letter_hook import DeadLetterHook
@@ -39,7 +38,7 @@ STOP_WITHIN_S = 3.0  # that a stop waits for all threads
 REST_FRACTION = 0.2  # of an interval: so long a placer rests after a look, however often it is woken
 WORKER_MODULE = "scheduler.daemon.worker_job"
 _OF_THE_DAEMON = ("SCHEDD_", "PG", "CREDENTIALS_DIRECTORY")  # beginnings of names
-EXECUTORS = Group(
+EXECUTORS = ExtensionGroup(
     "schedd.executors",
     "executor",
     "executors",
@@ -78,7 +77,7 @@ def check_executor(config: Config, name: str) -> list[Finding]:
         executor.close()
 
 
-def _finding_of_workers(section: Section) -> Iterator[Finding]:
+def _finding_of_workers(section: ExecutorSection) -> Iterator[Finding]:
     if section.place != "worker":
         return
     lifetime = f", for {format_duration(section.lifetime)} at most" if section.lifetime else ""
@@ -93,7 +92,7 @@ def _finding_of_workers(section: Section) -> Iterator[Finding]:
 class JobCommands:
     """Jobs start with this program's interpreter, and read its configuration."""
 
-    def __init__(self, config: Config, section: Section) -> None:
+    def __init__(self, config: Config, section: ExecutorSection) -> None:
         self._config = config
         self._env = {GRACE_VARIABLE: f"{section.grace:g}"}
         self._secret = config.gateway.secret if section.store == "gateway" else None

@@ -25,7 +25,16 @@ import msgspec
 from scheduler.errors import ConfigError
 from scheduler.executors import slurm_parse
 from scheduler.executors.job_files import explained, tail_of, write_private
-from scheduler.executors.ports import Capabilities, ExecutorError, Finding, Job, Phase, Refused, Seen, Submitted
+from scheduler.executors.ports import (
+    Capabilities,
+    ExecutorError,
+    Finding,
+    Job,
+    PlacementPhase,
+    Refused,
+    Seen,
+    Submitted,
+)
 from scheduler.system.processes import user_id
 
 WARNING_S = 60  # before a job's time is over it gets SIGTERM, and up to as long earlier: Slurm's clock is coarse
@@ -48,7 +57,7 @@ class SlurmExecutor:
 
     capabilities = Capabilities(names_unique=True, has_logs=True)
 
-    class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    class SlurmSettings(msgspec.Struct, frozen=True, kw_only=True):
         """``directory``: of the jobs' files, shared with the nodes, for this executor of this store alone.
         ``defaults``: ``executor_options`` of tasks that do not have them. ``environment``: names of variables of the
         daemon that jobs get, too. ``slurm_conf``: instead of what ``SLURM_CONF`` or Slurm itself says."""
@@ -58,7 +67,7 @@ class SlurmExecutor:
         environment: tuple[str, ...] = ()
         slurm_conf: str | None = None
 
-    def __init__(self, name: str, settings: Settings) -> None:
+    def __init__(self, name: str, settings: SlurmSettings) -> None:
         self._place = Path(settings.directory).expanduser()
         if not self._place.is_absolute() or not re.fullmatch(r"[^%\\\x00-\x1f]+", str(self._place)):
             raise ConfigError(
@@ -182,22 +191,22 @@ class SlurmExecutor:
 
     # What Slurm says
 
-    def _rows(self, names: Iterable[str]) -> list[slurm_parse.Row]:
+    def _rows(self, names: Iterable[str]) -> list[slurm_parse.SlurmRow]:
         ours = [name for name in names if slurm_parse.NAME.fullmatch(name)]
         return [row for some in _parts(ours) for row in self._squeue([f"--name={','.join(some)}"])]
 
-    def _squeue(self, which: Sequence[str]) -> list[slurm_parse.Row]:
+    def _squeue(self, which: Sequence[str]) -> list[slurm_parse.SlurmRow]:
         user = f"--user={user_id()}"
         return slurm_parse.rows(self._run("squeue", "-h", "-t", "all", user, *which, "-O", slurm_parse.COLUMNS).stdout)
 
-    def _seen(self, rows: Iterable[slurm_parse.Row]) -> dict[str, Seen]:
+    def _seen(self, rows: Iterable[slurm_parse.SlurmRow]) -> dict[str, Seen]:
         """One job for each name: that which is not over, or else the one that was submitted last."""
-        best: dict[str, slurm_parse.Row] = {}
+        best: dict[str, slurm_parse.SlurmRow] = {}
         for row in rows:
             other = best.get(row.name)
             if other is None or (not row.phase.over, row.age) > (not other.phase.over, other.age):
                 best[row.name] = row
-        return {name: row.seen() for name, row in best.items() if row.phase is not Phase.GONE}
+        return {name: row.seen() for name, row in best.items() if row.phase is not PlacementPhase.GONE}
 
     def _known(self, found: Mapping[str, Seen]) -> list[Seen]:
         """Those that are not over, or not forgotten."""

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from scheduler.executors.ports import ExecutorError, Phase, Refused, Resources, Seen
+from scheduler.executors.ports import ExecutorError, PlacementPhase, Refused, Resources, Seen
 
 NAME = re.compile(r"schedd-[0-9a-f]{1,8}-w?[0-9]+-[0-9]+")
 RETRY_S = 5.0  # until a job is submitted again for which there are no files
@@ -38,30 +38,30 @@ _WIDTHS = {"JobID": 20, "Name": 80, "State": 20, "exit_code": 12, "NodeList": 80
 COLUMNS = ",".join(f"{name}:{width}|" for name, width in _WIDTHS.items())
 
 _PHASES = {
-    "PENDING": Phase.QUEUED,
-    "REQUEUED": Phase.QUEUED,
-    "REQUEUE_FED": Phase.QUEUED,
-    "REQUEUE_HOLD": Phase.QUEUED,
-    "RESV_DEL_HOLD": Phase.QUEUED,
-    "SPECIAL_EXIT": Phase.QUEUED,
-    "CONFIGURING": Phase.STARTING,
-    "RUNNING": Phase.RUNNING,
-    "COMPLETING": Phase.RUNNING,
-    "RESIZING": Phase.RUNNING,
-    "SIGNALING": Phase.RUNNING,
-    "STAGE_OUT": Phase.RUNNING,
-    "STOPPED": Phase.RUNNING,
-    "SUSPENDED": Phase.RUNNING,
-    "COMPLETED": Phase.SUCCEEDED,
-    "FAILED": Phase.FAILED,
-    "BOOT_FAIL": Phase.FAILED,
-    "NODE_FAIL": Phase.FAILED,
-    "OUT_OF_MEMORY": Phase.FAILED,
-    "CANCELLED": Phase.CANCELLED,
-    "REVOKED": Phase.CANCELLED,
-    "PREEMPTED": Phase.PREEMPTED,
-    "DEADLINE": Phase.TIMED_OUT,
-    "TIMEOUT": Phase.TIMED_OUT,
+    "PENDING": PlacementPhase.QUEUED,
+    "REQUEUED": PlacementPhase.QUEUED,
+    "REQUEUE_FED": PlacementPhase.QUEUED,
+    "REQUEUE_HOLD": PlacementPhase.QUEUED,
+    "RESV_DEL_HOLD": PlacementPhase.QUEUED,
+    "SPECIAL_EXIT": PlacementPhase.QUEUED,
+    "CONFIGURING": PlacementPhase.STARTING,
+    "RUNNING": PlacementPhase.RUNNING,
+    "COMPLETING": PlacementPhase.RUNNING,
+    "RESIZING": PlacementPhase.RUNNING,
+    "SIGNALING": PlacementPhase.RUNNING,
+    "STAGE_OUT": PlacementPhase.RUNNING,
+    "STOPPED": PlacementPhase.RUNNING,
+    "SUSPENDED": PlacementPhase.RUNNING,
+    "COMPLETED": PlacementPhase.SUCCEEDED,
+    "FAILED": PlacementPhase.FAILED,
+    "BOOT_FAIL": PlacementPhase.FAILED,
+    "NODE_FAIL": PlacementPhase.FAILED,
+    "OUT_OF_MEMORY": PlacementPhase.FAILED,
+    "CANCELLED": PlacementPhase.CANCELLED,
+    "REVOKED": PlacementPhase.CANCELLED,
+    "PREEMPTED": PlacementPhase.PREEMPTED,
+    "DEADLINE": PlacementPhase.TIMED_OUT,
+    "TIMEOUT": PlacementPhase.TIMED_OUT,
 }
 # Jobs that wait for these are never started.
 _NEVER_STARTS = re.compile(
@@ -84,7 +84,7 @@ _PER_JOB = re.compile(r"PerJob\w*Limit|MaxWall|MaxNodePerUser|MaxCpuPerJob|TimeL
 _PREFIX = re.compile(r"^(sbatch|squeue|scancel|sinfo|scontrol): (error|fatal): ")
 
 
-class Row(NamedTuple):
+class SlurmRow(NamedTuple):
     """A job, as squeue says. ``number``: Slurm's own, which it may give twice."""
 
     number: str
@@ -100,17 +100,17 @@ class Row(NamedTuple):
         return int(self.number) if self.number.isdecimal() else 0
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> PlacementPhase:
         """GONE, which decides nothing, for a state that is not known."""
-        found = _PHASES.get(self.state, Phase.GONE)
-        if found is Phase.QUEUED and _NEVER_STARTS.search(self.why):
-            return Phase.FAILED
+        found = _PHASES.get(self.state, PlacementPhase.GONE)
+        if found is PlacementPhase.QUEUED and _NEVER_STARTS.search(self.why):
+            return PlacementPhase.FAILED
         return found
 
     @property
     def has_ended(self) -> bool:
         """Whether it runs no more and waits no more, also for what will never be."""
-        return _PHASES.get(self.state, Phase.GONE).over
+        return _PHASES.get(self.state, PlacementPhase.GONE).over
 
     def seen(self) -> Seen:
         """As the port has it."""
@@ -130,13 +130,13 @@ class Row(NamedTuple):
             handle=self.name,
             phase=phase,
             reason=detail,
-            exit_code=code if phase.over and not number and (code or phase is Phase.SUCCEEDED) else None,
+            exit_code=code if phase.over and not number and (code or phase is PlacementPhase.SUCCEEDED) else None,
             signal=number if phase.over and number else None,
             node=self.node or None,
         )
 
 
-def rows(text: str) -> list[Row]:
+def rows(text: str) -> list[SlurmRow]:
     """The jobs of schedd in what squeue wrote with ``COLUMNS``. Raises ExecutorError for one of another form."""
     found = []
     for line in text.splitlines():
@@ -146,7 +146,7 @@ def rows(text: str) -> list[Row]:
         if len(parts) < len(_WIDTHS) or not parts[0][:1].isdecimal():
             raise ExecutorError(f"squeue wrote what cannot be read: {line[:200]!r}")
         number, name, state, code, node, why = parts
-        found.append(Row(number, name, state, code, node, why.rstrip("|").rstrip()))
+        found.append(SlurmRow(number, name, state, code, node, why.rstrip("|").rstrip()))
     return found
 
 

@@ -26,7 +26,7 @@ START_ALLOWANCE_S = 60.0  # of a job's limit, beside its task's timeout
 log = logging.getLogger("scheduler.executors")
 
 
-class Commands(Protocol):
+class JobLauncher(Protocol):
     """How a job is started."""
 
     def argv(self, executor: str, task_id: int, claim: int) -> Sequence[str]:
@@ -148,7 +148,9 @@ class TaskJobs:
     ``default_timeout``: microseconds; ``grace``: seconds from SIGTERM to SIGKILL.
     """
 
-    def __init__(self, name: str, database: Database, commands: Commands, grace: float, default_timeout: int) -> None:
+    def __init__(
+        self, name: str, database: Database, commands: JobLauncher, grace: float, default_timeout: int
+    ) -> None:
         self._name = name
         self._database = database
         self._commands = commands

@@ -12,19 +12,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from scheduler.backoff import Backoff
-from scheduler.config.executors import Executor as Section
-from scheduler.config.executors import resources_of_worker
+from scheduler.config.executors import ExecutorSection, resources_of_worker
 from scheduler.engine.dead_letter_hook import DeadLetterHook
 from scheduler.executors import ports
 from scheduler.executors.backend_state import BackendState
-from scheduler.executors.backlog import Backlog, BacklogView, ScaleRules, Workforce, more_workers, superfluous
+from scheduler.executors.backlog import BacklogView, PoolBacklog, ScaleRules, Workforce, more_workers, superfluous
 from scheduler.executors.claim_release import ClaimRelease
 from scheduler.executors.lease import LeasedExecutor
 from scheduler.executors.ports import Job
 from scheduler.executors.submissions import START_ALLOWANCE_S, Submissions
 from scheduler.model.capacity import Scale
 from scheduler.model.pauses import Pauses
-from scheduler.model.placement import Phase, name_prefix, worker_job_key
+from scheduler.model.placement import PlacementPhase, name_prefix, worker_job_key
 from scheduler.model.registry import Registry
 from scheduler.model.texts import counted
 from scheduler.ports import FAILPOINTS, SECOND
@@ -56,7 +55,7 @@ class WorkerPlacer(LeasedExecutor):
     def __init__(
         self,
         name: str,
-        section: Section,
+        section: ExecutorSection,
         executor: ports.Executor,
         database: Database,
         registry: Registry,
@@ -126,7 +125,7 @@ class WorkerPlacer(LeasedExecutor):
         left, over, lost, ended = [], [], [], []
         for placement in found:
             seen = polled.of(placement)
-            away = seen is None or seen.phase.over or seen.phase is Phase.GONE
+            away = seen is None or seen.phase.over or seen.phase is PlacementPhase.GONE
             if placement.state < ATTACHED:
                 why = self._why_lost(placement, polled, now)
                 if why is None:
@@ -155,7 +154,7 @@ class WorkerPlacer(LeasedExecutor):
 
     def _note_lost(self, placement: Placement, why: str, polled: BackendState) -> None:
         seen = polled.of(placement)
-        if seen is not None and seen.phase in (Phase.PREEMPTED, Phase.CANCELLED):
+        if seen is not None and seen.phase in (PlacementPhase.PREEMPTED, PlacementPhase.CANCELLED):
             return
         wrote = (self._link.tail(placement, polled) or "").strip()
         last = f"; it wrote: {wrote.splitlines()[-1][:LAST_LINE]}" if wrote else ""
@@ -189,7 +188,7 @@ class WorkerPlacer(LeasedExecutor):
         ours, known = f"{name_prefix(identity.store)}w{row}-", {placement.name for placement in found}
         mono, handles = self._database.clock.monotonic(), []
         for name, seen in (polled.jobs or {}).items():
-            if not name.startswith(ours) or name in known or seen.phase.over or seen.phase is Phase.GONE:
+            if not name.startswith(ours) or name in known or seen.phase.over or seen.phase is PlacementPhase.GONE:
                 continue
             if name not in self._leaving or mono - self._leaving[name] >= self._section.grace:
                 self._leaving[name] = mono
@@ -221,7 +220,7 @@ class WorkerPlacer(LeasedExecutor):
 
     # More, and fewer
 
-    def _start(self, row: int, number: int, backlog: Backlog) -> int:
+    def _start(self, row: int, number: int, backlog: PoolBacklog) -> int:
         """Store that many jobs, and submit them. Returns how many there are."""
         identity = self._database.same.identity
         assert identity is not None, "an open store has one"

@@ -40,7 +40,7 @@ BODIES_BYTES = 64 * 1024 * 1024  # of all bodies that are here or arrive, and th
 log = logging.getLogger("scheduler.door")
 
 
-class NewTask(msgspec.Struct, forbid_unknown_fields=True):
+class PostedTask(msgspec.Struct, forbid_unknown_fields=True):
     """What is posted to ``/v1/tasks``. ``delay``: seconds."""
 
     kind: str
@@ -166,7 +166,7 @@ class Door:
         if too_deep(body):
             return _error(400, f"it is nested deeper than {MAX_DEPTH} levels")
         try:
-            wanted = msgspec.json.decode(body, type=NewTask)
+            wanted = msgspec.json.decode(body, type=PostedTask)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             return _error(400, str(error))
         allowed = self._settings.kinds

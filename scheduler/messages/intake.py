@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from scheduler.client.submitter import TaskSubmitter
-from scheduler.config.messages import Source
+from scheduler.config.messages import SourceSection
 from scheduler.errors import SchedulerError, StoreUnavailableError
-from scheduler.messages.reading import Letter, Reader
+from scheduler.messages.reading import Letter, SourceReader
 from scheduler.messages.texts import UNKNOWN, as_reason, digest, stored_form
 from scheduler.model.fingerprint import describe
 from scheduler.model.inbox import INBOX, InboxState
@@ -43,7 +43,7 @@ class Taken(NamedTuple):
     delivery: Delivery
     key: str
     verdict: Verdict | None
-    entry: inbox.Entry | None
+    entry: inbox.InboxEntry | None
 
 
 class Intake:
@@ -52,7 +52,7 @@ class Intake:
     def __init__(
         self,
         name: str,
-        section: Source,
+        section: SourceSection,
         limits: Limits,
         caller: TaskSubmitter,
         holder: str | None = None,
@@ -61,7 +61,7 @@ class Intake:
         self.name = name
         self.traffic = traffic or Traffic()
         self.section = section
-        self.reader = Reader(name, section, caller)
+        self.reader = SourceReader(name, section, caller)
         self.queues: set[str] = set() if section.task_queue is None else {section.task_queue}
         self.database = caller.database
         self.failing: str | None = None  # why a message of the last batch could neither be stored nor noted
@@ -72,7 +72,7 @@ class Intake:
         self._to_dlq = limits.has_dlq and section.dlq != "none"
         kept = (limits.retention or RETENTION) + REDRIVE if section.keep is None else section.keep
         self.ordering = None if section.ordered_by is None else Ordering(section.gap, section.first_sequence)
-        self._rules = inbox.Rules(round(kept * SECOND), holder, self.ordering)
+        self._rules = inbox.InboxRules(round(kept * SECOND), holder, self.ordering)
 
     def take(self, deliveries: Sequence[Delivery]) -> list[Taken]:
         """Store a batch in one transaction; what to tell the transport is only true once this has returned.
@@ -134,7 +134,7 @@ class Intake:
     def _store(self, read: Sequence[tuple[Delivery, Letter]]) -> list[Taken]:
         arrivals = [self._arrival(delivery, letter) for delivery, letter in read]
 
-        def work(tx: Tx) -> list[inbox.Entry]:
+        def work(tx: Tx) -> list[inbox.InboxEntry]:
             return inbox.store(tx, self.name, self._by_former_keys(tx, arrivals, read), self._rules)
 
         entries = self._caller.database.change(work)
@@ -177,7 +177,7 @@ class Intake:
             None if message is None or letter.spec is None else message.sequence,
         )
 
-    def _verdict(self, delivery: Delivery, letter: Letter, entry: inbox.Entry, now: int) -> Verdict | None:
+    def _verdict(self, delivery: Delivery, letter: Letter, entry: inbox.InboxEntry, now: int) -> Verdict | None:
         receipt = delivery.receipt
         if entry.verdict is None:
             return self.retry(receipt, self.section.retry, "messages of its subject before it are missing")

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from scheduler.config.messages import Sink as Settings
+from scheduler.config.messages import SinkSection
 from scheduler.config.model import Config
 from scheduler.config.scheduler_options import task_settings
 from scheduler.engine.execution.context import AsyncContext
@@ -75,7 +75,7 @@ class Publisher(Serving):
     """A thread that publishes what waits, in batches, to one sink. It starts with the first message, and ends at
     :meth:`stop`."""
 
-    def __init__(self, name: str, sink: Sink, settings: Settings, now: Callable[[], int], traffic: Traffic) -> None:
+    def __init__(self, name: str, sink: Sink, settings: SinkSection, now: Callable[[], int], traffic: Traffic) -> None:
         super().__init__(sink, f"sink {name}")
         self.sink = sink
         self._now = now
@@ -178,7 +178,7 @@ def _resolve(done: Future[Published | Refused], answer: Published | Refused) -> 
 class Outlet:
     """What the tasks of a sink publish through. A reload may put other parts into it while they run."""
 
-    def __init__(self, name: str, settings: Settings, publisher: Publisher, blobs: BlobStore | None) -> None:
+    def __init__(self, name: str, settings: SinkSection, publisher: Publisher, blobs: BlobStore | None) -> None:
         self.name = name
         self.settings = settings
         self.publisher = publisher

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from scheduler.client.submitter import TaskSubmitter
-from scheduler.config.messages import Source
+from scheduler.config.messages import SourceSection
 from scheduler.errors import PayloadError, SchedulerError, StoreUnavailableError, UnregisteredKindError, shown_as
 from scheduler.messages.texts import as_reason, checked_key, digest, key_of_unknown
 from scheduler.model.envelope import CREATED_AT
@@ -82,10 +82,10 @@ class Letter(NamedTuple):
     error: str | None = None
 
 
-class Reader:
+class SourceReader:
     """Reads the deliveries of one source."""
 
-    def __init__(self, name: str, section: Source, caller: TaskSubmitter) -> None:
+    def __init__(self, name: str, section: SourceSection, caller: TaskSubmitter) -> None:
         self._name = name
         self._section = section
         self._caller = caller

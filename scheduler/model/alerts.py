@@ -10,7 +10,7 @@ from enum import IntEnum, StrEnum
 from typing import Any, NamedTuple
 
 
-class Key(NamedTuple):
+class AlertKey(NamedTuple):
     """What identifies an alert: its rule; the kind, queue or schedule; the fingerprint. "" for none."""
 
     rule: str
@@ -18,7 +18,7 @@ class Key(NamedTuple):
     fingerprint: str = ""
 
 
-class Phase(IntEnum):
+class AlertPhase(IntEnum):
     """Where an alert is. Stored: append, never reorder."""
 
     PENDING = 1
@@ -26,7 +26,7 @@ class Phase(IntEnum):
     RECOVERING = 3
 
 
-class Event(StrEnum):
+class AlertEvent(StrEnum):
     """What a message says of its alerts."""
 
     FIRED = "fired"
@@ -44,8 +44,8 @@ class Alert(NamedTuple):
     ``notified_at``: when the last message about it was made, None: none was.
     """
 
-    key: Key
-    phase: Phase
+    key: AlertKey
+    phase: AlertPhase
     since: int
     looks: int
     began: int
@@ -65,7 +65,7 @@ class Silence(NamedTuple):
     fingerprint: str | None
     until: int
 
-    def covers(self, key: Key, now: int) -> bool:
+    def covers(self, key: AlertKey, now: int) -> bool:
         """Whether it silences this alert now."""
         return (
             now < self.until

@@ -7,8 +7,8 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from scheduler.errors import ConfigError
 
-Verb = Literal["cancel", "retry", "rerun", "replay", "purge", "uncancel"]
-VERBS: tuple[str, ...] = get_args(Verb)
+BulkVerb = Literal["cancel", "retry", "rerun", "replay", "purge", "uncancel"]
+VERBS: tuple[str, ...] = get_args(BulkVerb)
 MAX_TASKS = 1_000_000  # in the scope of one bulk
 SLOWEST, FASTEST = 0.1, 100_000  # tasks a second
 BATCH = 100  # tasks changed in one transaction

@@ -22,7 +22,7 @@ class Fire(NamedTuple):
     missed_since: int | None = None
 
 
-class Plan(NamedTuple):
+class CatchupPlan(NamedTuple):
     fires: list[Fire]
     next_at: int
 
@@ -36,7 +36,7 @@ def jitter_of(name: str, slot: int, most: int) -> int:
 
 def plan(
     recurrence: Recurrence, anchor: int, next_at: int, now: int, catchup: str, grace: int, most: int = PER_TICK
-) -> Plan:
+) -> CatchupPlan:
     """Plan at ``now`` for a schedule that was due at ``next_at`` (<= now). All in microseconds.
 
     A fire time is missed once it is ``grace`` late. ``skip`` runs only the newest of the missed ones, and none of them
@@ -44,15 +44,17 @@ def plan(
     runs each, at most ``most`` in one tick. ``none`` runs only fire times that are on time.
     """
     if recurrence.kind == "start":
-        return Plan([Fire(next_at)], NEVER)  # however late: the worker that started may have died before it fired
+        return CatchupPlan(
+            [Fire(next_at)], NEVER
+        )  # however late: the worker that started may have died before it fired
     if recurrence.mode == "fixed_delay":
         late = now - next_at >= grace
         if late and catchup == "none":
-            return Plan([], recurrence.next_after(now))
-        return Plan([Fire(next_at)], FOREVER)  # due again once this run has ended
+            return CatchupPlan([], recurrence.next_after(now))
+        return CatchupPlan([Fire(next_at)], FOREVER)  # due again once this run has ended
     if catchup == "all":
         slots, more = recurrence.slots_between(next_at - 1, now, most, anchor)
-        return Plan([Fire(s) for s in slots], recurrence.next_after(slots[-1] if more else now, anchor))
+        return CatchupPlan([Fire(s) for s in slots], recurrence.next_after(slots[-1] if more else now, anchor))
     edge = max(next_at - 1, now - grace)
     on_time, more = recurrence.slots_between(edge, now, most, anchor)
     following = recurrence.next_after(on_time[-1] if more else now, anchor)
@@ -65,4 +67,4 @@ def plan(
         else:
             newest = recurrence.newest_between(next_at - 1, edge, anchor)
             fires = [Fire(next_at if newest is None else newest, *story)]
-    return Plan(fires, following)
+    return CatchupPlan(fires, following)

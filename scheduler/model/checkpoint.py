@@ -55,7 +55,7 @@ class Recorded(NamedTuple):
         return None if self.value is None else msgspec.json.decode(self.value)
 
 
-class Replay:
+class CheckpointReplay:
     """The durable calls that one attempt has made, beside those that earlier attempts recorded."""
 
     def __init__(self) -> None:

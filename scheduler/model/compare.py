@@ -15,7 +15,7 @@ _TIME = re.compile(r"^\d{4}-\d\d-\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)? ?")
 _VARYING = re.compile(r"[0-9a-fA-F]{8,}|\d+")
 
 
-class Change(NamedTuple):
+class FieldChange(NamedTuple):
     """``path``: such as ``lines[2].price``, "" for the whole value. ``added``: it was not there before; ``removed``:
     it is not there any more."""
 
@@ -26,15 +26,15 @@ class Change(NamedTuple):
     removed: bool = False
 
 
-def changes(before: Any, after: Any) -> list[Change]:
+def changes(before: Any, after: Any) -> list[FieldChange]:
     """What is different in ``after``, of values as JSON has them; the first 200 differences."""
     return list(islice(_changes("", before, after, 0), MAX_CHANGES))
 
 
-def _changes(path: str, before: Any, after: Any, depth: int) -> Iterator[Change]:
+def _changes(path: str, before: Any, after: Any, depth: int) -> Iterator[FieldChange]:
     if before is _MISSING or after is _MISSING:
         added, removed = before is _MISSING, after is _MISSING
-        yield Change(path, None if added else before, None if removed else after, added, removed)
+        yield FieldChange(path, None if added else before, None if removed else after, added, removed)
     elif isinstance(before, dict) and isinstance(after, dict) and depth < _MAX_DEPTH:
         for name in dict.fromkeys([*before, *after]):
             inner = f"{path}.{name}" if path else str(name)
@@ -43,7 +43,7 @@ def _changes(path: str, before: Any, after: Any, depth: int) -> Iterator[Change]
         for number, (one, other) in enumerate(zip_longest(before, after, fillvalue=_MISSING)):
             yield from _changes(f"{path}[{number}]", one, other, depth + 1)
     elif before != after or isinstance(before, bool) != isinstance(after, bool):
-        yield Change(path, before, after)
+        yield FieldChange(path, before, after)
 
 
 class TextDiff(NamedTuple):

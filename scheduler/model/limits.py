@@ -17,7 +17,7 @@ LEAST_MEMORY = 1024 * 1024
 LEAST_FILES = 8
 
 
-class Limits(msgspec.Struct, frozen=True):
+class ResourceLimits(msgspec.Struct, frozen=True):
     """``memory``: bytes that an attempt may add; ``cpu``: seconds; ``files``: open files that it may add."""
 
     memory: int | None = None
@@ -35,15 +35,15 @@ class Limits(msgspec.Struct, frozen=True):
         return ", ".join(parts)
 
 
-def parse_limits(given: object) -> Limits:
+def parse_limits(given: object) -> ResourceLimits:
     """``{"memory": "256M", "cpu": 30, "files": 100}`` -> Limits. Raises ConfigError."""
     if not isinstance(given, dict):
         raise ConfigError(f'limits must be a dict such as {{"memory": "256M", "cpu": 30}}, not {given!r}')
-    unknown = sorted(str(name) for name in given if name not in Limits.__struct_fields__)
+    unknown = sorted(str(name) for name in given if name not in ResourceLimits.__struct_fields__)
     if unknown:
         raise ConfigError(f"limits: there is no limit {unknown[0]!r}; there are memory, cpu and files")
     memory, cpu, files = (given.get(name) for name in ("memory", "cpu", "files"))
-    return Limits(
+    return ResourceLimits(
         None if memory is None else parse_size(memory, "limits: memory", LEAST_MEMORY),
         None if cpu is None else _seconds(cpu),
         None if files is None else _count(files),

@@ -48,14 +48,14 @@ def rate_value(text: str) -> list[int]:
     return [rate.count, rate.period]
 
 
-class LiveSettings:
+class EffectiveSettings:
     """Parsed live settings, as engines apply them."""
 
     def __init__(self, rows: Mapping[tuple[str, str], Mapping[str, Any]] | None = None) -> None:
         self.rows = {} if rows is None else rows
 
     @classmethod
-    def of(cls, stored: str | None) -> LiveSettings:
+    def of(cls, stored: str | None) -> EffectiveSettings:
         """From JSON rows (scope, name, value as JSON text); what no version of ours wrote is left out."""
         found: dict[tuple[str, str], Mapping[str, Any]] = {}
         try:

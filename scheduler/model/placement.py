@@ -31,7 +31,7 @@ class PlacementState(StrEnum):
         return tuple(cls)[code]
 
 
-class Phase(StrEnum):
+class PlacementPhase(StrEnum):
     """What a backend says of a job. Stored by position: append, never reorder."""
 
     QUEUED = "queued"
@@ -46,16 +46,22 @@ class Phase(StrEnum):
 
     @property
     def code(self) -> int:
-        return tuple(Phase).index(self)
+        return tuple(PlacementPhase).index(self)
 
     @classmethod
-    def from_code(cls, code: int) -> Phase:
+    def from_code(cls, code: int) -> PlacementPhase:
         return tuple(cls)[code]
 
     @property
     def over(self) -> bool:
         """Whether the job runs no more, as far as the engine knows; GONE does not say that."""
-        return self in (Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED, Phase.PREEMPTED, Phase.TIMED_OUT)
+        return self in (
+            PlacementPhase.SUCCEEDED,
+            PlacementPhase.FAILED,
+            PlacementPhase.CANCELLED,
+            PlacementPhase.PREEMPTED,
+            PlacementPhase.TIMED_OUT,
+        )
 
 
 def job_name(store: str, task_id: int, claim: int) -> str:
@@ -85,7 +91,7 @@ def name_prefix(store: str) -> str:
     return f"schedd-{store.replace('-', '')[:8].lower()}-"
 
 
-def placement_text(executor: str, handle: str | None, phase: Phase | None, reason: str | None) -> str:
+def placement_text(executor: str, handle: str | None, phase: PlacementPhase | None, reason: str | None) -> str:
     """``placed on slurm as 4711: queued, Resources``."""
     where = f"placed on {executor}" + (f" as {handle}" if handle is not None else "")
     detail = ", ".join(part for part in (phase, reason) if part)

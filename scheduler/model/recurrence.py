@@ -222,7 +222,7 @@ class Recurrence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
         return max(0, (instant_us - anchor_us) // self.interval_us)
 
 
-class Unreadable(Recurrence, frozen=True):
+class UnreadableRule(Recurrence, frozen=True):
     """Stands for a stored recurrence that cannot be read; its expression says why. It is never stored."""
 
     def __post_init__(self) -> None:

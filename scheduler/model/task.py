@@ -26,7 +26,7 @@ import msgspec
 from scheduler.errors import ConfigError
 from scheduler.model.handlers import check_function, check_run
 from scheduler.model.lanes import check_weight
-from scheduler.model.limits import Limits, parse_limits
+from scheduler.model.limits import ResourceLimits, parse_limits
 from scheduler.model.names import check_name, is_name
 from scheduler.model.rate import Rate, parse_rate
 from scheduler.model.resources import Resources, parse_executor, parse_options, parse_resources
@@ -88,7 +88,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     determinism: str = "report"
     schema_version: int = 1
     ranked: bool = False
-    limits: Limits | None = None
+    limits: ResourceLimits | None = None
     on_success: str | None = None
     executor: str | None = None
     resources: str | None = None

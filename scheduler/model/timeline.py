@@ -46,7 +46,7 @@ class Attempted(NamedTuple):
     outcome: AttemptEnd
 
 
-class Changed(NamedTuple):
+class AuditedChange(NamedTuple):
     """A verb that the audit has of the task. ``before``: the state before it, if it says so."""
 
     at: int
@@ -68,7 +68,7 @@ class Life(NamedTuple):
     run_at: int
     now: int
     attempts: Sequence[Attempted] = ()
-    changes: Sequence[Changed] = ()
+    changes: Sequence[AuditedChange] = ()
     parents: int = 0
     parents_ended: int | None = None
     claim: int = 0
@@ -258,7 +258,7 @@ def _same_wait(last: _Turn, life: Life) -> TaskState | None:
     return life.state if last.state in CLAIMABLE and life.state in CLAIMABLE else None
 
 
-class Place(NamedTuple):
+class DrawnSpan(NamedTuple):
     """A stretch of time on a drawing: from ``left`` to ``right``, both 0 to 1; ``cut``: drawn shorter than it is."""
 
     start: int
@@ -272,7 +272,7 @@ _IDLE_SHARE = 0.25  # of all busy time: an idle stretch is drawn no longer than 
 _BUSY = frozenset({Phase.CLAIMED, Phase.RUNNING})
 
 
-def places(found: Iterable[Span], now: int) -> list[Place]:
+def places(found: Iterable[Span], now: int) -> list[DrawnSpan]:
     """Where the stretches of one or many tasks' spans go on a drawing, so that hours of waiting leave room for runs.
 
     A stretch is idle if nothing is claimed or runs in it. Without any busy time all are drawn to scale.
@@ -298,12 +298,12 @@ def places(found: Iterable[Span], now: int) -> list[Place]:
     scale, left, result = 1 / (sum(drawn) or 1.0), 0.0, []
     for (start, end, runs), length in zip(stretches, drawn, strict=True):
         right = left + length * scale
-        result.append(Place(start, end, left, min(1.0, right), not runs and length < end - start))
+        result.append(DrawnSpan(start, end, left, min(1.0, right), not runs and length < end - start))
         left = right
     return result
 
 
-def place_of(at: int, drawn: Sequence[Place]) -> float:
+def place_of(at: int, drawn: Sequence[DrawnSpan]) -> float:
     """Where an instant is on the drawing, 0 to 1."""
     for place in drawn:
         if at <= place.end:

@@ -37,7 +37,7 @@ class RunsAsync(Protocol[R_co]):
     def run(self, ctx: Any, /) -> Coroutine[Any, Any, R_co]: ...
 
 
-class Schedules(Protocol[R_co]):
+class TypedBuilder(Protocol[R_co]):
     """A builder of a task that returns an R; builders are the client's."""
 
     def _drafted(self) -> Any: ...

@@ -13,7 +13,7 @@ from scheduler.operations.desk import Desk
 from scheduler.operations.masks import masked, masked_text
 from scheduler.store import alerts as store
 from scheduler.store import audit
-from scheduler.store.alerts import Delivery as Delivery
+from scheduler.store.alerts import AlertDelivery as AlertDelivery
 from scheduler.store.alerts import SilenceRecord as SilenceRecord
 from scheduler.store.alerts import new_id as new_id
 from scheduler.store.db.tx import Tx
@@ -42,7 +42,7 @@ def current(tx: Tx) -> AlertsNow:
     return AlertsNow(tx.now, found, silences, store.lease(tx).until > tx.now)
 
 
-def history(tx: Tx, limit: int) -> list[Delivery]:
+def history(tx: Tx, limit: int) -> list[AlertDelivery]:
     """Messages of the last week, newest first, at most ``limit``. Without secrets that errors name."""
     return [
         one._replace(title=masked_text(one.title) or "", error=masked_text(one.error))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from scheduler.model.compare import Change, TextDiff, text_diff
+from scheduler.model.compare import FieldChange, TextDiff, text_diff
 from scheduler.store.db.tx import Tx
 from scheduler.store.read.compare import Comparison as Comparison
 from scheduler.store.read.compare import compare
 from scheduler.store.read.estimate import graph_estimate as graph_estimate
-from scheduler.store.read.graph import Graph as Graph
 from scheduler.store.read.graph import GraphNode as GraphNode
+from scheduler.store.read.graph import StoredGraph as StoredGraph
 from scheduler.store.read.graph import graph as graph
 from scheduler.store.read.graph import newest_graphs as newest_graphs
 from scheduler.store.read.history import attempt_log
@@ -30,7 +30,7 @@ class Beside(NamedTuple):
     """A run beside another: ``payload`` and ``log`` without secrets."""
 
     found: Comparison
-    payload: Sequence[Change]
+    payload: Sequence[FieldChange]
     log: TextDiff
 
 

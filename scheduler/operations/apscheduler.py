@@ -36,7 +36,7 @@ _ALL_DAYS = tuple(range(7))  # 0 is Monday, as in APScheduler
 _NO_JOB = SimpleNamespace()
 
 
-class Job(NamedTuple):
+class ApschedulerJob(NamedTuple):
     """A job as it was. ``trouble``: why it could not be read."""
 
     id: str
@@ -52,7 +52,7 @@ class Job(NamedTuple):
     trouble: str | None = None
 
 
-class Line(NamedTuple):
+class ApschedulerLine(NamedTuple):
     """What a job becomes: a schedule, or a task that runs once. ``left_out``: why it becomes neither; ``notes``: what
     differs. ``action``: added, updated, unchanged or left out."""
 
@@ -79,25 +79,25 @@ class Line(NamedTuple):
         return "; ".join([head + what, *([self.left_out] if self.left_out else []), *self.notes])
 
 
-def jobs_in(url: str, table: str = TABLE) -> list[Job]:
+def jobs_in(url: str, table: str = TABLE) -> list[ApschedulerJob]:
     """The jobs of an SQLAlchemyJobStore. No code that its pickles name is run. Raises ConfigError."""
     return [_unpickled(job_id, state) for job_id, state in rows(url, table)]
 
 
-def jobs_of(scheduler: Any) -> list[Job]:
+def jobs_of(scheduler: Any) -> list[ApschedulerJob]:
     """The jobs of an APScheduler in this program, from all its job stores."""
     return [_job(one.id, one) for one in scheduler.get_jobs()]
 
 
 def move(
-    desk: Desk, jobs: Sequence[Job], kinds: Mapping[str, str] | None = None, *, dry_run: bool = False
-) -> list[Line]:
+    desk: Desk, jobs: Sequence[ApschedulerJob], kinds: Mapping[str, str] | None = None, *, dry_run: bool = False
+) -> list[ApschedulerLine]:
     """Store the jobs, all or none. ``kinds``: function -> kind, where that is not the function's name.
 
     Returns what each job becomes. Raises DuplicateScheduleError.
     """
 
-    def work(tx: Tx) -> list[Line]:
+    def work(tx: Tx) -> list[ApschedulerLine]:
         lines = [_line(tx, job, kinds or {}) for job in jobs]
         specs = [line.schedule for line in lines if line.schedule is not None]
         done = schedule_sets.sync(tx, specs, "", dry_run=True)
@@ -155,7 +155,7 @@ _SAFE: Mapping[tuple[str, str], Any] = {
 }
 
 
-class _Reader(pickle.Unpickler):
+class _PickleReader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module.startswith("apscheduler.triggers."):
             return type(name, (_Record,), {})
@@ -165,22 +165,22 @@ class _Reader(pickle.Unpickler):
         return found
 
 
-def _unpickled(job_id: str, state: bytes) -> Job:
+def _unpickled(job_id: str, state: bytes) -> ApschedulerJob:
     try:
-        found = _Reader(io.BytesIO(state)).load()
+        found = _PickleReader(io.BytesIO(state)).load()
         return _job(job_id, SimpleNamespace(**{**found, "func_ref": found["func"]}))
     except _UnreadError as error:
         text = f"its pickle names {error}, which is not read: move it from the running scheduler"
-        return Job(job_id, trouble=text)
+        return ApschedulerJob(job_id, trouble=text)
     except InvalidScheduleError as error:  # a zone that this machine does not have
-        return Job(job_id, trouble=str(error))
+        return ApschedulerJob(job_id, trouble=str(error))
     except Exception as error:  # a pickle may be broken in any way
-        return Job(job_id, trouble=f"its pickle cannot be read: {type(error).__name__}")
+        return ApschedulerJob(job_id, trouble=f"its pickle cannot be read: {type(error).__name__}")
 
 
-def _job(job_id: str, found: Any) -> Job:
+def _job(job_id: str, found: Any) -> ApschedulerJob:
     """One that has no scheduler yet lacks what that would give it."""
-    return Job(
+    return ApschedulerJob(
         job_id,
         str(found.func_ref or getattr(found, "func", "")),
         found.trigger,
@@ -197,8 +197,8 @@ def _job(job_id: str, found: Any) -> Job:
 # One job
 
 
-def _line(tx: Tx, job: Job, kinds: Mapping[str, str]) -> Line:
-    left = Line(job.id, job.function, None, None, None, job.paused, job.trouble, [])
+def _line(tx: Tx, job: ApschedulerJob, kinds: Mapping[str, str]) -> ApschedulerLine:
+    left = ApschedulerLine(job.id, job.function, None, None, None, job.paused, job.trouble, [])
     if job.trouble is not None:
         return left
     function = job.function.rpartition(":")[2].rpartition(".")[2]
@@ -228,7 +228,7 @@ def _line(tx: Tx, job: Job, kinds: Mapping[str, str]) -> Line:
     return left._replace(name=name, schedule=spec, notes=_notes(job, once=False))
 
 
-def _task(tx: Tx, kind: str, job: Job) -> TaskSpec:
+def _task(tx: Tx, kind: str, job: ApschedulerJob) -> TaskSpec:
     """Raises UnregisteredKindError, PayloadError."""
     record = get_published(tx, kind)
     payload = dict(job.kwargs)
@@ -239,7 +239,7 @@ def _task(tx: Tx, kind: str, job: Job) -> TaskSpec:
     return PublishedKind(record).spec(payload)
 
 
-def _notes(job: Job, *, once: bool) -> list[str]:
+def _notes(job: ApschedulerJob, *, once: bool) -> list[str]:
     found = []
     if job.executor != "default":
         found.append(f"executor {job.executor}: the kind's options say where it runs")

@@ -24,7 +24,7 @@ from scheduler.operations.desk import Desk
 from scheduler.store import audit
 from scheduler.store.admin.bulk_plan import CHANGES, dependants_of
 from scheduler.store.db.database import Database
-from scheduler.store.read.choose import Row, chosen_tasks, ended_tasks, highest_id
+from scheduler.store.read.choose import ChosenTask, chosen_tasks, ended_tasks, highest_id
 from scheduler.store.tasks.stale import AGAIN, NONE, Stale, ran_on
 
 BATCH = 500  # tasks changed in one transaction
@@ -60,7 +60,7 @@ class Bulk(msgspec.Struct):
         """How many tasks it concerns by themselves."""
         return len(self.changed) + len(self.requested)
 
-    def add(self, row: Row, state: TaskState, verb: str) -> None:
+    def add(self, row: ChosenTask, state: TaskState, verb: str) -> None:
         """Count a task that is, or would be, changed in this state."""
         asked = verb == "cancel" and state in HELD
         (self.requested if asked else self.changed).append(row.id)
@@ -186,7 +186,7 @@ def _write(desk: Desk, act: Apply, ids: list[int]) -> Applied:
     return desk.write(lambda tx: act(tx, ids))
 
 
-def _count(done: Bulk, verb: str, rows: list[Row], applied: Applied) -> set[int]:
+def _count(done: Bulk, verb: str, rows: list[ChosenTask], applied: Applied) -> set[int]:
     """Add what became of these tasks. Returns the others that it concerned."""
     by_id = {row.id: row for row in rows}
     for task_id, item in applied.items.items():
@@ -213,10 +213,10 @@ def _among(wanted: TaskFilter, states: Collection[TaskState]) -> TaskFilter:
 class _Chosen:
     """The tasks that a filter chooses, read a page at a time as they are taken."""
 
-    def __init__(self, pages: Iterator[list[Row]]) -> None:
-        self._pages, self._rows = pages, list[Row]()
+    def __init__(self, pages: Iterator[list[ChosenTask]]) -> None:
+        self._pages, self._rows = pages, list[ChosenTask]()
 
-    def take(self, count: int) -> list[Row]:
+    def take(self, count: int) -> list[ChosenTask]:
         """The next ``count`` tasks, or those that are left."""
         self._fill(count)
         taken, self._rows = self._rows[:count], self._rows[count:]
@@ -233,7 +233,7 @@ class _Chosen:
             self._rows += page
 
 
-def _newest_first(database: Database, wanted: TaskFilter) -> Iterator[list[Row]]:
+def _newest_first(database: Database, wanted: TaskFilter) -> Iterator[list[ChosenTask]]:
     """By id: a task is mostly newer than the tasks that it waits for."""
     below: int | None = None
     while True:
@@ -244,12 +244,12 @@ def _newest_first(database: Database, wanted: TaskFilter) -> Iterator[list[Row]]
             return
 
 
-def _oldest_first(database: Database, wanted: TaskFilter) -> Iterator[list[Row]]:
+def _oldest_first(database: Database, wanted: TaskFilter) -> Iterator[list[ChosenTask]]:
     """The reverse, of which the ids are read at once: a task comes back with one above it."""
     yield [row for page in _newest_first(database, wanted) for row in page][::-1]
 
 
-def _first_ended(database: Database, wanted: TaskFilter) -> Iterator[list[Row]]:
+def _first_ended(database: Database, wanted: TaskFilter) -> Iterator[list[ChosenTask]]:
     """By their ends."""
     after, more = (0, 0), True
     while more:
@@ -258,7 +258,7 @@ def _first_ended(database: Database, wanted: TaskFilter) -> Iterator[list[Row]]:
         yield page
 
 
-_ORDER: dict[str, Callable[[Database, TaskFilter], Iterator[list[Row]]]] = {
+_ORDER: dict[str, Callable[[Database, TaskFilter], Iterator[list[ChosenTask]]]] = {
     "cancel": _newest_first,
     "change": _newest_first,
     "rerun": _oldest_first,

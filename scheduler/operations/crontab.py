@@ -38,7 +38,7 @@ _FIELDS = 5
 _SHELL = "/bin/sh"
 
 
-class Line(NamedTuple):
+class CrontabLine(NamedTuple):
     """A line that asks for runs. ``notes``: the differences from cron."""
 
     number: int
@@ -48,7 +48,7 @@ class Line(NamedTuple):
     notes: list[str]
 
 
-class Entry(NamedTuple):
+class CrontabEntry(NamedTuple):
     """A line as it is written: the time, the command and the variables above it."""
 
     number: int
@@ -59,7 +59,7 @@ class Entry(NamedTuple):
     variables: Mapping[str, str]
 
 
-def entries(text: str, *, system: bool) -> Iterator[Entry]:
+def entries(text: str, *, system: bool) -> Iterator[CrontabEntry]:
     """The lines of a crontab that ask for runs. ``system``: with a column for the user, as in /etc/crontab.
 
     Raises InvalidScheduleError for a line that is none.
@@ -79,17 +79,17 @@ def entries(text: str, *, system: bool) -> Iterator[Entry]:
             wanted = "a time, a user and a command" if system else "a time and a command"
             raise InvalidScheduleError(f"line {number} is not {wanted}: {stripped:.80}")
         user = words[fields] if system else None
-        yield Entry(number, stripped, " ".join(words[:fields]), user, words[-1], dict(variables))
+        yield CrontabEntry(number, stripped, " ".join(words[:fields]), user, words[-1], dict(variables))
 
 
 def read(
     tx: Tx, text: str, source: str, *, zone: str, system: bool = False, overlap: str = "allow", mail: bool = True
-) -> list[Line]:
+) -> list[CrontabLine]:
     """What each line becomes. ``source``: a short name of the crontab, which names of schedules begin with.
 
     Raises InvalidScheduleError, PayloadError that names the line.
     """
-    found: list[Line] = []
+    found: list[CrontabLine] = []
     seen: Counter[str] = Counter()
     for entry in entries(text, system=system):
         try:
@@ -99,7 +99,7 @@ def read(
     return found
 
 
-def apply(desk: Desk, lines: Sequence[Line], owner: str, *, exact: bool, dry_run: bool) -> SetChange:
+def apply(desk: Desk, lines: Sequence[CrontabLine], owner: str, *, exact: bool, dry_run: bool) -> SetChange:
     """Register the schedules, all or none. ``exact``: delete what the owner has besides.
 
     Raises DuplicateScheduleError.
@@ -117,7 +117,9 @@ def apply(desk: Desk, lines: Sequence[Line], owner: str, *, exact: bool, dry_run
     return desk.plan(work, dry_run=dry_run)
 
 
-def _line(tx: Tx, entry: Entry, source: str, seen: Counter[str], zone: str, overlap: str, mail: bool) -> Line:
+def _line(
+    tx: Tx, entry: CrontabEntry, source: str, seen: Counter[str], zone: str, overlap: str, mail: bool
+) -> CrontabLine:
     variables = entry.variables
     notes: list[str] = []
     expression = _NICKNAMES.get(entry.expression, entry.expression)
@@ -165,10 +167,10 @@ def _line(tx: Tx, entry: Entry, source: str, seen: Counter[str], zone: str, over
         replace=True,  # a line may gain or lose the mail of its failures, and the name has its command in it
         graph=graph,
     )
-    return Line(entry.number, entry.text, name, spec, notes)
+    return CrontabLine(entry.number, entry.text, name, spec, notes)
 
 
-def _letter(to: list[str], name: str, entry: Entry) -> dict[str, Any]:
+def _letter(to: list[str], name: str, entry: CrontabEntry) -> dict[str, Any]:
     return {
         "to": to,
         "subject": f"{name} failed",

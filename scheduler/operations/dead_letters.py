@@ -22,9 +22,9 @@ from scheduler.store.db.tx import Tx
 from scheduler.store.read import audit, dead_letters, figures
 from scheduler.store.read.audit import AuditRecord
 from scheduler.store.read.dead_causes import WINDOW as WINDOW
-from scheduler.store.read.dead_causes import Cause as Cause
+from scheduler.store.read.dead_causes import DeadCause as DeadCause
 from scheduler.store.read.dead_causes import causes as causes
-from scheduler.store.read.dead_letters import Group as Group
+from scheduler.store.read.dead_letters import CauseGroup as CauseGroup
 from scheduler.store.read.dead_letters import count as count
 from scheduler.store.read.dead_letters import find as find
 from scheduler.store.read.dead_letters import get as get
@@ -67,7 +67,7 @@ class Causes(NamedTuple):
     how many letters and kinds there are of its cause. ``whole``: no group was left out of these; ``more`` and ``cut``:
     as :class:`Letters` has them."""
 
-    groups: list[Group]
+    groups: list[CauseGroup]
     shared: list[SharedCause]
     totals: list[tuple[int, int]]
     whole: bool

@@ -38,7 +38,7 @@ from scheduler.store.read.tasks import removed_at as removed_at
 from scheduler.store.read.why_chain import whole_why as whole_why
 from scheduler.store.read.why_chain import why_chain as why_chain
 from scheduler.store.read.workers import WorkerRecord
-from scheduler.store.tasks.attempts import Standing
+from scheduler.store.tasks.attempts import AttemptStanding
 
 
 class TaskDetails(NamedTuple):
@@ -60,7 +60,7 @@ class TaskDetails(NamedTuple):
     waits: Sequence[WaitRecord]
     audit: Sequence[AuditRecord]
     stack: str | None
-    standing: Standing | None
+    standing: AttemptStanding | None
 
     @property
     def runs(self) -> str:

@@ -15,7 +15,7 @@ from scheduler.operations.desk import Desk
 from scheduler.store import audit
 from scheduler.store.db.tx import Tx
 from scheduler.store.durable import events
-from scheduler.store.durable.events import Emit, Waiter
+from scheduler.store.durable.events import EventEmit, Waiter
 from scheduler.store.durable.events import EventRecord as EventRecord
 from scheduler.store.read.workers import no_worker_reason, workers
 
@@ -38,18 +38,18 @@ class EventPage(NamedTuple):
     more: tuple[int, str] | None
 
 
-def checked(name: str, payload: Any) -> Emit:
+def checked(name: str, payload: Any) -> EventEmit:
     """An event as it is stored. Raises PayloadError."""
     check_text(name, "an event's name")
     if payload is None:
-        return Emit(name, None)
+        return EventEmit(name, None)
     text = encode_json(payload, "an event's payload")
     if len(text) > MAX_VALUE:
         raise PayloadError(f"an event's payload is {len(text)} bytes of JSON, over the limit of {MAX_VALUE}")
-    return Emit(name, text)
+    return EventEmit(name, text)
 
 
-def emit_in(tx: Tx, given: Emit) -> bool:
+def emit_in(tx: Tx, given: EventEmit) -> bool:
     """Emit it in a transaction that is under way: tasks that await it get its payload. Returns whether it was the
     first of its name; else nothing is changed."""
     new, _ = events.emit(tx, [given])

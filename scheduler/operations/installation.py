@@ -20,7 +20,7 @@ from scheduler.config.model import SECRETS, Config
 from scheduler.config.paths import settled
 from scheduler.model.texts import listed
 from scheduler.model.zoned import find_zone, no_zone
-from scheduler.store.admin.doctor import NOTE, OK, PROBLEM, Finding
+from scheduler.store.admin.doctor import NOTE, OK, PROBLEM, DoctorFinding
 from scheduler.store.db.dialect import sqlite_too_old, sqlite_version
 from scheduler.system import WINDOWS, files, libc
 from scheduler.system.processes import file_limits, user_id
@@ -35,7 +35,7 @@ OF_DEVELOPMENT = frozenset({"demo", "quick", "test", "dev", "docs", "release", "
 _TIME_ERROR = 5  # of adjtimex(2): the clock is not synchronised
 
 
-def examine(config: Config) -> list[Finding]:
+def examine(config: Config) -> list[DoctorFinding]:
     """All checks, in the order in which they are mended."""
     config = settled(config)
     return [
@@ -52,7 +52,7 @@ def examine(config: Config) -> list[Finding]:
     ]
 
 
-def names(config: Config) -> list[Finding]:
+def names(config: Config) -> list[DoctorFinding]:
     """Modules that hide schedd's own, or that schedd's hide."""
     wrong = [PYPI] if _installed("scheduler") is not None else []
     ours = {os.path.dirname(os.path.realpath(place)) for place in sys.modules["scheduler"].__path__}
@@ -62,31 +62,32 @@ def names(config: Config) -> list[Finding]:
             for path in (os.path.join(place, f"{name}.py"), os.path.join(place, name, "__init__.py")):
                 if os.path.isfile(path) and place not in ours:
                     wrong.append(f"{path} hides schedd's package {name} from programs there: give it another name")
-    found = [Finding("names", PROBLEM, text) for text in wrong]
+    found = [DoctorFinding("names", PROBLEM, text) for text in wrong]
     found += [
-        Finding("task modules", NOTE, user_modules.advice(path)) for path in user_modules.hidden(config.tasks.path)
+        DoctorFinding("task modules", NOTE, user_modules.advice(path))
+        for path in user_modules.hidden(config.tasks.path)
     ]
-    return found or [Finding("names", OK, "nothing hides schedd's packages")]
+    return found or [DoctorFinding("names", OK, "nothing hides schedd's packages")]
 
 
-def _python() -> Finding:
+def _python() -> DoctorFinding:
     text = f"Python {sys.version.split()[0]} in {sys.prefix}, schedd {running()}"
     installed = _installed("schedd")
     own = running().partition("+")[0]
     if installed != own:
-        return Finding("versions", PROBLEM, f"{text}, but {installed} is installed: install it again")
-    return Finding("versions", OK, text)
+        return DoctorFinding("versions", PROBLEM, f"{text}, but {installed} is installed: install it again")
+    return DoctorFinding("versions", OK, text)
 
 
-def _packages() -> Iterator[Finding]:
+def _packages() -> Iterator[DoctorFinding]:
     wrong = [text for name, least, extra in _requirements() if extra is None and (text := _misses(name, least))]
     if wrong:
-        yield Finding("packages", PROBLEM, f"{listed(wrong)}: pip install --upgrade schedd")
+        yield DoctorFinding("packages", PROBLEM, f"{listed(wrong)}: pip install --upgrade schedd")
     else:
-        yield Finding("packages", OK, "all are there")
+        yield DoctorFinding("packages", OK, "all are there")
 
 
-def _extras(config: Config) -> Iterator[Finding]:
+def _extras(config: Config) -> Iterator[DoctorFinding]:
     needs: dict[str, list[tuple[str, str]]] = {}
     others: list[tuple[str, str]] = []  # an extra, and another that it brings
     for name, least, extra in _requirements():
@@ -108,8 +109,10 @@ def _extras(config: Config) -> Iterator[Finding]:
             whole.append(extra)
     for extra, why in _wanted(config):
         if extra in missing:
-            yield Finding("extras", PROBLEM, f"{why} needs {listed(missing[extra])}: pip install 'schedd[{extra}]'")
-    yield Finding("extras", OK, f"installed: {', '.join(whole) or 'none'}; not: {', '.join(missing) or 'none'}")
+            yield DoctorFinding(
+                "extras", PROBLEM, f"{why} needs {listed(missing[extra])}: pip install 'schedd[{extra}]'"
+            )
+    yield DoctorFinding("extras", OK, f"installed: {', '.join(whole) or 'none'}; not: {', '.join(missing) or 'none'}")
 
 
 def _wanted(config: Config) -> Iterator[tuple[str, str]]:
@@ -134,25 +137,27 @@ def _wanted(config: Config) -> Iterator[tuple[str, str]]:
         yield extra, section
 
 
-def _commands() -> Finding:
+def _commands() -> DoctorFinding:
     own = Path(sysconfig.get_path("scripts"))
     for name in ("schedd", "schedctl"):
         found = shutil.which(name)
         if found is None:
             text = f"{name} is not on PATH: use {own / name}, or python -m scheduler"
-            return Finding("commands", NOTE, text)
+            return DoctorFinding("commands", NOTE, text)
         if Path(found).parent.resolve() != own.resolve():
-            return Finding("commands", NOTE, f"{name} on PATH is {found}, of another installation than {own / name}")
-    return Finding("commands", OK, f"schedd and schedctl are in {own}")
+            return DoctorFinding(
+                "commands", NOTE, f"{name} on PATH is {found}, of another installation than {own / name}"
+            )
+    return DoctorFinding("commands", OK, f"schedd and schedctl are in {own}")
 
 
-def _rights(config: Config) -> Iterator[Finding]:
+def _rights(config: Config) -> Iterator[DoctorFinding]:
     wrong = []
     if config.file is not None and os.path.exists(config.file):
         secret = [name for name, origin in config.origins.items() if origin == config.file and _is_secret(config, name)]
         if secret and files.for_others(config.file) & 0o004:
             text = f"every user may read {config.file}, which has {listed(secret)}: chmod o-r, or use credentials"
-            yield Finding("rights", NOTE, text)
+            yield DoctorFinding("rights", NOTE, text)
     for place in config.tasks.path:
         if not os.access(place, os.R_OK | os.X_OK):
             wrong.append(f"[tasks] path {place} cannot be read")
@@ -162,9 +167,9 @@ def _rights(config: Config) -> Iterator[Finding]:
             if (one == path.parent or one.exists()) and not os.access(one, access):
                 wrong.append(f"{one} cannot be written by {_user()}" if one.exists() else f"{one} does not exist")
     for text in wrong:
-        yield Finding("rights", PROBLEM, text)
+        yield DoctorFinding("rights", PROBLEM, text)
     if not wrong:
-        yield Finding("rights", OK, f"{_user()} may read and write what schedd needs")
+        yield DoctorFinding("rights", OK, f"{_user()} may read and write what schedd needs")
 
 
 def _is_secret(config: Config, name: str) -> bool:
@@ -173,15 +178,17 @@ def _is_secret(config: Config, name: str) -> bool:
     return name in SECRETS or (name.startswith("alerts.sinks.") and name.rpartition(".")[2] in ("secret", "token"))
 
 
-def _clock() -> Finding:
+def _clock() -> DoctorFinding:
     if time.time() < RELEASED:
-        return Finding("clock", PROBLEM, f"the clock shows {time.strftime('%Y-%m-%d', time.gmtime())}: set it right")
+        return DoctorFinding(
+            "clock", PROBLEM, f"the clock shows {time.strftime('%Y-%m-%d', time.gmtime())}: set it right"
+        )
     if find_zone(_A_ZONE) is None:
-        return Finding("clock", PROBLEM, no_zone(_A_ZONE))
+        return DoctorFinding("clock", PROBLEM, no_zone(_A_ZONE))
     if _synchronised() is False:
         text = "no time server keeps this machine's clock right, so workers of several machines may disagree"
-        return Finding("clock", NOTE, text)
-    return Finding("clock", OK, "it is plausible" if _synchronised() is None else "a time server keeps it right")
+        return DoctorFinding("clock", NOTE, text)
+    return DoctorFinding("clock", OK, "it is plausible" if _synchronised() is None else "a time server keeps it right")
 
 
 def _synchronised() -> bool | None:
@@ -190,29 +197,33 @@ def _synchronised() -> bool | None:
     return None if state is None or state < 0 else state != _TIME_ERROR
 
 
-def _sqlite() -> Finding:
+def _sqlite() -> DoctorFinding:
     text = sqlite_too_old()
-    return Finding("sqlite", OK, f"SQLite {sqlite_version()}") if text is None else Finding("sqlite", PROBLEM, text)
+    return (
+        DoctorFinding("sqlite", OK, f"SQLite {sqlite_version()}")
+        if text is None
+        else DoctorFinding("sqlite", PROBLEM, text)
+    )
 
 
-def _disk(config: Config) -> Iterator[Finding]:
+def _disk(config: Config) -> Iterator[DoctorFinding]:
     path = _store_file(config)
     place = Path(config.directory or os.getcwd()) if path is None else path.parent
     try:
         free = shutil.disk_usage(place).free
     except OSError as error:
-        yield Finding("disk", PROBLEM, f"{place}: {error.strerror}")
+        yield DoctorFinding("disk", PROBLEM, f"{place}: {error.strerror}")
         return
     level = PROBLEM if free < LOW_SPACE and path is not None else OK
-    yield Finding("disk", level, f"{free // 2**20} MiB free in {place}")
+    yield DoctorFinding("disk", level, f"{free // 2**20} MiB free in {place}")
 
 
-def _descriptors() -> Finding:
+def _descriptors() -> DoctorFinding:
     hard = file_limits()[1]
     if 0 <= hard < FEW_FILES:
         text = f"a process may open {hard} files at most: allow {FEW_FILES} (ulimit -Hn, LimitNOFILE= of the service)"
-        return Finding("descriptors", NOTE, text)
-    return Finding("descriptors", OK, f"a process may open {'any number of' if hard < 0 else hard} files")
+        return DoctorFinding("descriptors", NOTE, text)
+    return DoctorFinding("descriptors", OK, f"a process may open {'any number of' if hard < 0 else hard} files")
 
 
 def _store_file(config: Config) -> Path | None:

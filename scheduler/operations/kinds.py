@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from scheduler.model.live_settings import KIND
 from scheduler.operations import limits
-from scheduler.operations.limits import Limit, Place
+from scheduler.operations.limits import LimitInEffect, LimitTarget
 from scheduler.store import pauses
 from scheduler.store.db.tx import Tx
 from scheduler.store.pauses import Pause as Pause
@@ -40,7 +40,7 @@ class Overview(NamedTuple):
     at: int
     stats: StatsRecord
     names: list[str]
-    limits: Mapping[str, list[Limit]]
+    limits: Mapping[str, list[LimitInEffect]]
     pauses: Mapping[tuple[str, str], Pause]
     backlog: Mapping[str, tuple[int, int | None]]
 
@@ -54,7 +54,7 @@ class One(NamedTuple):
     pause: Pause | None
     now: WorkNow
     record: KindRecord | None
-    limits: list[Limit]
+    limits: list[LimitInEffect]
     ready: list[ReadyTasks]
 
 
@@ -62,7 +62,7 @@ def overview(tx: Tx, span: int, most: int) -> Overview:
     """The kinds over the last ``span`` microseconds, and the queues that have a backlog or a pause."""
     found, stopped, live = stats(tx, tx.now - span, tx.now), pauses.records(tx), limits.records(tx)
     names = [*found.kinds, *(name for name in kind_names(tx) if name not in found.kinds)]
-    caps = {name: limits.of_kind(get_kind(tx, name), live.get(Place(KIND, name))) for name in names[:most]}
+    caps = {name: limits.of_kind(get_kind(tx, name), live.get(LimitTarget(KIND, name))) for name in names[:most]}
     backlog: dict[str, tuple[int, int | None]] = {one.name: (0, None) for one in stopped if one.scope == "queue"}
     for queue in figures.ready(tx):
         number, since = backlog.get(queue.queue, (0, None))
@@ -79,7 +79,7 @@ def one(tx: Tx, scope: Literal["kind", "queue"], name: str, span: int) -> One:
         ready = [queue for queue in figures.ready(tx) if queue.queue == name]
         return One(tx.now, found, stopped, work_now(tx, scope, name), None, [], ready)
     found, record = stats(tx, tx.now - span, tx.now, kind=name), get_kind(tx, name)
-    caps = limits.of_kind(record, limits.records(tx).get(Place(KIND, name)))
+    caps = limits.of_kind(record, limits.records(tx).get(LimitTarget(KIND, name)))
     return One(tx.now, found, stopped, work_now(tx, scope, name), record, caps, [])
 
 

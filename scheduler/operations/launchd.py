@@ -6,12 +6,12 @@ import plistlib
 from pathlib import Path
 
 from scheduler.errors import ConfigError
-from scheduler.operations.service_manager import MARK, USER, Machine, Plan, ServiceStatus, Whose, Wish
+from scheduler.operations.service_manager import MARK, USER, Machine, ServicePlan, ServiceStatus, Whose, Wish
 
 STOP_S = 60  # as TimeoutStopSec= of the unit of systemd
 
 
-def plan(machine: Machine, wish: Wish) -> Plan:
+def plan(machine: Machine, wish: Wish) -> ServicePlan:
     """The files and commands of the service. Raises ConfigError."""
     if wish.credentials or wish.drop_ins:
         raise ConfigError("launchd hands over no credentials and has no drop-ins: leave these options out")
@@ -19,7 +19,7 @@ def plan(machine: Machine, wish: Wish) -> Plan:
         raise ConfigError(f"there is no user {wish.run_as}: name one with --run-as")
     unit = unit_path(machine, wish.whose)
     domain = _domain(machine, wish.whose)
-    return Plan({unit: render(machine, wish)}, [], [], ["launchctl", "bootstrap", domain, str(unit)])
+    return ServicePlan({unit: render(machine, wish)}, [], [], ["launchctl", "bootstrap", domain, str(unit)])
 
 
 def unit_path(machine: Machine, whose: Whose) -> Path:

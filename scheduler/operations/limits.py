@@ -45,7 +45,7 @@ class LiveSetting(msgspec.Struct, frozen=True):
         return f"schedctl set{by} since {rfc3339(instant_us(self.at, 'at'), exact=False)}{why}"
 
 
-class Place(NamedTuple):
+class LimitTarget(NamedTuple):
     """Where a limit holds."""
 
     scope: str
@@ -70,13 +70,13 @@ class Place(NamedTuple):
 class SetResult(NamedTuple):
     """``value``: what is set now, empty: nothing; ``unknown``: a sentence about a kind or queue that nothing knows."""
 
-    place: Place
+    place: LimitTarget
     value: dict[str, Any]
     changed: bool
     unknown: str | None
 
 
-class Limit(NamedTuple):
+class LimitInEffect(NamedTuple):
     """A limit in effect. ``value`` None: there is none; ``setting``: who set it while workers run."""
 
     name: str
@@ -99,7 +99,7 @@ def place(
     kind: str | None = None,
     key: str | None = None,
     queue: str | None = None,
-) -> Place:
+) -> LimitTarget:
     """A pool of all workers or of one, a kind or one key of it, a fairness key of all kinds, or a queue.
 
     Raises ConfigError.
@@ -108,15 +108,15 @@ def place(
     if not one or (worker is not None and pool is None) or (kind is not None and (pool or queue) is not None):
         raise ConfigError("say what to reset: a pool (and a worker), a kind (and a key), a fairness key, or a queue")
     if pool is not None:
-        return Place(POOL, pool_name(pool, None if worker is None else whole(worker, "worker", 1, 2**63 - 1)))
+        return LimitTarget(POOL, pool_name(pool, None if worker is None else whole(worker, "worker", 1, 2**63 - 1)))
     if kind is None and key is not None:
-        return Place(KEY, f"{LANE_SEPARATOR}{check_fairness_key(key)}")
+        return LimitTarget(KEY, f"{LANE_SEPARATOR}{check_fairness_key(key)}")
     if kind is None:
-        return Place(QUEUE, check_text(queue, "a queue"))
+        return LimitTarget(QUEUE, check_text(queue, "a queue"))
     check_text(kind, "a kind")
     if key is None:
-        return Place(KIND, kind)
-    return Place(KEY, f"{kind}{LANE_SEPARATOR}{check_text(key, 'a concurrency key', MAX_KEY)}")
+        return LimitTarget(KIND, kind)
+    return LimitTarget(KEY, f"{kind}{LANE_SEPARATOR}{check_text(key, 'a concurrency key', MAX_KEY)}")
 
 
 def slots(slots: int | None, async_slots: int | None) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def caps(
     return values
 
 
-def change(desk: Desk, where: Place, values: Mapping[str, Any]) -> SetResult:
+def change(desk: Desk, where: LimitTarget, values: Mapping[str, Any]) -> SetResult:
     """Let these values hold on every worker, beside what is set there already. What runs goes on.
 
     Raises UnknownWorkerError for a pool of a worker that is not live, ConfigError, StoreUnavailableError.
@@ -159,27 +159,27 @@ def change(desk: Desk, where: Place, values: Mapping[str, Any]) -> SetResult:
     return _change(desk, where, values, reset=False)
 
 
-def reset(desk: Desk, where: Place) -> SetResult:
+def reset(desk: Desk, where: LimitTarget) -> SetResult:
     """Let hold again what the configuration or the type says; a queue has no limits then."""
     return _change(desk, where, {}, reset=True)
 
 
-def records(tx: Tx) -> dict[Place, LiveSetting]:
+def records(tx: Tx) -> dict[LimitTarget, LiveSetting]:
     """All live settings."""
     return {
-        Place(one.scope, one.name): LiveSetting(
+        LimitTarget(one.scope, one.name): LiveSetting(
             one.subject, shown(one.value), to_datetime(one.at), one.actor, one.reason
         )
         for one in settings.records(tx)
     }
 
 
-def of_kind(record: KindRecord | None, live: LiveSetting | None) -> list[Limit]:
+def of_kind(record: KindRecord | None, live: LiveSetting | None) -> list[LimitInEffect]:
     """The limits of a kind in effect, each with who set it; those without one are left out."""
     given = {} if record is None else shown(record.options)
     value = {} if live is None else live.value
     return [
-        Limit(name, value[name], live) if name in value else Limit(name, given[name], None)
+        LimitInEffect(name, value[name], live) if name in value else LimitInEffect(name, given[name], None)
         for name in OF_KIND
         if name in value or given.get(name) is not None
     ]
@@ -191,7 +191,7 @@ def in_effect(desk: Desk) -> list[InEffect]:
         live = records(tx)
         found = list(_pools(tx, live))
         for name in kind_names(tx):
-            for one in of_kind(get_kind(tx, name), live.get(Place(KIND, name))):
+            for one in of_kind(get_kind(tx, name), live.get(LimitTarget(KIND, name))):
                 source = "its type" if one.setting is None else one.setting.source
                 found.append(InEffect(f"kind {name} {one.name}", one.value, source))
     return found + [
@@ -202,10 +202,13 @@ def in_effect(desk: Desk) -> list[InEffect]:
     ]
 
 
-def _pools(tx: Tx, live: Mapping[Place, LiveSetting]) -> Iterator[InEffect]:
+def _pools(tx: Tx, live: Mapping[LimitTarget, LiveSetting]) -> Iterator[InEffect]:
     for worker in workers(tx):
         for pool, (threads, tasks) in worker.capacity.pools.items():
-            places = (Place(POOL, pool_name(pool, worker.id)), Place(POOL, pool_name(pool)))  # its own weighs more
+            places = (
+                LimitTarget(POOL, pool_name(pool, worker.id)),
+                LimitTarget(POOL, pool_name(pool)),
+            )  # its own weighs more
             found = [live[one] for one in places if one in live]
             for name, size in (("slots", threads), ("async_slots", tasks)):
                 stored = next((one for one in found if name in one.value), None)
@@ -216,7 +219,7 @@ def _pools(tx: Tx, live: Mapping[Place, LiveSetting]) -> Iterator[InEffect]:
                 yield InEffect(f"worker {worker.id} pool {pool} {name}", size, source)
 
 
-def _change(desk: Desk, where: Place, values: Mapping[str, Any], *, reset: bool) -> SetResult:
+def _change(desk: Desk, where: LimitTarget, values: Mapping[str, Any], *, reset: bool) -> SetResult:
     def work(tx: Tx) -> SetResult:
         unknown = _unknown(tx, where, reset=reset)
         done = settings.change(tx, *where, values, reset=reset)
@@ -226,7 +229,7 @@ def _change(desk: Desk, where: Place, values: Mapping[str, Any], *, reset: bool)
     return desk.write(work)
 
 
-def _unknown(tx: Tx, where: Place, *, reset: bool) -> str | None:
+def _unknown(tx: Tx, where: LimitTarget, *, reset: bool) -> str | None:
     """A sentence about a kind or queue that nothing knows. Raises UnknownWorkerError."""
     if where.scope == QUEUE:
         return unknown_queue(tx, where.name)

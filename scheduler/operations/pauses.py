@@ -31,7 +31,7 @@ class PauseInfo(msgspec.Struct, frozen=True):
     reason: str | None
 
 
-class Scope(NamedTuple):
+class PauseScope(NamedTuple):
     """What is paused: everything, or a queue, kind or source of this name."""
 
     scope: str
@@ -45,7 +45,7 @@ class PauseResult(NamedTuple):
     """``changed``: whether each scope was otherwise before; ``left``: all pauses now; ``unknown``: names that no worker
     and no task has, each a sentence."""
 
-    changed: dict[Scope, bool]
+    changed: dict[PauseScope, bool]
     left: list[PauseInfo]
     unknown: list[str]
 
@@ -56,21 +56,21 @@ def scopes(
     kinds: Iterable[str] = (),
     sources: Iterable[str] = (),
     everything: bool = False,
-) -> list[Scope]:
+) -> list[PauseScope]:
     """Check the names of what is to be paused or resumed. Raises ConfigError, also if there is none."""
     found = [
-        Scope(scope, check_name(scope, name))
+        PauseScope(scope, check_name(scope, name))
         for scope, names in ((QUEUE, queues), (KIND, kinds), (SOURCE, sources))
         for name in dict.fromkeys(names)
     ]
     if everything:
-        found.append(Scope(ALL, ""))
+        found.append(PauseScope(ALL, ""))
     if not found:
         raise ConfigError("say what: a queue, a kind, a source, or all")
     return found
 
 
-def pause(desk: Desk, chosen: Sequence[Scope]) -> PauseResult:
+def pause(desk: Desk, chosen: Sequence[PauseScope]) -> PauseResult:
     """Let no worker claim tasks of these, until :func:`resume`. Effective within a second; running tasks go on.
 
     A scope that is paused already keeps its beginning, and takes the new reason. Raises StoreUnavailableError.
@@ -78,7 +78,7 @@ def pause(desk: Desk, chosen: Sequence[Scope]) -> PauseResult:
     return _change(desk, chosen, pauses.pause)
 
 
-def resume(desk: Desk, chosen: Sequence[Scope]) -> PauseResult:
+def resume(desk: Desk, chosen: Sequence[PauseScope]) -> PauseResult:
     """End these pauses. To resume everything leaves the pauses of single queues and kinds. Raises as :func:`pause`."""
     return _change(desk, chosen, pauses.resume)
 
@@ -98,7 +98,7 @@ def _infos(tx: Tx) -> list[PauseInfo]:
     return [pause_info(one) for one in pauses.records(tx)]
 
 
-def _change(desk: Desk, chosen: Sequence[Scope], change: Callable[[Tx, str, str], bool]) -> PauseResult:
+def _change(desk: Desk, chosen: Sequence[PauseScope], change: Callable[[Tx, str, str], bool]) -> PauseResult:
     def work(tx: Tx) -> PauseResult:
         changed = {one: change(tx, *one) for one in chosen}
         checks = {KIND: unknown_kind, QUEUE: unknown_queue}

@@ -52,7 +52,7 @@ class SchedulesNow(NamedTuple):
     fleet: Fleet
 
 
-class Ahead(NamedTuple):
+class ScheduleAhead(NamedTuple):
     """One schedule, and the fire times that it still has, each beside the mark before it."""
 
     at: int
@@ -103,7 +103,7 @@ def seen(tx: Tx) -> SchedulesNow:
     return SchedulesNow(tx.now, found, {one.name: one.reason for one in unserved}, _orphans(found), notes, fleet)
 
 
-def ahead(tx: Tx, name: str, count: int, *, even_broken: bool = False) -> Ahead:
+def ahead(tx: Tx, name: str, count: int, *, even_broken: bool = False) -> ScheduleAhead:
     """The next fire times of a schedule. Of overdue ones only those are there that are still to be run.
 
     ``even_broken``: none of a schedule that cannot be read; else raises InvalidScheduleError. Raises
@@ -113,7 +113,7 @@ def ahead(tx: Tx, name: str, count: int, *, even_broken: bool = False) -> Ahead:
     unserved = [text for text, _ in describe(u for u in unserved_schedules(tx, read_fleet(tx)) if u.name == name)]
     slots = [] if even_broken and one.trouble is not None else read.upcoming(one, count, tx.now)
     marks = fold_marks([tx.now, *slots], one.recurrence.tz or "UTC")  # the first may be the first after a change
-    return Ahead(tx.now, one, get_kind(tx, one.kind), slots, list(itertools.pairwise(marks)), unserved)
+    return ScheduleAhead(tx.now, one, get_kind(tx, one.kind), slots, list(itertools.pairwise(marks)), unserved)
 
 
 def nodes(one: ScheduleRecord) -> list[dict[str, Any]] | None:

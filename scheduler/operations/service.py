@@ -11,10 +11,10 @@ from pathlib import Path
 
 from scheduler.errors import ConfigError
 from scheduler.operations import launchd, systemd
-from scheduler.operations.service_manager import MARK, Machine, Plan, ServiceStatus, Whose, Wish
+from scheduler.operations.service_manager import MARK, Machine, ServicePlan, ServiceStatus, Whose, Wish
 
 
-def plan(machine: Machine, wish: Wish) -> Plan:
+def plan(machine: Machine, wish: Wish) -> ServicePlan:
     """What :func:`install` would do; it changes nothing. Raises ConfigError."""
     _check(machine, wish)
     unit = unit_path(machine, wish.whose)
@@ -23,7 +23,7 @@ def plan(machine: Machine, wish: Wish) -> Plan:
     return launchd.plan(machine, wish) if machine.darwin else systemd.plan(machine, wish)
 
 
-def install(machine: Machine, wish: Wish) -> Plan:
+def install(machine: Machine, wish: Wish) -> ServicePlan:
     """Install the service and start it; one of schedctl's making is brought up to date.
 
     A failure leaves nothing behind, but for a service that is installed and does not start. Raises ConfigError.

@@ -66,7 +66,7 @@ class Wish(NamedTuple):
     drop_ins: tuple[str, ...] = ()
 
 
-class Plan(NamedTuple):
+class ServicePlan(NamedTuple):
     """Files with their contents, and the commands before and after they are written."""
 
     files: Mapping[Path, str]

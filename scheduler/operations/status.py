@@ -85,7 +85,7 @@ class HealthCause(NamedTuple):
     pause: PausedWork | None = None
 
 
-class Health(NamedTuple):
+class HealthStatus(NamedTuple):
     """``at``: microseconds; None: the store could not be asked."""
 
     verdict: Verdict
@@ -97,23 +97,23 @@ class Health(NamedTuple):
         return self.verdict if not self.causes else f"{self.verdict}: {counted(len(self.causes), 'cause')}"
 
 
-def unreachable(error: StoreUnavailableError) -> Health:
+def unreachable(error: StoreUnavailableError) -> HealthStatus:
     """The verdict on a store that could not be asked."""
     told = _COMMAND.search(str(error))
     next_one = "schedctl doctor --install" if told is None else told[1]
-    return Health(Verdict.BROKEN, None, [HealthCause("unreachable", True, str(error), next_one)])
+    return HealthStatus(Verdict.BROKEN, None, [HealthCause("unreachable", True, str(error), next_one)])
 
 
-def health_of(tx: Tx) -> Health:
+def health_of(tx: Tx) -> HealthStatus:
     """The verdict in a transaction."""
     return verdict_of(glance(tx))
 
 
-def verdict_of(seen: Glance) -> Health:
+def verdict_of(seen: Glance) -> HealthStatus:
     """The verdict on what was seen."""
     found = [*causes(seen.status, seen.at), *_lesser(seen)]
     worst = Verdict.BROKEN if any(one.bad for one in found) else Verdict.DEGRADED if found else Verdict.WELL
-    return Health(worst, seen.at, found)
+    return HealthStatus(worst, seen.at, found)
 
 
 def causes(found: Status, at: int) -> list[HealthCause]:

@@ -18,7 +18,7 @@ import msgspec
 
 from scheduler.errors import ConfigError, InvalidTransitionError, SchedulerError
 from scheduler.model.actor import acting
-from scheduler.model.bulk import BATCH, BulkOptions, BulkState, Verb, check_rate
+from scheduler.model.bulk import BATCH, BulkOptions, BulkState, BulkVerb, check_rate
 from scheduler.model.secrets import has_secret_name
 from scheduler.model.state import TaskState
 from scheduler.model.task_filter import TaskFilter
@@ -47,14 +47,14 @@ CANARY_EVERY_S = 0.5  # between two looks whether the task that goes first has e
 _PLAIN = BulkOptions()
 
 
-class Outcome(NamedTuple):
+class BulkOutcome(NamedTuple):
     """``canary``: the task that went first, of a bulk that is not done; ``stale``: what ran on the old ends."""
 
     canary: Canary | None
     stale: Stale
 
 
-def create(desk: Desk, verb: Verb, wanted: TaskFilter, options: BulkOptions = _PLAIN) -> BulkRecord:
+def create(desk: Desk, verb: BulkVerb, wanted: TaskFilter, options: BulkOptions = _PLAIN) -> BulkRecord:
     """Freeze the tasks that a filter chooses now, with a plan. Nothing is changed before :func:`start`.
 
     Raises ConfigError; PayloadError if a payload with :attr:`BulkOptions.fields` does not fit its kind.
@@ -71,7 +71,7 @@ def create(desk: Desk, verb: Verb, wanted: TaskFilter, options: BulkOptions = _P
     return desk.database.change(work)
 
 
-def plan(desk: Desk, verb: Verb, wanted: TaskFilter, options: BulkOptions = _PLAIN) -> BulkPlan:
+def plan(desk: Desk, verb: BulkVerb, wanted: TaskFilter, options: BulkOptions = _PLAIN) -> BulkPlan:
     """Read what a bulk would do. Raises ConfigError."""
     return bulk_plan.plan(desk.database, verb, wanted, options)
 
@@ -132,16 +132,18 @@ def undo(desk: Desk, name: str) -> BulkRecord:
     return desk.database.change(work)
 
 
-def outcome(desk: Desk, bulk: BulkRecord) -> Outcome:
+def outcome(desk: Desk, bulk: BulkRecord) -> BulkOutcome:
     """What else is to say of a bulk that ran."""
     with desk.read() as tx:
         return outcome_in(tx, bulk)
 
 
-def outcome_in(tx: Tx, bulk: BulkRecord) -> Outcome:
+def outcome_in(tx: Tx, bulk: BulkRecord) -> BulkOutcome:
     """:func:`outcome` within a read."""
     over = bulk.state is BulkState.DONE
-    return Outcome(None if over else canary_of(tx, bulk), ran_on_bulk(tx, bulk.name, bulk.verb) if bulk.done else NONE)
+    return BulkOutcome(
+        None if over else canary_of(tx, bulk), ran_on_bulk(tx, bulk.name, bulk.verb) if bulk.done else NONE
+    )
 
 
 def run(

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from scheduler.errors import ConfigError
-from scheduler.operations.service_manager import MARK, USER, Machine, Plan, ServiceStatus, Whose, Wish
+from scheduler.operations.service_manager import MARK, USER, Machine, ServicePlan, ServiceStatus, Whose, Wish
 
 STATE = "/var/lib/schedd"
 CONFIG = "/etc/schedd/config.toml"
@@ -27,7 +27,7 @@ HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")
 SHOWN = ("ActiveState", "SubState", "MainPID", "UnitFileState", "ActiveEnterTimestamp", "NRestarts")
 
 
-def plan(machine: Machine, wish: Wish) -> Plan:
+def plan(machine: Machine, wish: Wish) -> ServicePlan:
     """The parts of the service: a user, a first configuration, the unit with its drop-ins. Raises ConfigError."""
     _check(machine, wish)
     unit = unit_path(machine, wish.whose)
@@ -51,7 +51,7 @@ def plan(machine: Machine, wish: Wish) -> Plan:
     files[unit] = render(machine, wish, config, made)
     systemctl = _systemctl(wish.whose)
     after = [[*systemctl, "daemon-reload"], [*systemctl, "enable", unit.name]]
-    return Plan(files, before, after, [*systemctl, "restart", unit.name])
+    return ServicePlan(files, before, after, [*systemctl, "restart", unit.name])
 
 
 def unit_path(machine: Machine, whose: Whose) -> Path:

@@ -28,7 +28,7 @@ from scheduler.store.tasks.stale import ran_on, rerun_on_new
 from scheduler.store.tasks.stale import told as told
 
 
-class Cancelled(NamedTuple):
+class CancelledTasks(NamedTuple):
     """``hung``: what to say of tasks whose handlers hang, so that a request does not end them."""
 
     done: CancelResult
@@ -47,7 +47,7 @@ class Again(NamedTuple):
     completed: Sequence[TaskRecord] = ()
 
 
-class Changed(NamedTuple):
+class ChangedTasks(NamedTuple):
     """``same``: tasks that had these values already: nothing of them is changed, and the audit has no entry."""
 
     tasks: list[TaskRecord]
@@ -61,7 +61,7 @@ class Copied(NamedTuple):
     beside: str | None
 
 
-class Submitted(NamedTuple):
+class SubmittedTask(NamedTuple):
     """``no_worker``: why no worker takes new work; ``unserved``: why none would run this task. None: one does."""
 
     id: TaskId
@@ -71,7 +71,7 @@ class Submitted(NamedTuple):
 
 def cancel(
     desk: Desk, ids: Sequence[int], *, cascade: bool = False, force: bool = False, dry_run: bool = False
-) -> Cancelled:
+) -> CancelledTasks:
     """End tasks at once; ask those that run to end. Ended and cancelled ones stay as they are.
 
     ``cascade``: their dependants by success end cancelled, too, instead of by their *otherwise*. ``force``: running
@@ -79,12 +79,12 @@ def cancel(
     """
     wanted = [check_id(task_id) for task_id in ids]
 
-    def work(tx: Tx) -> Cancelled:
+    def work(tx: Tx) -> CancelledTasks:
         done = control.cancel(tx, wanted, cascade=cascade, force=force)
         hung: list[str] = []
         if done.requested and not force:
             hung = [hung_text(w, hang) for w in workers(tx) for hang in w.hung if hang.task in done.requested]
-        made = Cancelled(done, hung)
+        made = CancelledTasks(done, hung)
         if dry_run:
             raise _NotReally(made)
         return made
@@ -98,7 +98,7 @@ def cancel(
 class _NotReally(Exception):
     """Rolls a transaction back, and carries what it had done."""
 
-    def __init__(self, done: Cancelled) -> None:
+    def __init__(self, done: CancelledTasks) -> None:
         super().__init__()
         self.done = done
 
@@ -137,7 +137,7 @@ def rerun(desk: Desk, ids: Sequence[int], *, downstream: bool = True) -> Again:
     return desk.write(work)
 
 
-def change(desk: Desk, ids: Sequence[int], changes: Changes) -> Changed:
+def change(desk: Desk, ids: Sequence[int], changes: Changes) -> ChangedTasks:
     """Change stored tasks that wait, are scheduled or wait for their retry.
 
     Raises UnknownTaskError, InvalidTransitionError if one is under way or has ended, UnregisteredKindError,
@@ -147,9 +147,9 @@ def change(desk: Desk, ids: Sequence[int], changes: Changes) -> Changed:
     wanted = list(dict.fromkeys(check_id(task_id) for task_id in ids))
     make = patch_of(desk, changes)
 
-    def work(tx: Tx) -> Changed:
+    def work(tx: Tx) -> ChangedTasks:
         done = patch(tx, wanted, make(tx)).check()
-        return Changed(get_tasks(tx, wanted), done.same)
+        return ChangedTasks(get_tasks(tx, wanted), done.same)
 
     return desk.write(work)
 
@@ -172,7 +172,7 @@ def copy(desk: Desk, task_id: int, changes: Changes, *, key: str | None = None, 
     return desk.write(work)
 
 
-def submit(desk: Desk, spec: TaskSpec) -> Submitted:
+def submit(desk: Desk, spec: TaskSpec) -> SubmittedTask:
     """Store a task that a person asks for. Raises DuplicateKeyError, UnknownDependencyError, PayloadError."""
 
     def work(tx: Tx) -> TaskId:
@@ -181,7 +181,7 @@ def submit(desk: Desk, spec: TaskSpec) -> Submitted:
         return ids[0]
 
     made = desk.write(work)
-    return Submitted(made, *served(desk, spec))
+    return SubmittedTask(made, *served(desk, spec))
 
 
 def served(desk: Desk, spec: TaskSpec) -> tuple[str | None, str | None]:

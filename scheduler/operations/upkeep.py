@@ -16,7 +16,7 @@ from scheduler.store.admin import retention, transfer
 from scheduler.store.admin.doctor import NOTE as NOTE
 from scheduler.store.admin.doctor import OK as OK
 from scheduler.store.admin.doctor import PROBLEM as PROBLEM
-from scheduler.store.admin.doctor import Finding as Finding
+from scheduler.store.admin.doctor import DoctorFinding as DoctorFinding
 from scheduler.store.admin.doctor import check, not_checked
 from scheduler.store.admin.doctor_repair import repair as _repair
 from scheduler.store.admin.export import export as export
@@ -45,7 +45,7 @@ class Cleaned(NamedTuple):
 class Checked(NamedTuple):
     """``repaired``: a line for each kind of repair; None: nothing was repaired since a table is missing."""
 
-    findings: list[Finding]
+    findings: list[DoctorFinding]
     repaired: list[str] | None
 
 
@@ -125,7 +125,7 @@ def repair(desk: Desk, *, counts: bool = True) -> list[str]:
     return desk.write(lambda tx: _repair(tx, counts=counts))
 
 
-def doctor(desk: Desk, *, full: bool = False) -> list[Finding]:
+def doctor(desk: Desk, *, full: bool = False) -> list[DoctorFinding]:
     """Check what must always hold. Raises StoreUnavailableError."""
     desk.database.look()
     with desk.read() as tx:
@@ -143,7 +143,7 @@ def examine(desk: Desk, *, full: bool = False, mend: bool = False, counts: bool 
         reading, repaired = database.read_damaged, None
     if mend and repaired is not None:
         repaired = repair(desk, counts=counts) or ["nothing that this could repair"]
-    found: list[Finding] = []
+    found: list[DoctorFinding] = []
     reached = False
     try:
         with reading() as tx:

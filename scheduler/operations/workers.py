@@ -22,7 +22,7 @@ from scheduler.store.read.workers import read_fleet as read_fleet
 from scheduler.store.workers import request_drain, request_restart
 
 if TYPE_CHECKING:
-    from scheduler.config.executors import Executor
+    from scheduler.config.executors import ExecutorSection
 
 
 _SLOTS = (THREAD, ASYNC, PROCESS)
@@ -141,7 +141,7 @@ class ExecutorInfo(NamedTuple):
     trouble: str | None = None
 
 
-def listed(desk: Desk, sections: Mapping[str, Executor]) -> list[ExecutorInfo]:
+def listed(desk: Desk, sections: Mapping[str, ExecutorSection]) -> list[ExecutorInfo]:
     """The executors of a configuration, and those that daemons of this store have had."""
     with desk.read() as tx:
         found = executor_statuses(tx, counted_too=True)

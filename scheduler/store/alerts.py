@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from scheduler.model.actor import actor
-from scheduler.model.alerts import Alert, Key, Memory, Phase, Silence
+from scheduler.model.alerts import Alert, AlertKey, AlertPhase, Memory, Silence
 from scheduler.model.texts import rfc3339
 from scheduler.ports import SECOND
 from scheduler.store import audit
@@ -41,7 +41,7 @@ class Remembered(msgspec.Struct, frozen=True):
         return Memory(self.sent, self.flooded_at)
 
 
-class Lease(NamedTuple):
+class AlertsLease(NamedTuple):
     """Whose turn it is to evaluate. ``holder``: "" for none; ``until``: microseconds."""
 
     holder: str
@@ -54,7 +54,7 @@ class Lease(NamedTuple):
         return self.holder == holder or self.until <= now
 
 
-class Message(NamedTuple):
+class AlertMessage(NamedTuple):
     """A message for one sink. ``body``: JSON; ``tries``: how often delivery was begun."""
 
     number: int
@@ -65,7 +65,7 @@ class Message(NamedTuple):
     tries: int
 
 
-class Delivery(NamedTuple):
+class AlertDelivery(NamedTuple):
     """A message as ``schedctl alerts history`` shows it."""
 
     id: str
@@ -110,19 +110,19 @@ class SilenceRecord(NamedTuple):
 _LEASE = "SELECT holder, until, version, memory FROM schedd_alert_lease WHERE name = 'evaluator'"
 
 
-def lease(tx: Tx) -> Lease:
+def lease(tx: Tx) -> AlertsLease:
     """The evaluators' lease, as it is now."""
     row = tx.run(_LEASE).first()
     if row is None:
-        return Lease("", 0, 0, Remembered())
+        return AlertsLease("", 0, 0, Remembered())
     try:
         remembered = msgspec.json.decode(row.memory, type=Remembered)
     except msgspec.MsgspecError:  # of another version: at most some messages too many
         remembered = Remembered()
-    return Lease(row.holder, row.until, row.version, remembered)
+    return AlertsLease(row.holder, row.until, row.version, remembered)
 
 
-def hold(tx: Tx, seen: Lease, holder: str, until: int, remembered: Remembered) -> bool:
+def hold(tx: Tx, seen: AlertsLease, holder: str, until: int, remembered: Remembered) -> bool:
     """Take or keep the lease, if it still is as it was ``seen``. Returns whether that was so."""
     bound = {"holder": holder, "until": until, "memory": msgspec.json.encode(remembered).decode()}
     if seen.version == 0:
@@ -164,20 +164,20 @@ _COLUMNS: dict[str, type] = {
     "step": int,
 }
 _NAMES = ", ".join(_COLUMNS)
-_TOLD = [name for name in _COLUMNS if name not in Key._fields]
+_TOLD = [name for name in _COLUMNS if name not in AlertKey._fields]
 
 
-def alerts(tx: Tx) -> dict[Key, Alert]:
+def alerts(tx: Tx) -> dict[AlertKey, Alert]:
     """All alerts that are not ok."""
     found = {}
     for row in tx.run(f"SELECT {_NAMES} FROM schedd_alerts t ORDER BY rule, kind, fingerprint"):
-        key = Key(row.rule, row.kind, row.fingerprint)
+        key = AlertKey(row.rule, row.kind, row.fingerprint)
         values = {name: row._mapping[name] for name in _TOLD}
-        found[key] = Alert(key, **values | {"phase": Phase(row.phase), "detail": json.loads(row.detail)})
+        found[key] = Alert(key, **values | {"phase": AlertPhase(row.phase), "detail": json.loads(row.detail)})
     return found
 
 
-def write(tx: Tx, before: Mapping[Key, Alert], after: Mapping[Key, Alert]) -> None:
+def write(tx: Tx, before: Mapping[AlertKey, Alert], after: Mapping[AlertKey, Alert]) -> None:
     """Write what has changed."""
     gone = [key for key in before if key not in after]
     if gone:
@@ -285,7 +285,7 @@ def next_due(tx: Tx, sink: str) -> int | None:
     return None if found is None else int(found)
 
 
-def take(tx: Tx, sink: str, hold_for: int) -> Message | None:
+def take(tx: Tx, sink: str, hold_for: int) -> AlertMessage | None:
     """The oldest message due for a sink, which no other process takes for ``hold_for``; None if none is due."""
     row = tx.run(
         "UPDATE schedd_alert_messages SET next_at = :later, tries = tries + 1 WHERE number = "
@@ -295,7 +295,7 @@ def take(tx: Tx, sink: str, hold_for: int) -> Message | None:
         now=tx.now,
         later=tx.now + hold_for,
     ).first()
-    return None if row is None else Message(row.number, row.id, row.sink, row.at, json.loads(row.body), row.tries)
+    return None if row is None else AlertMessage(row.number, row.id, row.sink, row.at, json.loads(row.body), row.tries)
 
 
 def delivered(tx: Tx, number: int) -> None:
@@ -334,7 +334,7 @@ def clean(tx: Tx, sinks: Collection[str]) -> None:
             )
 
 
-def history(tx: Tx, limit: int) -> Sequence[Delivery]:
+def history(tx: Tx, limit: int) -> Sequence[AlertDelivery]:
     """The newest messages, delivered or not."""
     rows = tx.run(
         "SELECT id, sink, at, body, tries, delivered_at, done, error FROM schedd_alert_messages t "
@@ -347,6 +347,8 @@ def history(tx: Tx, limit: int) -> Sequence[Delivery]:
         event, rule, title = (str(body.get(name) or "") for name in ("event", "rule", "title"))
         given_up = row.done == 2
         found.append(
-            Delivery(row.id, row.sink, row.at, event, rule, title, row.tries, row.delivered_at, given_up, row.error)
+            AlertDelivery(
+                row.id, row.sink, row.at, event, rule, title, row.tries, row.delivered_at, given_up, row.error
+            )
         )
     return found

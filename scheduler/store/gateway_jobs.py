@@ -28,14 +28,14 @@ def find(tx: Tx, incarnation: str) -> int | None:
     return None if found is None else int(found)
 
 
-class Held(NamedTuple):
+class HeldJob(NamedTuple):
     """``cancelled``: whether the task is to end; ``started_at``: of its attempt, in microseconds."""
 
     cancelled: bool
     started_at: int | None
 
 
-def held(tx: Tx, worker: int, incarnation: str, task_id: int, claim: int) -> Held | None:
+def held(tx: Tx, worker: int, incarnation: str, task_id: int, claim: int) -> HeldJob | None:
     """The claim, if this worker lives and holds it."""
     row = tx.run(
         "SELECT t.cancel_requested, t.started_at FROM schedd_tasks t JOIN schedd_workers w ON w.id = t.worker "
@@ -46,7 +46,7 @@ def held(tx: Tx, worker: int, incarnation: str, task_id: int, claim: int) -> Hel
         worker=worker,
         incarnation=incarnation,
     ).first()
-    return None if row is None else Held(row.cancel_requested is not None, row.started_at)
+    return None if row is None else HeldJob(row.cancel_requested is not None, row.started_at)
 
 
 def not_of(tx: Tx, task_id: int, ids: Collection[int]) -> set[int]:

@@ -11,7 +11,7 @@ from scheduler.model.spec import TaskSpec
 from scheduler.model.state import SCHEDULED, SUSPENDED, TaskState
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
-from scheduler.store.inbox_order import Ordering, Place, place
+from scheduler.store.inbox_order import Ordering, SubjectOrder, place
 from scheduler.store.tasks.enqueue import enqueue
 
 PURGED_AT_ONCE = 1000  # rows
@@ -46,7 +46,7 @@ class Arrival(NamedTuple):
     sequence: int | None = None
 
 
-class Entry(NamedTuple):
+class InboxEntry(NamedTuple):
     """What became of one message. ``again``: it had come before. ``state``, ``run_at``: of its task, if it has one.
 
     ``verdict`` None: it was not stored, since messages before it are missing, and is to come again.
@@ -60,7 +60,7 @@ class Entry(NamedTuple):
     run_at: int | None = None
 
 
-class Rules(NamedTuple):
+class InboxRules(NamedTuple):
     """How a source stores messages: for how long it remembers them (microseconds), and in which order they run."""
 
     keep: int
@@ -68,7 +68,7 @@ class Rules(NamedTuple):
     ordering: Ordering | None = None
 
 
-def store(tx: Tx, source: str, arrivals: Sequence[Arrival], rules: Rules) -> list[Entry]:
+def store(tx: Tx, source: str, arrivals: Sequence[Arrival], rules: InboxRules) -> list[InboxEntry]:
     """Store a batch: a row for each message, and a task for each new one. One entry for each arrival, in their order.
 
     The transaction is the store's own. Two receivers that store the same message wait for each other.
@@ -86,7 +86,7 @@ def store(tx: Tx, source: str, arrivals: Sequence[Arrival], rules: Rules) -> lis
     entries = make_tasks(tx, source, fresh, places, rules)
     entries = {key: known[key] for key in known if key not in entries} | entries
     seen: set[str] = set()
-    found: list[Entry] = []
+    found: list[InboxEntry] = []
     for arrival in arrivals:
         entry = entries[arrival.key]
         found.append(entry if arrival.key not in seen else entry._replace(again=True))
@@ -94,13 +94,13 @@ def store(tx: Tx, source: str, arrivals: Sequence[Arrival], rules: Rules) -> lis
     return found
 
 
-def _subjects(tx: Tx, source: str, arrivals: Iterable[Arrival], ordering: Ordering) -> list[Place]:
+def _subjects(tx: Tx, source: str, arrivals: Iterable[Arrival], ordering: Ordering) -> list[SubjectOrder]:
     """The places of the batch's subjects, locked until the transaction ends."""
     names = {a.subject for a in arrivals if a.spec is not None and a.subject is not None and a.sequence is not None}
     return place(tx, source, sorted(names), ordering)
 
 
-def _insert(tx: Tx, source: str, arrivals: dict[str, Arrival], rules: Rules) -> set[str]:
+def _insert(tx: Tx, source: str, arrivals: dict[str, Arrival], rules: InboxRules) -> set[str]:
     """Insert rows; returns the keys that are new. In the order of their keys, so that no two batches deadlock."""
     rows = [
         (a.key, a.message_id, _verdict_of(a), a.error, a.receipt, a.subject, a.sequence)
@@ -126,7 +126,7 @@ def _verdict_of(arrival: Arrival) -> int:
     return inbox.DONE if arrival.receipt is None else inbox.OPEN
 
 
-def _note(tx: Tx, source: str, arrivals: Sequence[Arrival], rules: Rules) -> dict[str, Entry]:
+def _note(tx: Tx, source: str, arrivals: Sequence[Arrival], rules: InboxRules) -> dict[str, InboxEntry]:
     """Count another delivery of messages that have come before. An open one is settled by its last receipt."""
     if not arrivals:
         return {}
@@ -150,7 +150,7 @@ def _note(tx: Tx, source: str, arrivals: Sequence[Arrival], rules: Rules) -> dic
     found = {}
     for row in updated:
         state, run_at = found_ends.get(row.task_id, (None, None))
-        found[row.message_key] = Entry(
+        found[row.message_key] = InboxEntry(
             row.message_key, InboxState.from_code(row.verdict), row.task_id, True, state, run_at
         )
     return found
@@ -193,15 +193,15 @@ def ends(tx: Tx, ids: Sequence[int]) -> dict[int, tuple[TaskState | None, int | 
 
 
 def make_tasks(
-    tx: Tx, source: str, arrivals: Sequence[Arrival], places: Sequence[Place], rules: Rules
-) -> dict[str, Entry]:
+    tx: Tx, source: str, arrivals: Sequence[Arrival], places: Sequence[SubjectOrder], rules: InboxRules
+) -> dict[str, InboxEntry]:
     """Store the tasks of new messages, and what their coming lets go; returns entries by key."""
     by_subject = {one.subject: one for one in places}
-    entries: dict[str, Entry] = {}
+    entries: dict[str, InboxEntry] = {}
     wanted: list[tuple[str, TaskSpec]] = []
     for arrival in sorted(arrivals, key=lambda a: a.sequence or 0):
         if arrival.spec is None:
-            entries[arrival.key] = Entry(arrival.key, InboxState.DEAD)
+            entries[arrival.key] = InboxEntry(arrival.key, InboxState.DEAD)
             continue
         at = by_subject.get(arrival.subject or "")
         if at is None or arrival.sequence is None:
@@ -210,7 +210,7 @@ def make_tasks(
             at.take(arrival.key, arrival.sequence, arrival.spec)
     for one in places:
         for verdict, key in one.kept_out:
-            entries[key] = Entry(key, verdict)
+            entries[key] = InboxEntry(key, verdict)
         wanted += one.chained(len(wanted))
     ids = enqueue(tx, [spec for _, spec in wanted], ours=True)
     ended = ends(tx, [int(task_id) for task_id in ids if not task_id.created])
@@ -219,7 +219,7 @@ def make_tasks(
     for (key, _), task_id in zip(wanted, ids, strict=True):
         verdict = InboxState.from_code(_verdict_of(by_key[key])) if key in by_key else InboxState.DONE
         state, run_at = ended.get(int(task_id), (None, None))
-        entries[key] = Entry(key, verdict, int(task_id), not task_id.created, state, run_at)
+        entries[key] = InboxEntry(key, verdict, int(task_id), not task_id.created, state, run_at)
         receipt, error = (by_key[key].receipt, by_key[key].error) if key in by_key else (None, None)
         made.append((key, int(task_id), verdict.code, receipt, error))
     if made:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from scheduler.model.texts import counted, span_text
 from scheduler.store import audit
 from scheduler.store.db.tx import Tx
-from scheduler.store.inbox import Rules, make_tasks
+from scheduler.store.inbox import InboxRules, make_tasks
 from scheduler.store.inbox_order import Ordering, place
 
 SUBJECTS_AT_ONCE = 100  # whose messages one transaction lets go
@@ -16,7 +16,7 @@ MOST_COUNTED = 10_000  # held messages that are counted
 _ANY = Ordering("wait")
 
 
-class Held(NamedTuple):
+class HeldMessage(NamedTuple):
     """The held messages of a source; ``more``: there are others that were not counted. ``since``: the oldest came."""
 
     source: str
@@ -26,7 +26,7 @@ class Held(NamedTuple):
     more: bool = False
 
 
-def held(tx: Tx) -> list[Held]:
+def held(tx: Tx) -> list[HeldMessage]:
     """The sources with messages that are held."""
     rows = tx.run(
         "SELECT q.source, count(*) AS number, count(DISTINCT q.subject) AS subjects, min(q.first_at) AS since FROM "
@@ -34,10 +34,10 @@ def held(tx: Tx) -> list[Held]:
         "GROUP BY q.source ORDER BY q.source"
     ).all()
     cut = sum(row.number for row in rows) >= MOST_COUNTED
-    return [Held(row.source, row.number, row.subjects, row.since, cut) for row in rows]
+    return [HeldMessage(row.source, row.number, row.subjects, row.since, cut) for row in rows]
 
 
-def held_texts(found: Sequence[Held], now: int) -> list[str]:
+def held_texts(found: Sequence[HeldMessage], now: int) -> list[str]:
     """A sentence for each source, with what lets its messages go."""
     return [
         f"{'at least ' if one.more else ''}{counted(one.number, 'message')} of source {one.source} "
@@ -68,7 +68,7 @@ def let_go(tx: Tx, source: str, subjects: Sequence[str], before: int, ordering: 
     places = place(tx, source, subjects, ordering or _ANY)
     for one in places:
         one.skip(before)
-    entries = make_tasks(tx, source, [], places, Rules(0)).values()
+    entries = make_tasks(tx, source, [], places, InboxRules(0)).values()
     return [entry.task_id for entry in entries if entry.task_id is not None]
 
 

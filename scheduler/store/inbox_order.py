@@ -24,7 +24,7 @@ class Ordering(NamedTuple):
     first: int = 1
 
 
-class Place:
+class SubjectOrder:
     """How far one subject has come. Collects the messages of a batch, then chains those that may go."""
 
     def __init__(self, tx: Tx, source: str, subject: str, last: int, task_id: int | None, gap: str) -> None:
@@ -127,7 +127,7 @@ class Place:
         )
 
 
-def place(tx: Tx, source: str, subjects: Sequence[str], ordering: Ordering) -> list[Place]:
+def place(tx: Tx, source: str, subjects: Sequence[str], ordering: Ordering) -> list[SubjectOrder]:
     """The places of these subjects, in their order, locked until the transaction ends."""
     if not subjects:
         return []
@@ -150,7 +150,7 @@ def place(tx: Tx, source: str, subjects: Sequence[str], ordering: Ordering) -> l
     ).all()
     live = _live(tx, [row.task_id for row in found if row.task_id is not None])
     return [
-        Place(tx, source, row.subject, row.sequence, row.task_id if row.task_id in live else None, ordering.gap)
+        SubjectOrder(tx, source, row.subject, row.sequence, row.task_id if row.task_id in live else None, ordering.gap)
         for row in found
     ]
 

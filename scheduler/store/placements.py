@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from scheduler.model.capacity import Capacity, Scale
-from scheduler.model.placement import Phase, PlacementState, job_name
+from scheduler.model.placement import PlacementPhase, PlacementState, job_name
 from scheduler.ports import FOREVER
 from scheduler.store.db.statements import Columns, run_over
 from scheduler.store.db.tx import Tx
@@ -119,18 +119,18 @@ def set_trouble(tx: Tx, name: str, trouble: str | None) -> None:
     tx.run("UPDATE schedd_executors SET trouble = :trouble WHERE name = :name", name=name, trouble=trouble)
 
 
-class Commands(NamedTuple):
+class PlacementCommands(NamedTuple):
     """What operators want: that nothing more is placed (``drain``); ``pauses``: see ``Pauses.of()``."""
 
     drain: bool
     pauses: str | None
 
 
-def commands(tx: Tx, worker: int) -> Commands:
+def commands(tx: Tx, worker: int) -> PlacementCommands:
     """Read the row of an executor's worker."""
     sql = f"SELECT drain_requested, {IN_EFFECT[tx.dialect.name]} FROM schedd_workers WHERE id = :worker"
     ((drain, pauses),) = tx.rows(sql, worker=worker)
-    return Commands(drain is not None, pauses)
+    return PlacementCommands(drain is not None, pauses)
 
 
 # Placements
@@ -336,7 +336,7 @@ class PlacementRecord(NamedTuple):
     submitted_at: int | None
     attached_at: int | None
     seen_at: int | None
-    phase: Phase | None
+    phase: PlacementPhase | None
     reason: str | None
     node: str | None
     tries: int
@@ -356,7 +356,7 @@ def placements_of(tx: Tx, task_id: int) -> list[PlacementRecord]:
 
 
 def _record(row: dict[str, Any]) -> PlacementRecord:
-    phase = None if row["phase"] is None else Phase.from_code(row["phase"])
+    phase = None if row["phase"] is None else PlacementPhase.from_code(row["phase"])
     states = {"state": PlacementState.from_code(row["state"]), "phase": phase, "lost": row["lost"] > 0}
     return PlacementRecord(**{**row, **states})
 

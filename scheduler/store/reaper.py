@@ -9,7 +9,7 @@ import msgspec
 
 from scheduler.model.lanes import QUARANTINE_LANE
 from scheduler.model.outcome import AttemptEnd
-from scheduler.model.placement import Phase
+from scheduler.model.placement import PlacementPhase
 from scheduler.model.retry import is_spent
 from scheduler.model.rollup import RollupCounter
 from scheduler.model.state import CANCELLED, DEAD, END_BIT, FAILED, FIRST_TERMINAL, RUNNING, SCHEDULED, TaskState
@@ -139,9 +139,9 @@ def _reclaim(tx: Tx, worker: int, label: str, noted: Container[tuple[int, int]])
         lane, text = r.lane, error
         began = known = r.state == RUNNING or (r.id, r.claim) in noted
         if began:
-            used = phase != Phase.PREEMPTED.code
+            used = phase != PlacementPhase.PREEMPTED.code
             lost.append(LostAttempt(r.id, r.claim, r.attempt, r.claimed_at, r.started_at, r.kind, r.queue, used))
-        if phase == Phase.PREEMPTED.code:  # the task is not to blame, nor is its attempt used
+        if phase == PlacementPhase.PREEMPTED.code:  # the task is not to blame, nor is its attempt used
             alone, deaths, began = False, r.deaths, False
         end = AttemptEnd.LOST
         if r.rerun == 1:

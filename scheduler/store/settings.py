@@ -26,7 +26,7 @@ IN_EFFECT = {
 }
 
 
-class Setting(NamedTuple):
+class StoredSetting(NamedTuple):
     """One live setting: its ``value`` holds since ``at`` (microseconds)."""
 
     scope: str
@@ -50,10 +50,10 @@ def subject_of(scope: str, name: str) -> str:
 _ROWS = "SELECT t.scope, t.name, t.value, t.at, t.actor, t.reason FROM schedd_settings t"
 
 
-def records(tx: Tx) -> list[Setting]:
+def records(tx: Tx) -> list[StoredSetting]:
     """All live settings, by scope and name."""
     rows = tx.run(f"{_ROWS} ORDER BY t.scope, t.name")
-    return [Setting(row[0], row[1], decode(row[2]), *row[3:]) for row in rows]
+    return [StoredSetting(row[0], row[1], decode(row[2]), *row[3:]) for row in rows]
 
 
 def change(tx: Tx, scope: str, name: str, values: Mapping[str, Any], *, reset: bool = False) -> bool:

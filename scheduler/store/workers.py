@@ -166,7 +166,7 @@ def bury(tx: Tx, incarnation: str) -> None:
     )
 
 
-class Commands(NamedTuple):
+class WorkerOrders(NamedTuple):
     """What an operator wants of a worker: to claim nothing more (``drain``), to start anew (``restart``)."""
 
     dead: bool
@@ -176,7 +176,7 @@ class Commands(NamedTuple):
     schema: str | None = None  # of the database
 
 
-def commands(tx: Tx, worker: int) -> Commands:
+def commands(tx: Tx, worker: int) -> WorkerOrders:
     """Read the worker's own row."""
     paused = IN_EFFECT[tx.dialect.name]
     sql = (
@@ -185,9 +185,9 @@ def commands(tx: Tx, worker: int) -> Commands:
     )
     rows = tx.rows(sql, worker=worker)
     if not rows:
-        return Commands(True, False, False)
+        return WorkerOrders(True, False, False)
     ((state, drain, restart, pauses, schema),) = rows
-    return Commands(state >= STOPPED, drain is not None, restart is not None, pauses, schema)
+    return WorkerOrders(state >= STOPPED, drain is not None, restart is not None, pauses, schema)
 
 
 def request_drain(tx: Tx, worker: int, *, drain: bool) -> None:

@@ -28,8 +28,8 @@ from scheduler.model.trace import TraceContext, context_in, parse_traceparent
 from scheduler.telemetry import providers
 from scheduler.telemetry.attempt_trace import AttemptTrace, api_context, new_span_id, new_trace_id
 from scheduler.telemetry.notes import SpanNote
-from scheduler.telemetry.otel_metrics import Source, export_metrics
-from scheduler.telemetry.sending import Send, write_context
+from scheduler.telemetry.otel_metrics import MetricsSource, export_metrics
+from scheduler.telemetry.sending import SendSpan, write_context
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import Tracer
@@ -78,7 +78,7 @@ class Tracing:
         self._ids = _GivenIds()
         self._tracers: dict[str, Tracer] = {}  # by the scope of their spans
         self._sends = providers.deciding_tracer(self._provider)
-        self.metrics = Source()
+        self.metrics = MetricsSource()
         self._meters = export_metrics(options, self.metrics) if options.metrics else None
         self._lock = threading.Lock()  # held while a span takes its ids
         self._common = {"messaging.system": SYSTEM}
@@ -277,19 +277,19 @@ class Tracing:
 
     # sending
 
-    def open_send(self, specs: Sequence[TaskSpec]) -> Send | None:
+    def open_send(self, specs: Sequence[TaskSpec]) -> SendSpan | None:
         """The span of storing these tasks; None if it is not to be traced. Writes their headers."""
         current = trace.get_current_span()
         context = current.get_span_context()
         if current.is_recording():
-            return Send(self._sends, specs, self._common)
+            return SendSpan(self._sends, specs, self._common)
         if context.is_valid:
             state = context.trace_state.to_header() or None
             write_context(specs, TraceContext(context.trace_id, context.span_id, False, state))
             return None
         if current_attempt.get() is not None or not random.random() < self.options.ratio:
             return None  # of an attempt that is not traced nothing is
-        return Send(self._sends, specs, self._common)
+        return SendSpan(self._sends, specs, self._common)
 
     def flush(self, seconds: float = providers.FLUSH_S) -> bool:
         """Export what waits, in at most so many seconds. False if the time was not enough."""

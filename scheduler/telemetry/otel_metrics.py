@@ -54,7 +54,7 @@ _CONVENTIONS: Mapping[str, tuple[str, str, Mapping[str, str]]] = {
 _LABELS = {"queue": "messaging.destination.name", "kind": "schedd.task.kind", "outcome": "schedd.task.outcome"}
 
 
-class Source:
+class MetricsSource:
     """A worker whose metrics are exported. ``read``: its families; none before it has started."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Instruments:
     """The instruments of one meter provider, for all workers of this process."""
 
     def __init__(self) -> None:
-        self.sources: weakref.WeakSet[Source] = weakref.WeakSet()
+        self.sources: weakref.WeakSet[MetricsSource] = weakref.WeakSet()
         self._began = time.time_ns()
 
     def register(self, meter: api.Meter) -> None:
@@ -174,7 +174,7 @@ def attributes_of(metric: metrics.Metric, labels: tuple[str, ...]) -> dict[str, 
     return {**otel_name(metric)[2], **given}
 
 
-def export_metrics(options: Otel, source: Source) -> Any:
+def export_metrics(options: Otel, source: MetricsSource) -> Any:
     """Have the metrics of ``source`` exported, as long as it lives. Returns the meter provider.
 
     By the program's own provider, if it has set one; else by one of schedd's, which becomes the process's. Raises

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from scheduler.model.spec import TaskId, TaskSpec
 
 
-class Send:
+class SendSpan:
     """A span around storing tasks: PRODUCER for one, CLIENT for a batch. All of a batch carry the same context."""
 
     def __init__(self, tracer: Tracer, specs: Sequence[TaskSpec], common: Mapping[str, str]) -> None:
@@ -48,7 +48,7 @@ class Send:
         if len(ids) == 1:
             self.span.set_attribute("messaging.message.id", str(int(ids[0])))
 
-    def __enter__(self) -> Send:
+    def __enter__(self) -> SendSpan:
         return self
 
     def __exit__(
@@ -67,8 +67,8 @@ def write_context(specs: Sequence[TaskSpec], context: TraceContext) -> None:
         send_in(spec, context, None if running is None else running.claimed.headers)
 
 
-def send_in_span(specs: Sequence[TaskSpec]) -> Send | None:
+def send_in_span(specs: Sequence[TaskSpec]) -> SendSpan | None:
     """A span in that of the program's own tracing; None if no span of it is recorded here."""
     if not get_current_span().is_recording():
         return None
-    return Send(get_tracer("schedd"), specs, {"messaging.system": "schedd"})
+    return SendSpan(get_tracer("schedd"), specs, {"messaging.system": "schedd"})

@@ -1,7 +1,7 @@
 """AMQP 0.9.1: a connection with one channel, which a thread of its own serves.
 
 So heartbeats go on while their caller stores a batch, or is paused; and a batch is published without waiting for each
-confirmation. A link that has ended stays ended, whatever ended it: :class:`Line` makes the next one.
+confirmation. A link that has ended stays ended, whatever ended it: :class:`AmqpLine` makes the next one.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class _Sent:
 
     __slots__ = ("batch", "copy", "number", "returned")
 
-    def __init__(self, copy: Copy, batch: _Batch, number: int) -> None:
+    def __init__(self, copy: Copy, batch: _PublishBatch, number: int) -> None:
         self.copy, self.batch, self.number = copy, batch, number
         self.returned: str | None = None
 
 
-class _Batch:
+class _PublishBatch:
     def __init__(self, size: int, give: Give) -> None:
         self.answers: list[str | None] = [None] * size
         self._left, self._give = size, give
@@ -66,7 +66,7 @@ class _Batch:
             self._give(self.answers)
 
 
-class Link:
+class AmqpLink:
     """One connection, from its first to its last moment. Raises LinkEnded if there is none to be had."""
 
     def __init__(self, parameters: Any) -> None:
@@ -158,7 +158,7 @@ class Link:
             return []
 
         def work(channel: Any, give: Give) -> None:
-            batch = _Batch(len(copies), give)
+            batch = _PublishBatch(len(copies), give)
             for number, copy in enumerate(copies):
                 try:
                     channel.basic_publish(*copy, mandatory=True)
@@ -266,7 +266,7 @@ class Link:
         self._arrived.set()
 
 
-class Line:
+class AmqpLine:
     """The links of a source or a sink, one after the other; each is made when it is needed. Raises ConfigError."""
 
     def __init__(self, url: str, what: str) -> None:
@@ -284,13 +284,13 @@ class Line:
             raise ConfigError(f"{what}: url is no address like amqp://user:password@host:5672/vhost") from None
         self._parameters.socket_timeout = self._parameters.stack_timeout = CONNECT_S
         self._parameters.blocked_connection_timeout = BLOCKED_S
-        self._link: Link | None = None
+        self._link: AmqpLink | None = None
 
-    def link(self, prepare: Callable[[Link], None] = lambda _: None) -> Link:
+    def link(self, prepare: Callable[[AmqpLink], None] = lambda _: None) -> AmqpLink:
         """A link that lasts, as far as is known; ``prepare`` has seen it. Raises LinkEnded."""
         link = self._link
         if link is None or link.is_ended:
-            link = self._link = Link(self._parameters)
+            link = self._link = AmqpLink(self._parameters)
             try:
                 prepare(link)
             except TransportError:

@@ -54,7 +54,7 @@ _NUMBERS = ("schema_version", "sequence")
 _LATER = (408, 425, 429)  # statuses below 500 after which the same request may succeed
 
 
-class SourceSettings(msgspec.Struct, frozen=True, kw_only=True):
+class CloudEventsSourceSettings(msgspec.Struct, frozen=True, kw_only=True):
     """``token``, ``secret``: who may post, see :class:`scheduler.transports.ports.Auth`."""
 
     token: Annotated[str | None, Secret] = None
@@ -68,10 +68,10 @@ class CloudEventsSource:
     all again. A sender that gets no answer sends again, too: an event is taken once.
     """
 
-    Settings: ClassVar[type[msgspec.Struct]] = SourceSettings
+    Settings: ClassVar[type[msgspec.Struct]] = CloudEventsSourceSettings
     limits = Limits(max_batch=MAX_EVENTS, has_dlq=True)
 
-    def __init__(self, name: str, settings: SourceSettings, /) -> None:
+    def __init__(self, name: str, settings: CloudEventsSourceSettings, /) -> None:
         self.name = name
         self.auth = Auth(token=settings.token, secret=settings.secret)
 
@@ -208,7 +208,7 @@ def _envelope(event: Mapping[str, Any], key: str) -> bytes:
         return msgspec.json.encode({name: value for name, value in fields.items() if value is not None})
 
 
-class SinkSettings(msgspec.Struct, frozen=True, kw_only=True):
+class CloudEventsSinkSettings(msgspec.Struct, frozen=True, kw_only=True):
     """``url``: where events are posted. ``source``: what they say of their origin. ``mode``: one request for each
     event, or for a batch. ``timeout``: seconds for one request."""
 
@@ -224,9 +224,9 @@ class SinkSettings(msgspec.Struct, frozen=True, kw_only=True):
 class CloudEventsSink:
     """Posts events. 2xx: taken. 408, 425, 429 and 5xx: again later. Any other answer: refused for good."""
 
-    Settings: ClassVar[type[msgspec.Struct]] = SinkSettings
+    Settings: ClassVar[type[msgspec.Struct]] = CloudEventsSinkSettings
 
-    def __init__(self, name: str, settings: SinkSettings, /) -> None:
+    def __init__(self, name: str, settings: CloudEventsSinkSettings, /) -> None:
         require("httpx2", "http", "a sink of type cloudevents")
         if not settings.url.startswith(("http://", "https://")):
             raise ConfigError(f"setting sinks.{name}.url: expected an address that begins with https:// or http://")

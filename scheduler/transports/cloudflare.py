@@ -55,14 +55,14 @@ FINAL = frozenset({10202, 10203, 10204, 10205, 10206, 10207, 10208})
 _ID = re.compile(r"[0-9a-f]{32}")
 
 
-class _Queue(msgspec.Struct, frozen=True, kw_only=True):
+class _CloudflareQueue(msgspec.Struct, frozen=True, kw_only=True):
     account: str
     queue: str
     token: Annotated[str, Secret]
     api: str = API
 
 
-class SourceSettings(_Queue, frozen=True, kw_only=True):
+class CloudflareSourceSettings(_CloudflareQueue, frozen=True, kw_only=True):
     """``account``, ``queue``: their ids. ``token``: of the API, with the permission Queues Edit.
 
     ``dead_letter_queue``: the id of the queue of dead messages. ``visibility``: seconds that a message is this
@@ -76,8 +76,8 @@ class SourceSettings(_Queue, frozen=True, kw_only=True):
     ack: Literal["stored", "end"] = "stored"
 
 
-class SinkSettings(_Queue, frozen=True, kw_only=True):
-    """``account``, ``queue``, ``token``, ``api``: as :class:`SourceSettings`. ``timeout``: seconds for one request.
+class CloudflareSinkSettings(_CloudflareQueue, frozen=True, kw_only=True):
+    """The first four are those of :class:`CloudflareSourceSettings`. ``timeout``: seconds for one request.
 
     ``content_type``: ``json``, a Worker gets the envelope as an object; ``text``, as the text that was sent.
     """
@@ -89,9 +89,9 @@ class SinkSettings(_Queue, frozen=True, kw_only=True):
 class CloudflareSource:
     """Messages of a queue with an HTTP pull consumer. A receipt is a lease, which is no fence: late ones are taken."""
 
-    Settings: ClassVar[type[msgspec.Struct]] = SourceSettings
+    Settings: ClassVar[type[msgspec.Struct]] = CloudflareSourceSettings
 
-    def __init__(self, name: str, settings: SourceSettings, /) -> None:
+    def __init__(self, name: str, settings: CloudflareSourceSettings, /) -> None:
         if settings.dead_letter_queue is not None:
             _check_id(f"sources.{name}.dead_letter_queue", settings.dead_letter_queue, "queue")
         usual = MAX_VISIBILITY if settings.ack == "end" else VISIBILITY
@@ -99,7 +99,7 @@ class CloudflareSource:
         if not 0 < self._visibility <= MAX_VISIBILITY:
             raise ConfigError(f"setting sources.{name}.visibility: expected at most 12 h, not {self._visibility:g} s")
         self._settings = settings
-        self._api = _Api(f"sources.{name}", f"the source {name}", settings)
+        self._api = _CloudflareApi(f"sources.{name}", f"the source {name}", settings)
         self._backoff = Backoff(min(FIRST_POLL, settings.poll), settings.poll)
         self._poll_at = 0.0  # monotonic
         self._closing = threading.Event()
@@ -206,14 +206,14 @@ class CloudflareSource:
 class CloudflareSink:
     """Sends messages to a queue. The envelope's key is all that its consumer can know a repeated one by."""
 
-    Settings: ClassVar[type[msgspec.Struct]] = SinkSettings
+    Settings: ClassVar[type[msgspec.Struct]] = CloudflareSinkSettings
     limits = Limits(
         max_size=MAX_SIZE, max_batch=MAX_BATCH, max_batch_size=MAX_BATCH_SIZE, overhead=OVERHEAD, max_delay=MAX_DELAY
     )
 
-    def __init__(self, name: str, settings: SinkSettings, /) -> None:
+    def __init__(self, name: str, settings: CloudflareSinkSettings, /) -> None:
         self._settings = settings
-        self._api = _Api(f"sinks.{name}", f"the sink {name}", settings, settings.timeout)
+        self._api = _CloudflareApi(f"sinks.{name}", f"the sink {name}", settings, settings.timeout)
 
     def publish(self, batch: Sequence[Outgoing]) -> Sequence[Published | Refused]:
         """Raises TransportError."""
@@ -250,10 +250,10 @@ class _RefusedError(TransportError):
     """The API has refused the messages of a request for good."""
 
 
-class _Api:
+class _CloudflareApi:
     """The client, made at the first call. What it raises has no secrets."""
 
-    def __init__(self, table: str, what: str, settings: _Queue, timeout: float = ANSWER_TIMEOUT) -> None:
+    def __init__(self, table: str, what: str, settings: _CloudflareQueue, timeout: float = ANSWER_TIMEOUT) -> None:
         require("httpx2", "http", f"{what}, of type cloudflare,")
         _check_id(f"{table}.account", settings.account, "account")
         _check_id(f"{table}.queue", settings.queue, "queue")

@@ -26,7 +26,7 @@ from scheduler.transports.ports import (
 )
 
 
-class SourceSettings(msgspec.Struct, frozen=True, kw_only=True):
+class CloudflarePushSettings(msgspec.Struct, frozen=True, kw_only=True):
     """``token``, ``secret``: who may post, see :class:`scheduler.transports.ports.Auth`.
 
     ``dead_letter_queue``: the name of the queue that the Worker, or ``max_retries``, moves dead messages to.
@@ -47,7 +47,7 @@ class Posted(msgspec.Struct):
     content_type: str = "json"
 
 
-class Batch(msgspec.Struct):
+class PushBatch(msgspec.Struct):
     """What the Worker posts."""
 
     queue: str
@@ -57,9 +57,9 @@ class Batch(msgspec.Struct):
 class CloudflarePushSource:
     """Batches posted to ``/v1/sources/NAME``; the answer has a verdict for each message, after the commit."""
 
-    Settings: ClassVar[type[msgspec.Struct]] = SourceSettings
+    Settings: ClassVar[type[msgspec.Struct]] = CloudflarePushSettings
 
-    def __init__(self, name: str, settings: SourceSettings, /) -> None:
+    def __init__(self, name: str, settings: CloudflarePushSettings, /) -> None:
         self.name = name
         self.auth = Auth(token=settings.token, secret=settings.secret)
         self.limits = Limits(
@@ -70,7 +70,7 @@ class CloudflarePushSource:
     def accept(self, request: Request) -> Sequence[Delivery]:
         """Raises Unreadable."""
         try:
-            batch = msgspec.convert(decode_leniently(request.body), Batch)
+            batch = msgspec.convert(decode_leniently(request.body), PushBatch)
         except (ValueError, RecursionError) as error:
             raise Unreadable(f"no batch of a queue: {error}") from None
         if len(batch.messages) > MAX_BATCH:

@@ -48,7 +48,7 @@ class _Address(msgspec.Struct, frozen=True, kw_only=True):
     url: Annotated[str, Secret] = "nats://127.0.0.1:4222"
 
 
-class SourceSettings(_Address, frozen=True, kw_only=True):
+class NatsSourceSettings(_Address, frozen=True, kw_only=True):
     """``url``: ``nats://`` or ``tls://``, several with commas between them; with the user and password, or a token.
     ``stream``: it has to be there. ``subject``: of the messages that are taken; None: all of the stream. ``consumer``:
     the name of the durable consumer, which is made if it is not there. ``dead``: the subject of dead messages, in
@@ -61,7 +61,7 @@ class SourceSettings(_Address, frozen=True, kw_only=True):
     visibility: Annotated[Duration, msgspec.Meta(ge=1)] = 30.0
 
 
-class SinkSettings(_Address, frozen=True, kw_only=True):
+class NatsSinkSettings(_Address, frozen=True, kw_only=True):
     """``url``: as of a source. ``subject``: a stream has to take it."""
 
     subject: str
@@ -70,9 +70,9 @@ class SinkSettings(_Address, frozen=True, kw_only=True):
 class NatsSource:
     """One of the receivers that share a durable consumer. A receipt is the subject of its acknowledgement."""
 
-    Settings: ClassVar[type[msgspec.Struct]] = SourceSettings
+    Settings: ClassVar[type[msgspec.Struct]] = NatsSourceSettings
 
-    def __init__(self, name: str, settings: SourceSettings, /) -> None:
+    def __init__(self, name: str, settings: NatsSourceSettings, /) -> None:
         self._settings = settings
         self._server = NatsConnection(settings.url, f"source {name}")
         check_names(f"source {name}", stream=settings.stream, consumer=settings.consumer, dead=settings.dead)
@@ -233,9 +233,9 @@ class NatsSource:
 class NatsSink:
     """Publishes to a subject. ``limits`` have the server's ``max_payload`` once it has been reached."""
 
-    Settings: ClassVar[type[msgspec.Struct]] = SinkSettings
+    Settings: ClassVar[type[msgspec.Struct]] = NatsSinkSettings
 
-    def __init__(self, name: str, settings: SinkSettings, /) -> None:
+    def __init__(self, name: str, settings: NatsSinkSettings, /) -> None:
         self._subject = settings.subject
         self._server = NatsConnection(settings.url, f"sink {name}")
         check_names(f"sink {name}", subject=settings.subject)

@@ -17,7 +17,7 @@ import msgspec
 from scheduler.config.sources import Duration
 from scheduler.errors import ConfigError
 from scheduler.model.secrets import Secret
-from scheduler.transports.amqp import NOT_FOUND, PRECONDITION, REFUSED, Copy, Give, Line, Link, LinkEnded, short
+from scheduler.transports.amqp import NOT_FOUND, PRECONDITION, REFUSED, AmqpLine, AmqpLink, Copy, Give, LinkEnded, short
 from scheduler.transports.ports import (
     Ack,
     Dead,
@@ -50,7 +50,7 @@ _DIFFERS = re.compile(
 )
 
 
-class SourceSettings(msgspec.Struct, frozen=True, kw_only=True):
+class RabbitSourceSettings(msgspec.Struct, frozen=True, kw_only=True):
     """``url``: ``amqp://`` or ``amqps://``, with the virtual host as its path. ``queue``: a quorum queue that is there.
 
     ``dead``: the queue of dead messages. ``retry_queue``: where messages wait to come again, made if it is not there;
@@ -70,9 +70,9 @@ class SourceSettings(msgspec.Struct, frozen=True, kw_only=True):
 class RabbitSource:
     """Messages of a queue. A receipt is worth something for as long as its connection lasts."""
 
-    Settings: ClassVar[type[msgspec.Struct]] = SourceSettings
+    Settings: ClassVar[type[msgspec.Struct]] = RabbitSourceSettings
 
-    def __init__(self, name: str, settings: SourceSettings, /) -> None:
+    def __init__(self, name: str, settings: RabbitSourceSettings, /) -> None:
         self._settings = settings
         self._retry_queue = settings.retry_queue or f"{settings.queue}.retry"
         if len({settings.queue, self._retry_queue, settings.dead}) < 3:
@@ -81,8 +81,8 @@ class RabbitSource:
             max_size=MAX_SIZE, max_batch=MAX_BATCH, max_delay=settings.max_delay,
             has_dlq=settings.dead is not None, counts=True,
         )  # fmt: skip
-        self._line = Line(settings.url, f"the source {name}")
-        self._link: Link | None = None
+        self._line = AmqpLine(settings.url, f"the source {name}")
+        self._link: AmqpLink | None = None
         self._epoch = ""
         self._open: dict[str, tuple[Any, bytes]] = {}  # receipt -> properties and body
 
@@ -97,7 +97,7 @@ class RabbitSource:
             return []
         return [self._delivery(*one) for one in link.fetch(self._settings.queue, room, wait)]
 
-    def _prepare(self, link: Link) -> None:
+    def _prepare(self, link: AmqpLink) -> None:
         """Make the queue of those that wait; its messages expire into the source's queue, or stay."""
         version = tuple(int(part) for part in re.findall(r"\d+", str(link.server.get("version", "")))[:2])
         if link.server.get("product") == "RabbitMQ" and version < OLDEST:
@@ -203,7 +203,7 @@ class RabbitSource:
         self._line.close()
 
 
-class SinkSettings(msgspec.Struct, frozen=True, kw_only=True):
+class RabbitSinkSettings(msgspec.Struct, frozen=True, kw_only=True):
     """``url``: as for a source. ``queue``: where messages go; or ``exchange``, with a ``routing_key``, which is the
     message's type if None."""
 
@@ -216,18 +216,18 @@ class SinkSettings(msgspec.Struct, frozen=True, kw_only=True):
 class RabbitSink:
     """Publishes persistent messages as mandatory: one that no queue takes is refused."""
 
-    Settings: ClassVar[type[msgspec.Struct]] = SinkSettings
+    Settings: ClassVar[type[msgspec.Struct]] = RabbitSinkSettings
     limits = Limits(
         max_size=MAX_SIZE, max_batch=MAX_BATCH, max_batch_size=MAX_SIZE, overhead=256, max_delay=0.0, orders=True
     )
 
-    def __init__(self, name: str, settings: SinkSettings, /) -> None:
+    def __init__(self, name: str, settings: RabbitSinkSettings, /) -> None:
         if (settings.queue is None) == (settings.exchange is None):
             raise ConfigError(f"sink {name}: name a queue or an exchange")
         if settings.queue is not None and settings.routing_key is not None:
             raise ConfigError(f"sink {name}: the routing_key of a queue is its name: leave it out")
         self._settings = settings
-        self._line = Line(settings.url, f"the sink {name}")
+        self._line = AmqpLine(settings.url, f"the sink {name}")
 
     def publish(self, batch: Sequence[Outgoing]) -> Sequence[Published | Refused]:
         """Raises TransportError."""
@@ -310,13 +310,13 @@ def _gone(receipt: str) -> Settled:
     return Settled(receipt, "its connection has ended: it comes again", gone=True)
 
 
-def _ask_for(link: Link, queue: str) -> int:
+def _ask_for(link: AmqpLink, queue: str) -> int:
     """How many messages of a queue wait. Raises LinkEnded, with NOT_FOUND if there is none."""
     frame = link.ask(lambda channel, give: channel.queue_declare(queue, passive=True, callback=give))
     return int(frame.method.message_count)
 
 
-def _find_queue(line: Line, queue: str) -> Finding:
+def _find_queue(line: AmqpLine, queue: str) -> Finding:
     try:
         waiting = _ask_for(line.link(), queue)
     except LinkEnded as error:
@@ -324,7 +324,7 @@ def _find_queue(line: Line, queue: str) -> Finding:
     return Finding(True, f"the queue {queue} is there, with {waiting:,} messages that wait")
 
 
-def _find_exchange(line: Line, exchange: str) -> Finding:
+def _find_exchange(line: AmqpLine, exchange: str) -> Finding:
     try:
         line.link().ask(lambda channel, give: channel.exchange_declare(exchange, passive=True, callback=give))
     except LinkEnded as error:
@@ -341,7 +341,7 @@ def _found(error: LinkEnded, missing: str) -> Finding:
     raise error
 
 
-def _look_at(line: Line, queue: str) -> list[Finding]:
+def _look_at(line: AmqpLine, queue: str) -> list[Finding]:
     """Whether a queue is a durable quorum queue, and where it sends dead messages itself.
 
     The server only says in what a declaration differs from the queue: it is declared until it differs in nothing.

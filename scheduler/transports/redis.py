@@ -69,7 +69,7 @@ return #found
 """
 
 
-class SourceSettings(msgspec.Struct, frozen=True, kw_only=True):
+class RedisSourceSettings(msgspec.Struct, frozen=True, kw_only=True):
     """``url``: ``redis://`` or ``rediss://``. ``visibility``: seconds after which an entry that was not acknowledged
     comes to another consumer. ``dead``: the stream of dead messages. An acknowledged entry is deleted."""
 
@@ -83,9 +83,9 @@ class SourceSettings(msgspec.Struct, frozen=True, kw_only=True):
 class RedisSource:
     """A consumer of a group, which is made with the stream if it is not there."""
 
-    Settings: ClassVar[type[msgspec.Struct]] = SourceSettings
+    Settings: ClassVar[type[msgspec.Struct]] = RedisSourceSettings
 
-    def __init__(self, name: str, settings: SourceSettings, /) -> None:
+    def __init__(self, name: str, settings: RedisSourceSettings, /) -> None:
         require("redis", "redis", "a source of type redis")
         self.name = name
         self.limits = Limits(
@@ -206,7 +206,7 @@ class RedisSource:
         self._server.close()
 
 
-class SinkSettings(msgspec.Struct, frozen=True, kw_only=True):
+class RedisSinkSettings(msgspec.Struct, frozen=True, kw_only=True):
     """``url``: ``redis://`` or ``rediss://``. ``keep``: about how many entries the stream keeps; 0: all."""
 
     stream: str
@@ -217,10 +217,10 @@ class SinkSettings(msgspec.Struct, frozen=True, kw_only=True):
 class RedisSink:
     """Appends entries with the fields ``body`` and ``key``."""
 
-    Settings: ClassVar[type[msgspec.Struct]] = SinkSettings
+    Settings: ClassVar[type[msgspec.Struct]] = RedisSinkSettings
     limits = Limits(max_size=MAX_SIZE, max_batch=MAX_BATCH, max_batch_size=MAX_SIZE, overhead=64, orders=True)
 
-    def __init__(self, name: str, settings: SinkSettings, /) -> None:
+    def __init__(self, name: str, settings: RedisSinkSettings, /) -> None:
         require("redis", "redis", "a sink of type redis")
         self.name = name
         self._settings = settings

@@ -39,7 +39,7 @@ REASON, MAX_ATTRIBUTES = "reason", 10  # an attribute of dead messages; how many
 REASON_SIZE = 256  # characters of a reason that go with a dead message
 
 
-class _Queue(msgspec.Struct, frozen=True, kw_only=True):
+class _SqsQueue(msgspec.Struct, frozen=True, kw_only=True):
     queue_url: str
     region: str = "us-east-1"
     endpoint_url: str | None = None
@@ -47,7 +47,7 @@ class _Queue(msgspec.Struct, frozen=True, kw_only=True):
     secret_access_key: Annotated[str | None, Secret] = None
 
 
-class SourceSettings(_Queue, frozen=True, kw_only=True):
+class SqsSourceSettings(_SqsQueue, frozen=True, kw_only=True):
     """``queue_url``: the queue. ``dead_letter_url``: the queue of dead messages. ``visibility``: seconds, from 1.
 
     ``endpoint_url``: another address of the API. Without ``access_key_id`` the environment has the credentials.
@@ -57,20 +57,20 @@ class SourceSettings(_Queue, frozen=True, kw_only=True):
     visibility: Duration = 30.0
 
 
-class SinkSettings(_Queue, frozen=True, kw_only=True):
+class SqsSinkSettings(_SqsQueue, frozen=True, kw_only=True):
     """``queue_url``: the queue; a name that ends in ``.fifo`` keeps the order of a group and drops a repeated key."""
 
 
 class SqsSource:
     """Messages of a queue. A receipt is the receipt handle."""
 
-    Settings: ClassVar[type[msgspec.Struct]] = SourceSettings
+    Settings: ClassVar[type[msgspec.Struct]] = SqsSourceSettings
 
-    def __init__(self, name: str, settings: SourceSettings, /) -> None:
+    def __init__(self, name: str, settings: SqsSourceSettings, /) -> None:
         if not 1 <= settings.visibility <= MAX_VISIBILITY:
             raise ConfigError(f"source {name}: visibility is from 1 s to 12 h, not {settings.visibility:g} s")
         self._settings = settings
-        self._api = _Api(settings, f"the source {name}")
+        self._api = _SqsApi(settings, f"the source {name}")
         self.limits = Limits(
             max_size=MAX_SIZE, max_batch=MAX_BATCH, max_delay=MAX_RETRY, visibility=settings.visibility,
             retention=RETENTION, has_dlq=settings.dead_letter_url is not None, counts=True,
@@ -163,12 +163,12 @@ class SqsSource:
 class SqsSink:
     """Messages to a queue, in batches."""
 
-    Settings: ClassVar[type[msgspec.Struct]] = SinkSettings
+    Settings: ClassVar[type[msgspec.Struct]] = SqsSinkSettings
 
-    def __init__(self, name: str, settings: SinkSettings, /) -> None:
+    def __init__(self, name: str, settings: SqsSinkSettings, /) -> None:
         self._settings = settings
         self._fifo = settings.queue_url.endswith(".fifo")
-        self._api = _Api(settings, f"the sink {name}")
+        self._api = _SqsApi(settings, f"the sink {name}")
         self.limits = Limits(
             max_size=MAX_SIZE, max_batch=MAX_BATCH, max_batch_size=MAX_SIZE,
             max_delay=0.0 if self._fifo else MAX_DELAY, dedupes=self._fifo, orders=self._fifo,
@@ -202,10 +202,10 @@ class SqsSink:
         return entry
 
 
-class _Api:
+class _SqsApi:
     """The client, made at the first call."""
 
-    def __init__(self, settings: _Queue, what: str) -> None:
+    def __init__(self, settings: _SqsQueue, what: str) -> None:
         require("boto3", "sqs", what)
         self._settings, self._what = settings, what
         self._client: Any = None

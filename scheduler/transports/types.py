@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from scheduler.config import extensions
-from scheduler.config.extensions import Group, settings_of
+from scheduler.config.extensions import ExtensionGroup, settings_of
 from scheduler.config.model import Config
 from scheduler.transports import ports
 
@@ -46,8 +46,8 @@ def find(group: str, type_name: str) -> Any:
     return extensions.find(_group(group), type_name)
 
 
-def _group(group: str) -> Group:
-    return Group(group, _WHAT[group], _SECTION[group], OWN[group])
+def _group(group: str) -> ExtensionGroup:
+    return ExtensionGroup(group, _WHAT[group], _SECTION[group], OWN[group])
 
 
 def make_source(config: Config, name: str) -> ports.Source | ports.PushSource:

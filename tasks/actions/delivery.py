@@ -8,7 +8,7 @@ import msgspec
 
 from scheduler import PermanentError, RetryPolicy, Task
 from scheduler.tasks.actions.tokens import DOMAIN, check_audience, read
-from scheduler.tasks.http.client import Call, send
+from scheduler.tasks.http.client import HttpCall, send
 from scheduler.tasks.http.errors import refuse
 from scheduler.tasks.http.secrets import Secrets
 from scheduler.tasks.http.task import MAX_REFUSAL_TEXT, header_of, text_of
@@ -52,7 +52,7 @@ class ActionDeliveryTask(Task, timeout=300, retry=RetryPolicy(min_wait=10, max_w
         url = inbox_of(ctx.settings, self.recipient)
         body = msgspec.json.encode({"token": token, "related": self.related})
         headers = {"content-type": "application/json", "idempotency-key": header_of(ctx.idempotency_key)}
-        call = Call("POST", url, headers, body, self.timeout, max_body=4096)
+        call = HttpCall("POST", url, headers, body, self.timeout, max_body=4096)
         reply = await send(call, ctx.settings, Secrets(ctx.settings))
         if not 200 <= reply.status < 300:
             detail = text_of(reply.body)[:MAX_REFUSAL_TEXT].strip()

@@ -17,7 +17,7 @@ from scheduler import PermanentError, RetryPolicy, Task
 from scheduler.tasks.actions.store import ActionStore
 from scheduler.tasks.actions.tokens import MAX_TOKEN, Unverified, check_audience, is_signed_by, load_public_key, read
 from scheduler.tasks.files.blob_store import BlobStore, Incoming, now_text
-from scheduler.tasks.http.client import Call, send
+from scheduler.tasks.http.client import HttpCall, send
 from scheduler.tasks.http.errors import refuse
 from scheduler.tasks.http.secrets import Secrets
 from scheduler.tasks.settings import filled, imported, positive, required, section
@@ -99,7 +99,7 @@ def _refused(action: Unverified) -> PermanentError:
 
 
 async def _fetch(url: str, issuer: str, settings: Mapping[str, Any], timeout: float) -> tuple[Key, ...]:
-    reply = await send(Call("GET", url, timeout=timeout, max_body=MAX_ANSWER), settings, Secrets(settings))
+    reply = await send(HttpCall("GET", url, timeout=timeout, max_body=MAX_ANSWER), settings, Secrets(settings))
     if reply.status != 200:
         refuse(f"the keys of {issuer}: {reply.status}", reply.status, reply.headers.get("retry-after"))
     try:
@@ -183,7 +183,7 @@ class ActionVerifierTask(Task, timeout=900, retry=RetryPolicy(min_wait=10, max_w
         coming = blobs.incoming()
         try:
             reply = await send(
-                Call("GET", url, timeout=self.timeout, max_body=max_file), settings, Secrets(settings), coming.write
+                HttpCall("GET", url, timeout=self.timeout, max_body=max_file), settings, Secrets(settings), coming.write
             )
             if reply.status != 200:
                 what = f"{file_id} of {issuer}: {reply.status}"

@@ -259,7 +259,7 @@ MAX_LINE = 8 * 1024  # characters after which an unfinished line is passed on in
 MAX_TAIL = 4 * 1024  # characters of the end that are kept
 
 
-class Output:
+class CommandOutput:
     """Takes bytes as they come, passes whole lines to ``sink`` (the log, which bounds what it keeps).
 
     As many lines at a time as there are, so that a command that floods costs little. Bytes that are not UTF-8

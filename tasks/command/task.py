@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from scheduler import PermanentError, Task, TaskTimeout
-from scheduler.tasks.command.process import CommandFailed, Output, Process
+from scheduler.tasks.command.process import CommandFailed, CommandOutput, Process
 from scheduler.tasks.files.paths import directory_within
 from scheduler.tasks.settings import section
 
@@ -87,7 +87,7 @@ class CommandTask(Task):
         roots = settings.get("roots") or ()
         cwd = directory_within(self.cwd, roots, "[command] roots")
         argv = ["/bin/sh", "-c", self.argv[0]] if self.shell else self.argv
-        output = Output(ctx.capture)
+        output = CommandOutput(ctx.capture)
         ctx.check_cancelled()
         try:
             confined = bool(roots)
@@ -105,7 +105,7 @@ class CommandTask(Task):
         }
         return {**kept, "SCHEDD_TASK_ID": str(ctx.id), "SCHEDD_TASK_ATTEMPT": str(ctx.attempt), **self.env}
 
-    def _watch(self, ctx: Context, process: Process, output: Output) -> None:
+    def _watch(self, ctx: Context, process: Process, output: CommandOutput) -> None:
         until = time.monotonic() + self.timeout if self.timeout is not None else None
         beat, seen = time.monotonic(), 0
         while process.pump(CANCEL_CHECK_EVERY):
@@ -119,7 +119,7 @@ class CommandTask(Task):
                 beat, seen = now, output.size
                 ctx.heartbeat()
 
-    def _result(self, ctx: Context, process: Process, output: Output) -> dict[str, Any]:
+    def _result(self, ctx: Context, process: Process, output: CommandOutput) -> dict[str, Any]:
         code = process.exit_code
         if code == 0:
             return {"exit_code": 0, "output_tail": output.tail, "output_bytes": output.size}

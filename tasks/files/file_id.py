@@ -13,7 +13,7 @@ import msgspec
 from scheduler import PermanentError, Priority, RetryPolicy, Task
 from scheduler.system import files
 from scheduler.tasks.files.blob_store import Blob, BlobStore, now_text
-from scheduler.tasks.files.paths import Entry, open_parent, open_regular
+from scheduler.tasks.files.paths import FileEntry, open_parent, open_regular
 from scheduler.tasks.settings import required
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class FileIdGeneratorTask(
         finally:
             os.close(entry.directory)
 
-    def _store(self, ctx: Context, store: BlobStore, entry: Entry) -> dict[str, Any]:
+    def _store(self, ctx: Context, store: BlobStore, entry: FileEntry) -> dict[str, Any]:
         try:
             fd = open_regular(entry, self.temp_file_path)
         except FileNotFoundError:
@@ -142,7 +142,7 @@ def _watch(ctx: Context, size: int) -> Callable[[int], None]:
     return progress
 
 
-def _remove(entry: Entry, fd: int) -> None:
+def _remove(entry: FileEntry, fd: int) -> None:
     """Remove the temporary file's name, if it still is that file: a new upload of the same name stays."""
     ours = os.fstat(fd)
     with suppress(FileNotFoundError):

@@ -12,7 +12,7 @@ from scheduler import PermanentError
 from scheduler.system import files
 
 
-class Entry(NamedTuple):
+class FileEntry(NamedTuple):
     """A name in an open directory. Close ``directory`` after use."""
 
     directory: int
@@ -36,7 +36,7 @@ def directory_within(path: str | None, roots: Sequence[str], setting: str) -> st
     return real
 
 
-def open_parent(path: str, roots: Sequence[str], setting: str, forbidden: Iterable[str] = ()) -> Entry:
+def open_parent(path: str, roots: Sequence[str], setting: str, forbidden: Iterable[str] = ()) -> FileEntry:
     """The directory that holds ``path``, open, and the last name. Neither traversal nor links lead out.
 
     Links inside the path are followed as long as they end inside a root. Afterwards the directories are
@@ -47,7 +47,7 @@ def open_parent(path: str, roots: Sequence[str], setting: str, forbidden: Iterab
     parent, name = os.path.split(path)
     if not os.path.isabs(path) or name in ("", ".", "..") or ".." in parent.split("/"):
         raise PermanentError(f"{path!r} must be the absolute path of a file, without '..'")
-    return Entry(_open(parent, path, roots, setting, forbidden), name)
+    return FileEntry(_open(parent, path, roots, setting, forbidden), name)
 
 
 def open_directory(path: str, roots: Sequence[str], setting: str) -> int:
@@ -84,7 +84,7 @@ def _open(path: str, shown: str, roots: Sequence[str], setting: str, forbidden: 
     return directory
 
 
-def open_regular(entry: Entry, shown: str) -> int:
+def open_regular(entry: FileEntry, shown: str) -> int:
     """A descriptor of the regular file, for reading. Raises PermanentError for links, devices, directories.
 
     Raises FileNotFoundError when there is none.

@@ -13,7 +13,7 @@ from scheduler import PermanentError
 from scheduler.tasks.http.client_log import unlogged
 from scheduler.tasks.http.errors import Unreachable
 from scheduler.tasks.http.secrets import Secrets, needs_secret
-from scheduler.tasks.http.ssrf_guard import Rules
+from scheduler.tasks.http.ssrf_guard import AddressRules
 from scheduler.tasks.settings import section
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _FOR_THIS_HOST = frozenset({"authorization", "cookie", "proxy-authorization"})
 Sink = Callable[[bytes], object]
 
 
-class Call(NamedTuple):
+class HttpCall(NamedTuple):
     """What to send. ``max_body``: bytes of the answer's body that are kept; ``redirects``: how many are followed."""
 
     method: str
@@ -41,7 +41,7 @@ class Call(NamedTuple):
     redirects: int = 0
 
 
-class Reply(NamedTuple):
+class HttpReply(NamedTuple):
     """What came back. ``url``: after redirects; ``truncated``: there was more than was kept."""
 
     status: int
@@ -51,7 +51,7 @@ class Reply(NamedTuple):
     url: str
 
 
-async def send(call: Call, settings: Mapping[str, Any], secrets: Secrets, sink: Sink | None = None) -> Reply:
+async def send(call: HttpCall, settings: Mapping[str, Any], secrets: Secrets, sink: Sink | None = None) -> HttpReply:
     """Send a request and read the answer. Raises Unreachable (also for its timeout) and PermanentError.
 
     ``sink``: takes the body of a 200 by pieces, in a thread; the reply has none then. ``max_body`` holds for it too.
@@ -62,7 +62,7 @@ async def send(call: Call, settings: Mapping[str, Any], secrets: Secrets, sink: 
     except ImportError:
         raise PermanentError("requests over HTTP need httpx2: pip install 'schedd[http]'") from None
     http = section(settings, "http")
-    rules = Rules(http.get("allow") or ())
+    rules = AddressRules(http.get("allow") or ())
     limits = httpx2.Timeout(connect=CONNECT_TIMEOUT, read=READ_TIMEOUT, write=READ_TIMEOUT, pool=None)
     context = await asyncio.to_thread(_trust, http.get("ca"))
     try:
@@ -84,7 +84,9 @@ async def send(call: Call, settings: Mapping[str, Any], secrets: Secrets, sink: 
         raise PermanentError(f"{shown(call.method, call.url)}: {secrets.hidden(str(error))}") from None
 
 
-async def _follow(client: httpx2.AsyncClient, call: Call, rules: Rules, secrets: Secrets, sink: Sink | None) -> Reply:
+async def _follow(
+    client: httpx2.AsyncClient, call: HttpCall, rules: AddressRules, secrets: Secrets, sink: Sink | None
+) -> HttpReply:
     import httpx2
 
     url, method, headers, body = httpx2.URL(call.url), call.method, dict(call.headers), call.body
@@ -122,8 +124,13 @@ def check(url: httpx2.URL) -> None:
 
 
 async def _once(
-    client: httpx2.AsyncClient, call: Call, url: httpx2.URL, rules: Rules, secrets: Secrets, sink: Sink | None
-) -> Reply:
+    client: httpx2.AsyncClient,
+    call: HttpCall,
+    url: httpx2.URL,
+    rules: AddressRules,
+    secrets: Secrets,
+    sink: Sink | None,
+) -> HttpReply:
     import httpx2
 
     port = url.port or (443 if url.scheme == "https" else 80)
@@ -155,7 +162,7 @@ async def _once(
     raise AssertionError("not reached")
 
 
-async def _read(response: httpx2.Response, max_body: int, url: httpx2.URL, sink: Sink | None) -> Reply:
+async def _read(response: httpx2.Response, max_body: int, url: httpx2.URL, sink: Sink | None) -> HttpReply:
     body, passed, truncated = bytearray(), 0, False
     async for chunk in response.aiter_raw():
         body += chunk
@@ -170,7 +177,7 @@ async def _read(response: httpx2.Response, max_body: int, url: httpx2.URL, sink:
         await asyncio.to_thread(sink, bytes(body))
         body.clear()
     headers = {name.lower(): value for name, value in response.headers.items()}
-    return Reply(response.status_code, headers, bytes(body[:max_body]), truncated, str(url))
+    return HttpReply(response.status_code, headers, bytes(body[:max_body]), truncated, str(url))
 
 
 @functools.lru_cache(maxsize=4)

@@ -51,7 +51,7 @@ SPECIAL: tuple[Network, ...] = tuple(
 )
 
 
-class Rules:
+class AddressRules:
     """``allowed``: networks (``10.0.0.0/8``), addresses, or names of hosts, besides what is public."""
 
     def __init__(self, allowed: Iterable[str]) -> None:

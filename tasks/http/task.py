@@ -10,7 +10,7 @@ from urllib.parse import quote
 import msgspec
 
 from scheduler import RetryPolicy, Task
-from scheduler.tasks.http.client import Call, Reply, send, shown
+from scheduler.tasks.http.client import HttpCall, HttpReply, send, shown
 from scheduler.tasks.http.errors import refuse
 from scheduler.tasks.http.secrets import Secrets
 
@@ -74,7 +74,7 @@ class HttpTask(Task, timeout=900, retry=RetryPolicy(min_wait=5, max_wait=3600, m
             headers.setdefault("content-type", "application/json")
         if self.method in _UNSAFE:
             headers.setdefault("idempotency-key", header_of(ctx.idempotency_key))
-        call = Call(self.method, self.url, headers, content, self.timeout, self.max_body, self.redirects)
+        call = HttpCall(self.method, self.url, headers, content, self.timeout, self.max_body, self.redirects)
         reply = await send(call, ctx.settings, secrets)
         if not (200 <= reply.status < 300 or reply.status in self.ok):
             detail = text_of(secrets.hidden_bytes(reply.body, cut=reply.truncated))[:MAX_REFUSAL_TEXT].strip()
@@ -92,7 +92,7 @@ def text_of(body: bytes) -> str:
     return body.decode("utf-8", "replace").replace("\0", "\ufffd")
 
 
-def kept(reply: Reply, secrets: Secrets) -> dict[str, Any]:
+def kept(reply: HttpReply, secrets: Secrets) -> dict[str, Any]:
     """The answer as a result."""
     headers: dict[str, str] = {}
     room = MAX_HEADERS

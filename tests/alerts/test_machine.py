@@ -10,25 +10,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from scheduler.alerts.machine import HOUR, Level, Limits, Notice, Observation, Observations, Rule, advance
-from scheduler.model.alerts import Alert, Event, Key, Memory, Phase, Silence
+from scheduler.alerts.machine import HOUR, Level, MessageLimits, Notice, Observation, Observations, Rule, advance
+from scheduler.model.alerts import Alert, AlertEvent, AlertKey, AlertPhase, Memory, Silence
 from scheduler.ports import SECOND
 
 EVERY = 15 * SECOND
-LIMITS = Limits(repeat=4 * HOUR, per_hour=20)
+LIMITS = MessageLimits(repeat=4 * HOUR, per_hour=20)
 RULE = Rule("r", "title", after=60 * SECOND, looks=2, clear_after=120 * SECOND, clear_looks=2)
-KEY = Key("r", "Mail")
+KEY = AlertKey("r", "Mail")
 FIRES, BETWEEN, CLEAR = Level.FIRES, Level.BETWEEN, Level.CLEAR
 
 
 class History:
     """Looks, one every 15 s, and the messages that they made."""
 
-    def __init__(self, *rules: Rule, limits: Limits = LIMITS, start: int = 0) -> None:
+    def __init__(self, *rules: Rule, limits: MessageLimits = LIMITS, start: int = 0) -> None:
         self.rules = {rule.name: rule for rule in rules}
         self.limits = limits
         self.now = start
-        self.alerts: dict[Key, Alert] = {}
+        self.alerts: dict[AlertKey, Alert] = {}
         self.memory = Memory()
         self.sent: list[tuple[int, Notice]] = []
         self.silences: list[Silence] = []
@@ -49,7 +49,7 @@ class History:
         return [(at // SECOND, notice.event.value) for at, notice in self.sent]
 
 
-def seen(level: Level, number: int = 1, key: Key = KEY) -> Observation:
+def seen(level: Level, number: int = 1, key: AlertKey = KEY) -> Observation:
     return Observation(key, level, number, f"{number} of {key.kind}")
 
 
@@ -73,7 +73,7 @@ def test_between_the_thresholds_nothing_changes() -> None:
     history = History(RULE)
     history.run([FIRES] * 5 + [BETWEEN] * 50)
     assert history.events() == [(60, "fired")]
-    assert history.alerts[KEY].phase is Phase.FIRING
+    assert history.alerts[KEY].phase is AlertPhase.FIRING
     history.run([CLEAR] * 4 + [BETWEEN] + [CLEAR] * 4 + [FIRES] * 3)
     assert history.events() == [(60, "fired")], "it was not clear for long enough, and it is the same alert"
     pending = History(RULE)
@@ -116,16 +116,16 @@ def test_steps_are_said_once_each() -> None:
 
 def test_one_message_for_all_alerts_of_a_rule_that_fire_at_once() -> None:
     history = History(Rule("r", "t"))
-    (notice,) = history.look([seen(FIRES, n, Key("r", "K", f"f{n}")) for n in range(1, 51)])
+    (notice,) = history.look([seen(FIRES, n, AlertKey("r", "K", f"f{n}")) for n in range(1, 51)])
     assert [alert.number for alert in notice.alerts[:3]] == [50, 49, 48], "the largest first"
     assert len(notice.alerts) == 50
 
 
 def test_it_is_repeated() -> None:
-    history = History(Rule("r", "t"), limits=Limits(HOUR, 20))
+    history = History(Rule("r", "t"), limits=MessageLimits(HOUR, 20))
     history.run([FIRES] * 4 * 60 * 3)
     assert history.events() == [(0, "fired"), (3600, "repeated"), (7200, "repeated")]
-    never = History(Rule("r", "t"), limits=Limits(0, 20))
+    never = History(Rule("r", "t"), limits=MessageLimits(0, 20))
     never.run([FIRES] * 4 * 60 * 3)
     assert never.events() == [(0, "fired")]
 
@@ -155,13 +155,13 @@ def test_a_silence_keeps_messages_back_until_it_ends() -> None:
     ],
 )
 def test_what_a_silence_covers(silence: Silence, covered: bool) -> None:
-    assert silence.covers(Key("r", "Mail", "f"), 5) is covered
+    assert silence.covers(AlertKey("r", "Mail", "f"), 5) is covered
 
 
 def test_a_flood_is_held_back_and_said_once_an_hour() -> None:
-    history = History(Rule("r", "t"), limits=Limits(0, 3))
+    history = History(Rule("r", "t"), limits=MessageLimits(0, 3))
     for number in range(300):  # 75 minutes, a new one in each look
-        history.look([seen(FIRES, 1, Key("r", f"K{n}")) for n in range(number + 1)])
+        history.look([seen(FIRES, 1, AlertKey("r", f"K{n}")) for n in range(number + 1)])
     events = [event for _, event in history.events()]
     assert events[:4] == ["fired", "fired", "fired", "flooded"]
     later = [(at, notice) for at, notice in history.sent if at > 60 * SECOND]
@@ -192,13 +192,15 @@ def runs_of(levels: list[Any]) -> list[Any]:
 @given(RULES, LEVELS)
 @settings(max_examples=150)
 def test_messages_alternate_and_come_for_a_reason(rule: Rule, levels: list[Any]) -> None:
-    history = History(rule, limits=Limits(0, 1000))
+    history = History(rule, limits=MessageLimits(0, 1000))
     history.run(levels)
     plain = runs_of(levels)
     events = [(at // EVERY, notice.event) for at, notice in history.sent]
     assert all(len(notice.alerts) == 1 for _, notice in history.sent)
     for number, (look, event) in enumerate(events):
-        assert event is (Event.RECOVERED if number % 2 else Event.FIRED), "no message twice, none without the other"
+        assert event is (AlertEvent.RECOVERED if number % 2 else AlertEvent.FIRED), (
+            "no message twice, none without the other"
+        )
         wanted, after, looks = (
             (CLEAR, rule.clear_after, rule.clear_looks) if number % 2 else (FIRES, rule.after, rule.looks)
         )
@@ -228,24 +230,24 @@ def test_what_lasts_is_said_as_soon_as_it_may_be(rule: Rule) -> None:
 def test_an_hour_has_no_more_messages_than_are_allowed(
     rule: Rule, looks: list[list[Any]], per_hour: int, repeat: int, data: some.DataObject
 ) -> None:
-    history = History(rule, limits=Limits(repeat, per_hour))
+    history = History(rule, limits=MessageLimits(repeat, per_hour))
     for row in looks:
         number = data.draw(some.sampled_from([1, 10, 100]))
-        history.look([seen(lv, number, Key("r", f"K{i}")) for i, lv in enumerate(row) if lv is not None])
-    times = [at for at, notice in history.sent if notice.event is not Event.FLOODED]
-    floods = [at for at, notice in history.sent if notice.event is Event.FLOODED]
+        history.look([seen(lv, number, AlertKey("r", f"K{i}")) for i, lv in enumerate(row) if lv is not None])
+    times = [at for at, notice in history.sent if notice.event is not AlertEvent.FLOODED]
+    floods = [at for at, notice in history.sent if notice.event is AlertEvent.FLOODED]
     assert all(b - a >= HOUR for a, b in zip(times, times[per_hour:], strict=False))
     assert all(b - a >= HOUR for a, b in itertools.pairwise(floods))
-    open_now: set[Key] = set()
-    last: dict[Key, int] = {}
+    open_now: set[AlertKey] = set()
+    last: dict[AlertKey, int] = {}
     for at, notice in history.sent:
         for alert in notice.alerts:
             key = alert.key
-            assert (key in open_now) is (notice.event is not Event.FIRED), "each is opened once, and closed once"
-            if notice.event is Event.REPEATED:
+            assert (key in open_now) is (notice.event is not AlertEvent.FIRED), "each is opened once, and closed once"
+            if notice.event is AlertEvent.REPEATED:
                 assert at - last[key] >= repeat > 0
             last[key] = at
-            open_now.discard(key) if notice.event is Event.RECOVERED else open_now.add(key)
+            open_now.discard(key) if notice.event is AlertEvent.RECOVERED else open_now.add(key)
     assert open_now == {key for key, alert in history.alerts.items() if alert.notified_at is not None}
 
 

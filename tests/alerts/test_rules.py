@@ -12,7 +12,7 @@ from scheduler import Context, Retry, Scheduler, Task, Weekday
 from scheduler.alerts.evaluator import Evaluator
 from scheduler.alerts.observer import Retained
 from scheduler.config.alerts import AlertRules, Alerts, AlertSink
-from scheduler.model.alerts import Alert, Phase, Silence
+from scheduler.model.alerts import Alert, AlertPhase, Silence
 from scheduler.model.problem import Trouble
 from scheduler.ports import SECOND
 from scheduler.store import alerts as store
@@ -48,7 +48,7 @@ class Watch:
             return list(store.alerts(tx).values())
 
     def firing(self) -> list[tuple[str, str]]:
-        return [(a.key.rule, a.key.kind) for a in self.alerts() if a.phase is Phase.FIRING]
+        return [(a.key.rule, a.key.kind) for a in self.alerts() if a.phase is AlertPhase.FIRING]
 
     def messages(self, sink: str = "ops") -> list[dict[str, Any]]:
         with self.database.read() as tx:
@@ -469,7 +469,7 @@ def test_a_source_that_cannot_be_used(bench: Bench, watch: Watch) -> None:
 def test_messages_that_can_become_no_task(bench: Bench, watch: Watch) -> None:
     def arrive(*numbers: int, error: str | None = "it is no JSON") -> None:
         arrivals = [Arrival(f"k{n}", f"m{n}", None, f"{error}: token=geheim") for n in numbers]
-        bench.jobs.database.change(lambda tx: inbox.store(tx, "orders", arrivals, inbox.Rules(30 * DAY)))
+        bench.jobs.database.change(lambda tx: inbox.store(tx, "orders", arrivals, inbox.InboxRules(30 * DAY)))
 
     arrive(1)
     alive(bench, watch, 2)

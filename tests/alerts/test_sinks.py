@@ -21,7 +21,7 @@ from scheduler.alerts.messages import Origin, compose
 from scheduler.alerts.sinks import LIFE, SinkError, make_sink
 from scheduler.alerts.sinks import Alertmanager as AlertmanagerSink
 from scheduler.config.alerts import AlertSink
-from scheduler.model.alerts import Alert, Event, Key, Phase
+from scheduler.model.alerts import Alert, AlertEvent, AlertKey, AlertPhase
 from scheduler.ports import SECOND
 
 from ..tasks.server import Server  # noqa: TID252  # "tasks" at the top is the package
@@ -37,12 +37,12 @@ NOW = 1_800_000_000 * SECOND
 
 
 def alert(text: str = "3 dead letters of Mail: <!channel> Zeitüberschreitung") -> Alert:
-    key = Key("dead_letters", "Mail", "5f0c")
-    return Alert(key, Phase.FIRING, NOW, 1, NOW - 90 * SECOND, 3, text, {"tasks": [7]}, NOW, NOW)
+    key = AlertKey("dead_letters", "Mail", "5f0c")
+    return Alert(key, AlertPhase.FIRING, NOW, 1, NOW - 90 * SECOND, 3, text, {"tasks": [7]}, NOW, NOW)
 
 
-BODY = compose(Notice(Event.FIRED, RULE.name, (alert(),)), RULE, ORIGIN, "message-1", NOW)
-OVER = compose(Notice(Event.RECOVERED, RULE.name, (alert(),)), RULE, ORIGIN, "message-2", NOW)
+BODY = compose(Notice(AlertEvent.FIRED, RULE.name, (alert(),)), RULE, ORIGIN, "message-1", NOW)
+OVER = compose(Notice(AlertEvent.RECOVERED, RULE.name, (alert(),)), RULE, ORIGIN, "message-2", NOW)
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ def test_alertmanager_fires_and_resolves(tmp_path: Path) -> None:
         assert isinstance(sink, AlertmanagerSink)
         now = time.time_ns() // 1000
         one = alert()._replace(began=now - SECOND)
-        other = one._replace(key=Key("dead_letters", "Report"))
+        other = one._replace(key=AlertKey("dead_letters", "Report"))
         sink.refresh([one, other], {RULE.name: RULE}, now)
         found = {a["labels"]["kind"]: a for a in manager.active()}
         assert set(found) == {"Mail", "Report"}

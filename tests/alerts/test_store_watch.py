@@ -17,7 +17,7 @@ from scheduler.alerts import store_watch
 from scheduler.alerts.service import AlertService
 from scheduler.alerts.store_watch import Judge, Outage, trouble_of
 from scheduler.config.load import load
-from scheduler.model.alerts import Event
+from scheduler.model.alerts import AlertEvent
 from scheduler.ports import SECOND, SystemClock
 from scheduler.store.db import sqlite_files, writable
 from scheduler.store.db.database import Database as Store
@@ -166,16 +166,16 @@ def test_daemons_whose_server_stops_tell_it_each_also_one_that_starts_meanwhile(
 @pytest.mark.parametrize(
     ("looks", "said"),
     [
-        ([(0, "x"), (59, "x"), (60, "x"), (61, "x")], [(60, Event.FIRED)]),
-        ([(0, "x"), (30, None), (31, "x"), (90, "x"), (91, "y")], [(91, Event.FIRED)]),
-        ([(0, "x"), (70, "x"), (80, None), (85, "x"), (200, "x")], [(70, Event.FIRED)]),
+        ([(0, "x"), (59, "x"), (60, "x"), (61, "x")], [(60, AlertEvent.FIRED)]),
+        ([(0, "x"), (30, None), (31, "x"), (90, "x"), (91, "y")], [(91, AlertEvent.FIRED)]),
+        ([(0, "x"), (70, "x"), (80, None), (85, "x"), (200, "x")], [(70, AlertEvent.FIRED)]),
         (
             [(0, "x"), (70, "x"), (80, None), (85, None), (90, "z"), (150, "z")],
-            [(70, Event.FIRED), (85, Event.RECOVERED), (150, Event.FIRED)],
+            [(70, AlertEvent.FIRED), (85, AlertEvent.RECOVERED), (150, AlertEvent.FIRED)],
         ),
     ],
 )
-def test_when_it_is_told(looks: list[tuple[int, str | None]], said: list[tuple[int, Event]]) -> None:
+def test_when_it_is_told(looks: list[tuple[int, str | None]], said: list[tuple[int, AlertEvent]]) -> None:
     judge = Judge(60.0)
     found = [(at, judge.look(text, at * SECOND, at * SECOND)) for at, text in looks]
     assert [(at, one[0]) for at, one in found if one is not None] == said
@@ -185,7 +185,7 @@ def test_when_it_is_told(looks: list[tuple[int, str | None]], said: list[tuple[i
 def test_the_outage_keeps_its_beginning_and_has_the_last_reason() -> None:
     judge = Judge(10.0)
     assert judge.look("locked", 5 * SECOND, 6 * SECOND) is None
-    assert judge.look("full", 14 * SECOND, 15 * SECOND) == (Event.FIRED, Outage(5 * SECOND, "full"))
+    assert judge.look("full", 14 * SECOND, 15 * SECOND) == (AlertEvent.FIRED, Outage(5 * SECOND, "full"))
 
 
 def test_a_look_changes_nothing(database: Database) -> None:

@@ -14,17 +14,17 @@ import pytest
 
 from scheduler.config.load import load
 from scheduler.operations import installation
-from scheduler.operations.upkeep import NOTE, OK, PROBLEM, Finding
+from scheduler.operations.upkeep import NOTE, OK, PROBLEM, DoctorFinding
 
 from .conftest import Ctl
 
 CHECKS = {"versions", "packages", "extras", "names", "commands", "rights", "clock", "sqlite", "disk", "descriptors"}
 
 
-def examined(place: Path, text: str = "", **environ: str) -> dict[str, Finding]:
+def examined(place: Path, text: str = "", **environ: str) -> dict[str, DoctorFinding]:
     """The worst finding of each check."""
     (place / "config.toml").write_text(text)
-    found: dict[str, Finding] = {}
+    found: dict[str, DoctorFinding] = {}
     for one in installation.examine(load(str(place / "config.toml"), environ, str(place))):
         if one.check not in found or one.level == PROBLEM:
             found[one.check] = one

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from scheduler import Context, Task
-from scheduler.config.executors import Executor as Section
+from scheduler.config.executors import ExecutorSection as Section
 from scheduler.config.load import load
 from scheduler.executors.placer import Placer
 from scheduler.executors.worker_placer import WorkerPlacer

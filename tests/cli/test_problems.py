@@ -16,7 +16,7 @@ from scheduler.alerts.evaluator import Evaluator
 from scheduler.alerts.observer import Retained
 from scheduler.cli.root import root
 from scheduler.config.alerts import AlertRules, Alerts, AlertSink, PresentRule
-from scheduler.model.alerts import Phase
+from scheduler.model.alerts import AlertPhase
 from scheduler.model.problem import Problem
 from scheduler.operations.status import next_command
 from scheduler.ports import SECOND
@@ -226,7 +226,7 @@ def plant_held(live: Bench) -> Planted:
     kind = live.jobs.submitter.registry.get("Step")
     assert kind is not None
     third = inbox.Arrival("k", "m", kind.spec(Step("third")), subject="s", sequence=3)
-    rules = inbox.Rules(30 * HOUR, ordering=Ordering("wait"))
+    rules = inbox.InboxRules(30 * HOUR, ordering=Ordering("wait"))
     live.jobs.database.change(lambda tx: inbox.store(tx, "orders", [third], rules))
     live.execute("UPDATE schedd_inbox SET first_at = 1000000")
     return Planted("held for", mends=("inbox", "release", "orders"))
@@ -359,7 +359,7 @@ class TestVoices:
         alerts = Alerts(sinks=sinks, rules=at_once)
         Evaluator(live.jobs.database, alerts, Retained(30 * HOUR, 90 * HOUR), "one").look()
         with live.jobs.database.read() as tx:
-            firing = [one for one in alert_rows.alerts(tx).values() if one.phase is Phase.FIRING]
+            firing = [one for one in alert_rows.alerts(tx).values() if one.phase is AlertPhase.FIRING]
         assert any(one.key.rule == row.rule and planted.words in one.text for one in firing), firing
 
     def page(self, name: str, database: Database, planted: Planted) -> None:

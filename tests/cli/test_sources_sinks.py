@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.config.messages import Source
+from scheduler.config.messages import SourceSection
 from scheduler.messages.intake import Intake
 from scheduler.model.problem import Trouble
 from scheduler.transports import types
@@ -31,7 +31,7 @@ def config(tmp_path: Path) -> str:
 
 
 def receive(live: Bench, *keys: str) -> None:
-    section = Source(type="cloudevents", kind="Step")
+    section = SourceSection(type="cloudevents", kind="Step")
     intake = Intake("orders", section, Limits(has_dlq=True), live.jobs.submitter)
     for key in keys:
         body = json.dumps({"idempotency_key": key, "payload_inline": {"name": key}} if key != "bad" else [])
@@ -75,7 +75,7 @@ def test_the_inbox_shows_messages_and_their_tasks(ctl: Ctl, live: Bench) -> None
 
 @pytest.mark.case(91)
 def test_what_is_held_is_seen_and_released_by_hand(ctl: Ctl, live: Bench, config: str) -> None:
-    section = Source(type="cloudevents", kind="Step", ordered_by="subject")
+    section = SourceSection(type="cloudevents", kind="Step", ordered_by="subject")
     intake = Intake("orders", section, Limits(has_dlq=True), live.jobs.submitter)
     for number in (3, 4):
         body = {"idempotency_key": f"k{number}", "subject": "s", "sequence": number, "payload_inline": {"name": "x"}}
@@ -229,7 +229,7 @@ def test_doctor_connects_to_sources_and_sinks(
 
 
 def test_doctor_finds_messages_that_nothing_settles(ctl: Ctl, live: Bench) -> None:
-    section = Source(type="spool", kind="Step", ack="end")
+    section = SourceSection(type="spool", kind="Step", ack="end")
     intake = Intake("orders", section, Limits(has_dlq=True), live.jobs.submitter, "gone")
     body = json.dumps({"idempotency_key": "a", "payload_inline": {"name": "a"}}).encode()
     intake.take([Delivery(message_id="1", body=body, receipt="r")])

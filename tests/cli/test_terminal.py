@@ -14,7 +14,7 @@ import structlog
 
 import scheduler.cli
 from scheduler import Context, PermanentError, task
-from scheduler.config.model import Log
+from scheduler.config.model import LogSection
 from scheduler.daemon import log
 from scheduler.model.texts import printable, printable_json
 from support.bench import Bench
@@ -105,7 +105,7 @@ class Rude:
 @pytest.mark.parametrize("form", ["console", "json"])
 def test_no_log_line_lets_a_terminal_obey(form: Any) -> None:
     stream = io.StringIO()
-    log.configure(Log(format=form), stream, {"NO_COLOR": "1"})
+    log.configure(LogSection(format=form), stream, {"NO_COLOR": "1"})
     logger = logging.getLogger(f"mine{HOSTILE}")
     logger.info("by logging %s", HOSTILE, extra={"field": HOSTILE, "rude": Rude(), f"name{HOSTILE}": 1})
     structlog.get_logger().info(f"by structlog {HOSTILE}", field=HOSTILE, nested={"a": [HOSTILE]}, rude=[Rude()])

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.config.model import Command, Config, Tasks
+from scheduler.config.model import CommandSection, Config, TasksSection
 from scheduler.config.task_modules import TaskModules, load_modules, make_state
 from scheduler.errors import ConfigError, StoreUnavailableError
 from scheduler.model.registry import Registry
@@ -64,7 +64,7 @@ def module(text: str, name: str = "") -> str:
 
 
 def config(*modules: str, **tasks: Any) -> Config:
-    return Config(tasks=Tasks(modules=modules, path=("lib",), **tasks))
+    return Config(tasks=TasksSection(modules=modules, path=("lib",), **tasks))
 
 
 def refused(*modules: str, **tasks: Any) -> str:
@@ -139,7 +139,7 @@ def test_the_path_comes_in_front_in_its_order(place: Path) -> None:
         (place / directory).mkdir()
         (place / directory / "wherefrom.py").write_text(f"def setup(jobs): jobs.schedule({directory!r})")
     jobs = Jobs()
-    load_modules(Config(tasks=Tasks(modules=("wherefrom",), path=("b", "a"))), jobs)
+    load_modules(Config(tasks=TasksSection(modules=("wherefrom",), path=("b", "a"))), jobs)
     assert jobs.called == ["b"]
     assert sys.path[:2] == [str(place / "b"), str(place / "a")]
 
@@ -192,7 +192,7 @@ def test_builtin_types() -> None:
 
 def test_enabled_commands_register_their_type() -> None:
     jobs = Jobs()
-    assert load_modules(Config(command=Command(enabled=True)), jobs) == ["CommandTask"]
+    assert load_modules(Config(command=CommandSection(enabled=True)), jobs) == ["CommandTask"]
 
 
 # State

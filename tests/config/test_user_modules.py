@@ -9,7 +9,7 @@ import pytest
 
 import scheduler
 from scheduler.config import user_modules
-from scheduler.config.model import Config, Tasks
+from scheduler.config.model import Config, TasksSection
 from scheduler.config.task_modules import TaskModules
 from scheduler.errors import ConfigError
 from scheduler.model.registry import Registry
@@ -63,6 +63,6 @@ def test_a_listed_module_with_a_taken_name_is_refused(place: Path) -> None:
         def register(self, _: object) -> None: ...
         def starting(self) -> object: ...
 
-    config = Config(tasks=Tasks(modules=("random",), path=(str(place),)))
+    config = Config(tasks=TasksSection(modules=("random",), path=(str(place),)))
     with pytest.raises(ConfigError, match=r"modules: .*random.py is never imported.* give it another name"):
         TaskModules(Modules()).register(config)  # type: ignore[arg-type]

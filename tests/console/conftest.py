@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.console.serve import Server
+from scheduler.console.serve import ConsoleServer
 from support.consoles import served
 from support.databases import Database
 from support.filled import Filled, fill
@@ -23,6 +23,6 @@ def filled(_sqlite_template: Path) -> Iterator[Filled]:
 
 
 @pytest.fixture(scope="session")
-def console(filled: Filled) -> Iterator[Server]:
+def console(filled: Filled) -> Iterator[ConsoleServer]:
     with served(Database(filled.url, "sqlite"), label="staging") as server:
         yield server

@@ -15,14 +15,14 @@ import pytest
 from test_desk import OPERATIONS
 
 from scheduler import Scheduler
-from scheduler.config.model import Api, Config, Console, Store
+from scheduler.config.model import ApiSection, Config, ConsoleSection, StoreSection
 from scheduler.console import app, principal
 from scheduler.console.api import arguments
-from scheduler.console.api.table import DOCUMENT, LEFT_OUT, PREFIX, ROUTES, Route, document
+from scheduler.console.api.table import DOCUMENT, LEFT_OUT, PREFIX, ROUTES, ApiRoute, document
 from scheduler.console.auth import hash_password, hash_token
 from scheduler.console.gate import Gate
 from scheduler.console.roles import Verb
-from scheduler.console.serve import Server
+from scheduler.console.serve import ConsoleServer
 from scheduler.errors import ConfigError
 from support.consoles import Answer, ask, link, serving
 from support.databases import Database, one_database
@@ -30,7 +30,7 @@ from support.filled import Filled, fill
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "http-api.md"
 JSON = {"content-type": "application/json"}
-ON = Api(enabled=True)
+ON = ApiSection(enabled=True)
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def full(database: Database) -> Filled:
 
 def mounted(url: str, role: str = "admin", **settings: Any) -> Gate:
     """A mounted console with an API, in which the caller has a role."""
-    console = Console(**settings)
+    console = ConsoleSection(**settings)
     return app(Scheduler(url), lambda scope: principal("ci", role), settings=console, config=Config(api=ON))
 
 
@@ -394,7 +394,7 @@ def test_tasks_that_run_commands_want_a_setting(database: Database) -> None:
 
 
 def config(database: Database, **console: Any) -> Config:
-    return Config(store=Store(url=database.url), console=Console(**console), api=ON)
+    return Config(store=StoreSection(url=database.url), console=ConsoleSection(**console), api=ON)
 
 
 @pytest.mark.both_databases
@@ -454,14 +454,14 @@ def done_by(database: Database) -> str | None:
 
 @one_database
 def test_it_is_off_and_a_link_does_not_open_it(database: Database) -> None:
-    with serving(Config(store=Store(url=database.url))) as server:
+    with serving(Config(store=StoreSection(url=database.url))) as server:
         opened = ask(server.gate, "GET", "/" + link(server).rpartition("/")[2])
         cookie = opened.cookies[0].partition(";")[0]
         assert ask(server.gate, "GET", f"{PREFIX}/status").status == 401
         off = ask(server.gate, "GET", f"{PREFIX}/status", headers={"cookie": cookie})
         assert (off.status, off.json["status"]) == (404, 404)
     with pytest.raises(ConfigError, match=r"\[console\] auth"):
-        Server(config(database), "127.0.0.1:0", tell=lambda url: None)
+        ConsoleServer(config(database), "127.0.0.1:0", tell=lambda url: None)
 
 
 @one_database
@@ -482,7 +482,7 @@ RIGHT: dict[str, Any] = {"filter": "kind:Mail", "name": "nightly", "id": 1, "kin
 UNLIKE = {route.summary: route for route in ROUTES}  # bulks have a route for each of their verbs
 
 
-def odd_calls(route: Route, path: str) -> Iterator[tuple[str, Any]]:
+def odd_calls(route: ApiRoute, path: str) -> Iterator[tuple[str, Any]]:
     """Paths with arguments: each oddity by itself, beside arguments that are right."""
     fields = route.args.__struct_fields__
     if "{" in route.path:

@@ -15,7 +15,7 @@ from scheduler import Context, PermanentError, Scheduler, task
 from scheduler.alerts.service import AlertService
 from scheduler.client import bulks
 from scheduler.config.load import load
-from scheduler.console.serve import Server
+from scheduler.console.serve import ConsoleServer
 from scheduler.testing import FakeClock
 from support.consoles import link, served
 from support.databases import Database, one_database
@@ -50,7 +50,7 @@ def jobs(database: Database) -> Iterator[Scheduler]:
 
 
 @pytest.fixture
-def served_here(database: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+def served_here(database: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[ConsoleServer]:
     monkeypatch.setattr(bulks, "LOOK_EVERY_S", 0.1)  # for the end of a task that goes first
     with served(database) as server:
         yield server
@@ -61,7 +61,9 @@ def states(jobs: Scheduler, ids: list[int]) -> list[str]:
 
 
 @one_database
-def test_from_the_cause_by_a_field_and_one_task_to_the_rest(jobs: Scheduler, served_here: Server, page: Any) -> None:
+def test_from_the_cause_by_a_field_and_one_task_to_the_rest(
+    jobs: Scheduler, served_here: ConsoleServer, page: Any
+) -> None:
     ids = [int(jobs.task(deliver, f"nobody-{n}").schedule()) for n in range(5)]
     until(lambda: states(jobs, ids) == ["dead"] * 5)
     page.goto(link(served_here))
@@ -86,7 +88,7 @@ def test_from_the_cause_by_a_field_and_one_task_to_the_rest(jobs: Scheduler, ser
 
 
 @one_database
-def test_ticked_letters_alone_are_replayed(jobs: Scheduler, served_here: Server, page: Any) -> None:
+def test_ticked_letters_alone_are_replayed(jobs: Scheduler, served_here: ConsoleServer, page: Any) -> None:
     ids = [int(jobs.task(deliver, "x").schedule()) for _ in range(3)]
     until(lambda: states(jobs, ids) == ["dead"] * 3)
     page.goto(link(served_here))
@@ -100,7 +102,7 @@ def test_ticked_letters_alone_are_replayed(jobs: Scheduler, served_here: Server,
 
 
 @one_database
-def test_a_worker_is_drained_and_resumed(jobs: Scheduler, served_here: Server, page: Any) -> None:
+def test_a_worker_is_drained_and_resumed(jobs: Scheduler, served_here: ConsoleServer, page: Any) -> None:
     assert jobs.engine.wait_ready(60)
     page.goto(link(served_here))
     page.goto(served_here.url + "workers")
@@ -114,7 +116,7 @@ def test_a_worker_is_drained_and_resumed(jobs: Scheduler, served_here: Server, p
 
 
 @one_database
-def test_an_event_is_emitted(jobs: Scheduler, served_here: Server, page: Any) -> None:
+def test_an_event_is_emitted(jobs: Scheduler, served_here: ConsoleServer, page: Any) -> None:
     page.goto(link(served_here))
     page.goto(served_here.url + "events")
     page.get_by_text("Emit…").first.click()
@@ -126,7 +128,7 @@ def test_an_event_is_emitted(jobs: Scheduler, served_here: Server, page: Any) ->
 
 @one_database
 def test_a_bulk_cancel_is_stopped_amid_its_tasks_then_goes_on(
-    jobs: Scheduler, served_here: Server, page: Any, monkeypatch: pytest.MonkeyPatch
+    jobs: Scheduler, served_here: ConsoleServer, page: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = [int(jobs.task(held, n).after(3600).schedule()) for n in range(250)]
     between = threading.Event()
@@ -155,7 +157,7 @@ def test_a_bulk_cancel_is_stopped_amid_its_tasks_then_goes_on(
 
 @one_database
 def test_alerts_that_a_daemon_evaluates_fire_and_are_silenced(
-    database: Database, jobs: Scheduler, served_here: Server, page: Any, tmp_path: Path
+    database: Database, jobs: Scheduler, served_here: ConsoleServer, page: Any, tmp_path: Path
 ) -> None:
     rules = "[alerts]\nevery = 1\n[alerts.rules.dead_letters]\nafter = 0\nclear_after = 0\n"
     sink = f'[alerts.sinks.pager]\ntype = "command"\ncommand = ["tee", "-a", "{tmp_path}/told"]\n'
@@ -191,7 +193,7 @@ def test_alerts_that_a_daemon_evaluates_fire_and_are_silenced(
 
 @one_database
 def test_what_a_link_shows_when_retention_has_removed_its_task(
-    database: Database, jobs: Scheduler, served_here: Server, pages: Any
+    database: Database, jobs: Scheduler, served_here: ConsoleServer, pages: Any
 ) -> None:
     gone = int(jobs.task(deliver, "a@b").key("order-1").schedule())
     left = int(jobs.task(deliver, "x").key("order-2").schedule())

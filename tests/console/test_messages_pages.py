@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from scheduler import Context, Scheduler, Task
-from scheduler.config.messages import Source
+from scheduler.config.messages import SourceSection
 from scheduler.messages.intake import Intake
 from scheduler.testing import drain
 from scheduler.transports.ports import Delivery, Limits
@@ -26,7 +26,7 @@ def filled(database: Database) -> Scheduler:
     """A source with a message that has run, two that are held, and a dead one; a sink with one that waits."""
     jobs = Scheduler.for_testing(url=database.url)
     jobs.register(TakeOrder)
-    section = Source(type="cloudevents", kind="TakeOrder", ordered_by="subject")
+    section = SourceSection(type="cloudevents", kind="TakeOrder", ordered_by="subject")
     intake = Intake("orders", section, Limits(has_dlq=True), jobs.submitter)
     for number, sequence in ((1, 1), (3, 3), (4, 4)):
         body = {"idempotency_key": f"k{number}", "subject": "s", "sequence": sequence}

@@ -12,7 +12,7 @@ from scheduler.console import pages as all_pages
 from scheduler.console import routes
 from scheduler.console.answers import static
 from scheduler.console.render import rate_text
-from scheduler.console.serve import Server
+from scheduler.console.serve import ConsoleServer
 from support.consoles import ask, console_on, link
 from support.databases import Database, one_database
 from support.filled import Filled
@@ -56,7 +56,7 @@ def of(path: str, filled: Filled) -> str:
 
 @pytest.mark.parametrize("part", [0, 1])
 def test_every_page_is_accessible_in_both_themes_and_fits_a_phone(
-    console: Server, filled: Filled, page: Any, part: int
+    console: ConsoleServer, filled: Filled, page: Any, part: int
 ) -> None:
     """A console error, a violation of the content security policy and an error of a script fail it, too."""
     page.goto(link(console))
@@ -80,7 +80,7 @@ def test_every_page_is_accessible_in_both_themes_and_fits_a_phone(
     assert not wrong, "\n".join(wrong)
 
 
-def test_without_a_script_everything_is_there(console: Server, filled: Filled, pages: Any) -> None:
+def test_without_a_script_everything_is_there(console: ConsoleServer, filled: Filled, pages: Any) -> None:
     page = pages.new(java_script_enabled=False)
     page.goto(link(console))
     page.get_by_role("link", name="Tasks", exact=True).click()
@@ -91,7 +91,7 @@ def test_without_a_script_everything_is_there(console: Server, filled: Filled, p
     assert page.get_by_role("button", name="Replay", exact=True).is_visible()
 
 
-def test_by_keys_alone(console: Server, filled: Filled, page: Any) -> None:
+def test_by_keys_alone(console: ConsoleServer, filled: Filled, page: Any) -> None:
     page.goto(link(console))
     page.keyboard.press("g")
     page.keyboard.press("t")
@@ -119,7 +119,7 @@ def test_by_keys_alone(console: Server, filled: Filled, page: Any) -> None:
         page.keyboard.press("z")
 
 
-def test_theme_and_zone_are_remembered(console: Server, pages: Any) -> None:
+def test_theme_and_zone_are_remembered(console: ConsoleServer, pages: Any) -> None:
     page = pages.new(timezone_id="Asia/Tokyo")
     page.goto(link(console))
     page.get_by_label("Theme").select_option("dark")
@@ -175,7 +175,7 @@ def test_rates_have_no_exponent() -> None:
     assert shown == ["0", "< 0.1", "0.1", "12.3", "100", "2\u202f346"]
 
 
-def test_the_entry_of_the_page_is_in_view_on_a_phone(console: Server, pages: Any) -> None:
+def test_the_entry_of_the_page_is_in_view_on_a_phone(console: ConsoleServer, pages: Any) -> None:
     page = pages.new(viewport=PHONE)
     page.goto(link(console))
     page.goto(console.url + "settings")

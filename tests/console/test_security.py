@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from scheduler import PermanentError, Scheduler, task
-from scheduler.config.model import Config, Console, Store
+from scheduler.config.model import Config, ConsoleSection, StoreSection
 from scheduler.console.gate import Gate
 from scheduler.console.inputs import MAX_BODY
 from scheduler.console.security import Peers
-from scheduler.console.serve import Server
+from scheduler.console.serve import ConsoleServer
 from scheduler.errors import ConfigError
 from scheduler.testing import drain
 from support.consoles import ORIGIN, ask, console_on, link, post, served
@@ -117,9 +117,9 @@ def test_a_name_that_leads_here_by_dns_is_refused(database: Database) -> None:
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:0", "192.0.2.1:8321", "[::]:8321", "jobs.example.com:80"])
 def test_an_address_that_others_reach_wants_an_auth(database: Database, listen: str) -> None:
-    config = Config(store=Store(url=database.url))
+    config = Config(store=StoreSection(url=database.url))
     with pytest.raises(ConfigError, match=r"\[console\] auth"):
-        Server(config, listen, tell=print)
+        ConsoleServer(config, listen, tell=print)
 
 
 # Who asks
@@ -357,8 +357,8 @@ def test_settings_that_do_not_fit(database: Database) -> None:
         ({"auth": "local"}, "Unix socket"),
         ({"roles": ("oncall = fly",)}, "no verb fly"),
     ):
-        config = Config(store=Store(url=database.url), console=Console(**settings))  # type: ignore[arg-type]
+        config = Config(store=StoreSection(url=database.url), console=ConsoleSection(**settings))  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match=message):
-            Server(config, "127.0.0.1:0", tell=print)
+            ConsoleServer(config, "127.0.0.1:0", tell=print)
     with pytest.raises(ConfigError, match="no network"):
         Peers(["example.com"])

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from scheduler import Context, PermanentError, Scheduler, task
-from scheduler.console.serve import Server
+from scheduler.console.serve import ConsoleServer
 from support.consoles import link, served
 from support.databases import Database, one_database
 from support.fleet import until
@@ -28,7 +28,7 @@ class Desk(NamedTuple):
     """A program with a worker, and an open page of the console beside it."""
 
     jobs: Scheduler
-    server: Server
+    server: ConsoleServer
     page: Any
 
     def enter(self) -> None:

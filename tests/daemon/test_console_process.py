@@ -17,7 +17,7 @@ from urllib.request import build_opener
 import pytest
 
 from scheduler.config.load import load
-from scheduler.config.model import Config, Console
+from scheduler.config.model import Config, ConsoleSection
 from scheduler.daemon import console_process
 from scheduler.daemon.console_process import ConsoleProcess
 from scheduler.errors import ConfigError
@@ -91,7 +91,9 @@ def test_a_console_ends_with_a_daemon_that_was_killed(database: Database, nurser
 
 
 def test_a_mistake_is_not_tried_again(caplog: pytest.LogCaptureFixture) -> None:
-    made = ConsoleProcess(Config(console=Console(listen="127.0.0.1:0")), [sys.executable, "-c", "raise SystemExit(2)"])
+    made = ConsoleProcess(
+        Config(console=ConsoleSection(listen="127.0.0.1:0")), [sys.executable, "-c", "raise SystemExit(2)"]
+    )
     made._run()  # ends by itself
     assert "settings are to be mended" in caplog.text
 
@@ -104,7 +106,7 @@ def test_a_console_that_takes_too_much_memory_is_ended_and_starts_again(
     monkeypatch.setattr(console_process, "FIRST_PAUSE", 0.01)
     caplog.set_level(logging.INFO)
     program = "import sys; print('begun', flush=True); sys.stdin.read()"
-    made = ConsoleProcess(Config(console=Console(listen="127.0.0.1:0")), [sys.executable, "-c", program])
+    made = ConsoleProcess(Config(console=ConsoleSection(listen="127.0.0.1:0")), [sys.executable, "-c", program])
     made.start()
     deadline = time.monotonic() + PATIENCE
     while caplog.text.count("MiB of memory") < 2:  # the second one is ended, too
@@ -117,7 +119,7 @@ def test_a_console_that_takes_too_much_memory_is_ended_and_starts_again(
 def test_a_console_that_takes_little_memory_is_let_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console_process, "LOOK_EVERY", 0.001)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, text=True) as process:
-        made = ConsoleProcess(Config(console=Console(listen="127.0.0.1:0")), [])
+        made = ConsoleProcess(Config(console=ConsoleSection(listen="127.0.0.1:0")), [])
         watching = threading.Thread(target=made._watch_memory, args=(process,))
         watching.start()
         process.communicate("\n")
@@ -129,7 +131,7 @@ def test_a_console_that_takes_little_memory_is_let_be(monkeypatch: pytest.Monkey
 def test_what_it_needs_has_to_be_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console_process, "NEEDS", ("starlette", "nothing_like_it"))
     with pytest.raises(ConfigError, match=r"nothing_like_it: pip install 'schedd\[console\]'"):
-        ConsoleProcess(Config(console=Console(listen="127.0.0.1:0")))
+        ConsoleProcess(Config(console=ConsoleSection(listen="127.0.0.1:0")))
 
 
 def test_an_open_address_without_an_auth_is_refused_at_the_start() -> None:

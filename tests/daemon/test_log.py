@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import structlog
 
-from scheduler.config.model import Log
+from scheduler.config.model import LogSection
 from scheduler.daemon import log
 from scheduler.engine.attempt.capture import current_attempt, task_logger
 
@@ -51,7 +51,7 @@ def lines(stream: io.StringIO) -> list[dict[str, Any]]:
 
 def test_json_without_a_terminal() -> None:
     stream = io.StringIO()
-    log.configure(Log(), stream)
+    log.configure(LogSection(), stream)
     structlog.get_logger("myapp").info("sent", to="a@b.c", seconds=0.25)
     logging.getLogger("other").warning("%d left", 3, extra={"disk": "/srv"})
     first, second = lines(stream)
@@ -65,7 +65,7 @@ def test_json_without_a_terminal() -> None:
 
 def test_both_kinds_of_line_carry_the_attempt() -> None:
     stream = io.StringIO()
-    log.configure(Log(), stream)
+    log.configure(LogSection(), stream)
     bound = {"task": 7, "kind": "EmailTask", "attempt": 2, "key": "welcome-42", "correlation": "order-42"}
     with structlog.contextvars.bound_contextvars(**bound):
         structlog.get_logger().info("by structlog")
@@ -80,7 +80,7 @@ def test_both_kinds_of_line_carry_the_attempt() -> None:
 def test_what_a_handler_writes_carries_its_attempt() -> None:
     """The engine says which attempt runs; nothing has to be bound."""
     stream = io.StringIO()
-    log.configure(Log(), stream)
+    log.configure(LogSection(), stream)
     claimed = SimpleNamespace(
         id=7,
         kind="Mail",
@@ -110,7 +110,7 @@ def test_what_a_handler_writes_carries_its_attempt() -> None:
 
 def test_a_thread_has_its_own_attempt() -> None:
     stream = io.StringIO()
-    log.configure(Log(), stream)
+    log.configure(LogSection(), stream)
     structlog.contextvars.bind_contextvars(task=1)
 
     def other() -> None:
@@ -130,7 +130,7 @@ def test_a_thread_has_its_own_attempt() -> None:
 )
 def test_which_format(setting: Any, terminal: bool, console: bool) -> None:
     stream = Terminal() if terminal else io.StringIO()
-    log.configure(Log(format=setting), stream, {})
+    log.configure(LogSection(format=setting), stream, {})
     logging.getLogger("x").info("hello")
     assert stream.getvalue().startswith("{") != console
     assert "hello" in stream.getvalue()
@@ -140,7 +140,7 @@ def test_which_format(setting: Any, terminal: bool, console: bool) -> None:
 def test_the_journal_gets_priorities(format: Any, tmp_path: Path) -> None:
     with (tmp_path / "journal").open("w+") as stream:
         of = os.fstat(stream.fileno())
-        log.configure(Log(format=format, level="debug"), stream, {"JOURNAL_STREAM": f"{of.st_dev}:{of.st_ino}"})
+        log.configure(LogSection(format=format, level="debug"), stream, {"JOURNAL_STREAM": f"{of.st_dev}:{of.st_ino}"})
         logger = logging.getLogger("scheduler.x")
         logger.setLevel(logging.DEBUG)
         for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.CRITICAL):
@@ -156,16 +156,16 @@ def test_the_journal_gets_priorities(format: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("journal", ["", "1:2", "nonsense"])
 def test_other_streams_get_no_priorities(journal: str, tmp_path: Path) -> None:
     with (tmp_path / "file").open("w+") as stream:
-        log.configure(Log(), stream, {"JOURNAL_STREAM": journal})
+        log.configure(LogSection(), stream, {"JOURNAL_STREAM": journal})
         logging.getLogger("x").error("hello")
         stream.seek(0)
         assert stream.read().startswith("{")
 
 
 def test_a_person_at_a_terminal_sees_every_attempt() -> None:
-    assert log.settled(Log(), Terminal()).attempts == "all"
-    assert log.settled(Log(attempts="notable"), Terminal()).attempts == "notable"
-    assert log.settled(Log(), io.StringIO()).attempts == "notable"
+    assert log.settled(LogSection(), Terminal()).attempts == "all"
+    assert log.settled(LogSection(attempts="notable"), Terminal()).attempts == "notable"
+    assert log.settled(LogSection(), io.StringIO()).attempts == "notable"
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_a_person_at_a_terminal_sees_every_attempt() -> None:
 )
 def test_colours(environ: dict[str, str], colors: bool) -> None:
     stream = Terminal()
-    log.configure(Log(), stream, environ)
+    log.configure(LogSection(), stream, environ)
     logging.getLogger("x").error("hello", exc_info=ValueError("why"))
     assert ("\x1b[" in stream.getvalue()) == colors
     assert "ValueError: why" in stream.getvalue()
@@ -182,14 +182,14 @@ def test_colours(environ: dict[str, str], colors: bool) -> None:
 
 def test_no_colours_without_a_terminal() -> None:
     stream = io.StringIO()
-    log.configure(Log(format="console"), stream, {})
+    log.configure(LogSection(format="console"), stream, {})
     logging.getLogger("x").error("hello")
     assert "\x1b[" not in stream.getvalue()
 
 
 def test_levels_can_be_changed_while_it_runs() -> None:
     stream = io.StringIO()
-    log.configure(Log(level="warning"), stream)
+    log.configure(LogSection(level="warning"), stream)
     mine = structlog.get_logger("mine")
     mine.info("one")
     mine.warning("two")
@@ -207,7 +207,7 @@ def test_what_is_kept_with_attempts_does_not_depend_on_what_is_written() -> None
             kept.append(record.getMessage())
 
     stream = io.StringIO()
-    log.configure(Log(level="error"), stream)
+    log.configure(LogSection(level="error"), stream)
     keeper = Keeper()
     logging.getLogger().addHandler(keeper)
     with structlog.contextvars.bound_contextvars(task=7):
@@ -220,8 +220,8 @@ def test_what_is_kept_with_attempts_does_not_depend_on_what_is_written() -> None
 
 def test_configured_twice_writes_once() -> None:
     old, new = io.StringIO(), io.StringIO()
-    log.configure(Log(), old)
-    log.configure(Log(), new)
+    log.configure(LogSection(), old)
+    log.configure(LogSection(), new)
     logging.info("hello")
     assert old.getvalue() == ""
     assert len(lines(new)) == 1
@@ -229,7 +229,7 @@ def test_configured_twice_writes_once() -> None:
 
 def test_exceptions_and_warnings_are_lines() -> None:
     stream = io.StringIO()
-    log.configure(Log(), stream)
+    log.configure(LogSection(), stream)
     try:
         raise ValueError("why\nso")
     except ValueError:
@@ -246,7 +246,7 @@ def test_exceptions_and_warnings_are_lines() -> None:
 
 def test_a_thread_that_fails_is_a_line() -> None:
     stream = io.StringIO()
-    log.configure(Log(), stream)
+    log.configure(LogSection(), stream)
     failing = threading.Thread(target=lambda: 1 / 0, name="pump")
     failing.start()
     failing.join(10)
@@ -266,7 +266,7 @@ class Nasty:
 def test_odd_values_do_not_stop_a_line() -> None:
     logging.getLogger().handlers.clear()  # pytest's own raise where ours must not
     stream = io.StringIO()
-    log.configure(Log(), stream)
+    log.configure(LogSection(), stream)
     endless: list[Any] = []
     endless.append(endless)
     mine = structlog.get_logger()
@@ -288,16 +288,16 @@ def test_odd_values_do_not_stop_a_line() -> None:
 
 def test_a_closed_stream_is_no_error() -> None:
     stream = io.StringIO()
-    log.configure(Log(), stream)
+    log.configure(LogSection(), stream)
     stream.close()
     logging.info("lost")
-    log.configure(Log(), stream)
+    log.configure(LogSection(), stream)
     logging.info("lost")
 
 
 def test_a_narrow_stream_gets_escapes() -> None:
     raw = io.BytesIO()
-    log.configure(Log(format="console"), io.TextIOWrapper(raw, encoding="ascii"))
+    log.configure(LogSection(format="console"), io.TextIOWrapper(raw, encoding="ascii"))
     logging.info("größer")
     assert b"gr\\xf6\\xdfer" in raw.getvalue()
 
@@ -362,7 +362,7 @@ ENDED = {
 @pytest.mark.parametrize("colors", [True, False])
 def test_an_attempt_is_one_row_of_a_terminal(colors: bool) -> None:
     stream = Terminal()
-    log.configure(Log(), stream, {"TERM": "xterm"} if colors else {"NO_COLOR": "1"})
+    log.configure(LogSection(), stream, {"TERM": "xterm"} if colors else {"NO_COLOR": "1"})
     attempts = logging.getLogger("scheduler.engine.attempts")
     attempts.info("attempt succeeded", extra=ENDED)
     again = {"attempt": 3, "key": "a", "ms": 2.34, "outcome": "dead", "error": "bad \x1b[31mnumber"}
@@ -375,7 +375,7 @@ def test_an_attempt_is_one_row_of_a_terminal(colors: bool) -> None:
 
 
 def test_a_row_of_an_attempt_is_cut_at_80_columns_in_development() -> None:
-    log.configure(Log(format="console"), stream := io.StringIO(), {log.DEV: "1"})
+    log.configure(LogSection(format="console"), stream := io.StringIO(), {log.DEV: "1"})
     attempts = logging.getLogger("scheduler.engine.attempts")
     attempts.error("attempt dead", extra=ENDED | {"outcome": "dead", "error": "no such table " * 20})
     (row,) = stream.getvalue().splitlines()
@@ -386,10 +386,10 @@ def test_a_row_of_an_attempt_is_cut_at_80_columns_in_development() -> None:
 
 def test_an_attempt_has_all_its_fields_where_no_person_reads() -> None:
     stream = io.StringIO()
-    log.configure(Log(format="console"), stream)
+    log.configure(LogSection(format="console"), stream)
     logging.getLogger("scheduler.engine.attempts").info("attempt succeeded", extra=ENDED)
     assert "idempotency_key=0123456789abcdef0123456789abcdef" in stream.getvalue()
-    log.configure(Log(), stream := io.StringIO())
+    log.configure(LogSection(), stream := io.StringIO())
     logging.getLogger("scheduler.engine.attempts").info("attempt succeeded", extra=ENDED)
     (line,) = lines(stream)
     assert ENDED.items() <= line.items()

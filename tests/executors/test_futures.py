@@ -14,7 +14,7 @@ from scheduler import ConfigError
 from scheduler.executors import job_process
 from scheduler.executors.futures import FuturesExecutor
 from scheduler.executors.job_process import ask_to_end, lock_to_start, was_started
-from scheduler.executors.ports import ExecutorError, Job, Phase, Refused, Seen, Submitted
+from scheduler.executors.ports import ExecutorError, Job, PlacementPhase, Refused, Seen, Submitted
 from support.fleet import until
 
 PLACE = "support.dask_rig"
@@ -37,12 +37,12 @@ def job(number: int, script: str = "exit 0", **more: Any) -> Job:
     return Job(name=f"schedd-0-{number}-1", argv=["/bin/sh", "-c", script], **more)
 
 
-def phases(executor: FuturesExecutor) -> dict[str, Phase]:
+def phases(executor: FuturesExecutor) -> dict[str, PlacementPhase]:
     return {seen.name: seen.phase for seen in executor.observe()}
 
 
 def over(executor: FuturesExecutor, name: str) -> Seen:
-    until(lambda: phases(executor).get(name, Phase.QUEUED).over, 60)
+    until(lambda: phases(executor).get(name, PlacementPhase.QUEUED).over, 60)
     return next(seen for seen in executor.observe() if seen.name == name)
 
 
@@ -50,7 +50,7 @@ def test_a_job_runs_and_is_told_of_by_its_files(executor: FuturesExecutor, tmp_p
     one = job(1, 'echo "$TOKEN"; exit 3', env={"TOKEN": "mine"})
     assert executor.submit([one]) == [Submitted(one.name, one.name)]
     seen = over(executor, one.name)
-    assert (seen.phase, seen.exit_code, executor.logs(one.name, 100)) == (Phase.FAILED, 3, "mine\n")
+    assert (seen.phase, seen.exit_code, executor.logs(one.name, 100)) == (PlacementPhase.FAILED, 3, "mine\n")
     assert executor_of(tmp_path).find([one.name]) == {one.name: one.name}  # another daemon's
     executor.submit([one])
     assert over(executor, one.name).exit_code == 3
@@ -61,14 +61,14 @@ def test_a_job_runs_and_is_told_of_by_its_files(executor: FuturesExecutor, tmp_p
 def test_what_waits_in_the_pool_is_queued_and_can_be_cancelled(executor: FuturesExecutor) -> None:
     """The pool has room for two."""
     executor.submit([job(1, "sleep 600"), job(2, "sleep 600"), job(3), job(4)])
-    until(lambda: list(phases(executor).values()).count(Phase.RUNNING) == 2, 60)
-    assert [phases(executor)[f"schedd-0-{number}-1"] for number in (3, 4)] == [Phase.QUEUED] * 2
+    until(lambda: list(phases(executor).values()).count(PlacementPhase.RUNNING) == 2, 60)
+    assert [phases(executor)[f"schedd-0-{number}-1"] for number in (3, 4)] == [PlacementPhase.QUEUED] * 2
     assert executor.find(["schedd-0-3-1", "schedd-0-9-1"]) == {"schedd-0-3-1": "schedd-0-3-1"}
     executor.cancel(["schedd-0-3-1", "schedd-0-1-1"], 600.0)
-    assert over(executor, "schedd-0-3-1").phase is Phase.CANCELLED
+    assert over(executor, "schedd-0-3-1").phase is PlacementPhase.CANCELLED
     seen = over(executor, "schedd-0-1-1")
-    assert (seen.phase, seen.reason) == (Phase.CANCELLED, "ended by SIGTERM")
-    assert over(executor, "schedd-0-4-1").phase is Phase.SUCCEEDED  # there is room for it now
+    assert (seen.phase, seen.reason) == (PlacementPhase.CANCELLED, "ended by SIGTERM")
+    assert over(executor, "schedd-0-4-1").phase is PlacementPhase.SUCCEEDED  # there is room for it now
 
 
 def test_a_job_that_was_to_end_before_the_pool_took_it_up_never_begins(executor: FuturesExecutor) -> None:
@@ -78,7 +78,7 @@ def test_a_job_that_was_to_end_before_the_pool_took_it_up_never_begins(executor:
     executor.cancel([one.name], 5.0)
     executor.submit([one])
     seen = over(executor, one.name)
-    assert (seen.phase, seen.reason) == (Phase.CANCELLED, "it was to end before it began")
+    assert (seen.phase, seen.reason) == (PlacementPhase.CANCELLED, "it was to end before it began")
 
 
 def test_a_job_cancelled_before_it_began_leaves_nothing_to_a_daemon_that_has_no_future_of_it(
@@ -87,11 +87,11 @@ def test_a_job_cancelled_before_it_began_leaves_nothing_to_a_daemon_that_has_no_
     """Such as the next daemon. The pool takes the job up afterwards, and does not start it."""
     begun, waits = tmp_path / "begun", job(3, f"echo > {tmp_path / 'begun'}")
     executor.submit([job(1, "sleep 600"), job(2, "sleep 600"), waits])
-    until(lambda: list(phases(executor).values()).count(Phase.RUNNING) == 2, 60)
+    until(lambda: list(phases(executor).values()).count(PlacementPhase.RUNNING) == 2, 60)
     future, other = executor._futures[waits.name], executor_of(tmp_path)
     assert waits.name not in phases(other)
     other.cancel([waits.name], 5.0)
-    assert phases(other)[waits.name] is phases(executor)[waits.name] is Phase.CANCELLED
+    assert phases(other)[waits.name] is phases(executor)[waits.name] is PlacementPhase.CANCELLED
     other.forget([waits.name])
     assert waits.name not in phases(other)
     assert not (tmp_path / "jobs" / waits.name).exists()
@@ -119,10 +119,10 @@ def test_a_job_that_is_to_end_while_the_pool_takes_it_up_does_not_begin(
 def test_a_job_that_hears_nothing_or_runs_for_too_long_is_killed(executor: FuturesExecutor) -> None:
     deaf, long = job(1, "trap '' TERM; sleep 600 & wait; sleep 600"), job(2, "sleep 600", limit=0.01)
     executor.submit([deaf, long])
-    until(lambda: phases(executor).get(deaf.name) is Phase.RUNNING, 60)
+    until(lambda: phases(executor).get(deaf.name) is PlacementPhase.RUNNING, 60)
     executor.cancel([deaf.name], 0.0)
     assert over(executor, deaf.name).reason == "killed"
-    assert over(executor, long.name).phase is Phase.TIMED_OUT
+    assert over(executor, long.name).phase is PlacementPhase.TIMED_OUT
 
 
 def test_a_function_that_fails_in_the_pool_says_why(executor: FuturesExecutor) -> None:
@@ -131,7 +131,7 @@ def test_a_function_that_fails_in_the_pool_says_why(executor: FuturesExecutor) -
     failed.set_exception(ModuleNotFoundError("No module named 'scheduler'"))
     executor._futures["schedd-0-1-1"] = failed
     (seen,) = executor.observe()
-    assert (seen.phase, seen.reason) == (Phase.FAILED, "ModuleNotFoundError: No module named 'scheduler'")
+    assert (seen.phase, seen.reason) == (PlacementPhase.FAILED, "ModuleNotFoundError: No module named 'scheduler'")
     executor.forget(["schedd-0-1-1"])
 
 
@@ -173,7 +173,7 @@ def test_a_pool_that_is_broken_is_replaced(executor: FuturesExecutor) -> None:
     with pytest.raises(ExecutorError, match="the pool takes no job: RuntimeError"):
         executor.submit([job(1)])
     assert isinstance(executor.submit([job(1)])[0], Submitted)
-    assert over(executor, "schedd-0-1-1").phase is Phase.SUCCEEDED
+    assert over(executor, "schedd-0-1-1").phase is PlacementPhase.SUCCEEDED
 
 
 def test_closing_leaves_what_is_not_its_own(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ import pytest
 from scheduler import TaskState
 from scheduler.daemon.job import take_gateway
 from scheduler.engine.gateway.client import GatewayClient
-from scheduler.engine.gateway.messages import Asked, Attach, Attached, Load, Sync
-from scheduler.engine.placed import Claim, NotMineError
+from scheduler.engine.gateway.messages import Attach, Attached, GatewayLoad, GatewayRequest, Sync
+from scheduler.engine.placed import NotMineError, PlacedClaim
 from scheduler.errors import ConfigError, StoreUnavailableError
 from scheduler.executors.gateway import JobGateway, Reply
 from scheduler.executors.gateway_work import JobKey
@@ -55,7 +55,7 @@ class Held:
         place.engine.drop_requests = 1000
         place.placer.step()
         (placement,) = place.placements(self.task_id)
-        self.claim = Claim(NAME, self.task_id, placement.claim)
+        self.claim = PlacedClaim(NAME, self.task_id, placement.claim)
         self.key = JobKey(*self.claim)
         self.client = self.with_token(self.token())
 
@@ -117,7 +117,7 @@ def test_copies_of_the_token_are_taken_out_of_the_environment(monkeypatch: pytes
     given = {GATEWAY_VARIABLE: "http://127.0.0.1:1", TOKEN_VARIABLE: "6f70", "OTHER": '{"token": "6f70", "n": 1}'}
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    client = take_gateway(Claim("it", 1, 1))
+    client = take_gateway(PlacedClaim("it", 1, 1))
     assert client is not None
     assert [os.environ.get(name) for name in given] == [None, None, '{"token": "", "n": 1}']
 
@@ -242,7 +242,7 @@ def test_a_token_is_good_for_one_claim_of_one_store(held: Held) -> None:
     for other in ({"secret": "another secret of daemons"}, {"store": "x"}, {"executor": "x"}, {"number": 99}):
         with pytest.raises(NotMineError, match="401"):
             held.with_token(held.token(**other)).look()
-    foreign = GatewayClient(held.place.config.gateway.urls, Claim(NAME, held.task_id + 1, 1), held.token())
+    foreign = GatewayClient(held.place.config.gateway.urls, PlacedClaim(NAME, held.task_id + 1, 1), held.token())
     with pytest.raises(NotMineError, match="401"):
         foreign.look()
 
@@ -263,7 +263,7 @@ def test_a_claim_is_taken_over_once_and_ends_with_its_token(held: Held) -> None:
     with pytest.raises(NotMineError, match="409"):
         held.client.look()
     with pytest.raises(NotMineError, match="409"):
-        held.client.load(Load("a", first.worker, "results", {}))
+        held.client.load(GatewayLoad("a", first.worker, "results", {}))
 
 
 def test_a_job_cannot_write_for_another_worker(held: Held) -> None:
@@ -291,7 +291,7 @@ def test_a_claim_is_taken_from_a_handler_that_stalls_or_is_cancelled_by_force(he
     held.place.placer._link._ask_again = 0.0
     held.place.placer.step()
     again = held.place.placements(held.task_id)[-1].claim
-    held.claim = Claim(NAME, held.task_id, again)
+    held.claim = PlacedClaim(NAME, held.task_id, again)
     held.client = held.with_token(held.token())
     second = held.attach()
     assert held.client.sync(Sync("a", second.worker)).held
@@ -304,13 +304,13 @@ def test_a_claim_is_taken_from_a_handler_that_stalls_or_is_cancelled_by_force(he
 
 def test_a_request_that_comes_twice_is_done_once(held: Held) -> None:
     first = held.attach()
-    step = Asked("record", {"name": "s", "seq": 1, "value": "7"})
+    step = GatewayRequest("record", {"name": "s", "seq": 1, "value": "7"})
     for value in ("7", "8"):
         step.args["value"] = value
         (answer,) = held.client.sync(Sync("a", first.worker, asked=[step])).answers
         assert answer is not None
         assert answer["held"]
-    assert [row[2] for row in held.client.load(Load("a", first.worker, "recorded", {})).value] == ["7"]
+    assert [row[2] for row in held.client.load(GatewayLoad("a", first.worker, "recorded", {})).value] == ["7"]
 
 
 def test_a_token_reads_only_what_is_its_tasks_own(held: Held) -> None:
@@ -318,17 +318,19 @@ def test_a_token_reads_only_what_is_its_tasks_own(held: Held) -> None:
     first, jobs = held.attach(), held.place.jobs
     spec = msgspec.to_builtins(jobs.task("Work", {"notes": str(held.place.notes), "how": "plain"})._finished({}))
     (made,) = held.client.sync(
-        Sync("a", first.worker, asked=[Asked("spawn", {"name": "c", "seq": 1, "specs": [spec], "group": None})])
+        Sync(
+            "a", first.worker, asked=[GatewayRequest("spawn", {"name": "c", "seq": 1, "specs": [spec], "group": None})]
+        )
     ).answers
     assert made is not None
     ((child, _),) = json.loads(made["value"])
     awaited, foreign = (held.place.schedule() for _ in range(2))
     write(jobs, f"UPDATE schedd_tasks SET headers = '{{\"after\": {awaited}}}' WHERE id = {held.task_id}")
-    asked = Asked("await_tasks", {"name": "~map", "seq": 2, "items": [awaited], "timeout": None, "many": True})
+    asked = GatewayRequest("await_tasks", {"name": "~map", "seq": 2, "items": [awaited], "timeout": None, "many": True})
     held.client.sync(Sync("a", first.worker, asked=[asked]))
 
     def read(*ids: int) -> Any:
-        return held.client.load(Load("a", first.worker, "ends", {"ids": list(ids)})).value
+        return held.client.load(GatewayLoad("a", first.worker, "ends", {"ids": list(ids)})).value
 
     for mine in (child, awaited):
         jobs.cancel_task(mine)
@@ -349,7 +351,7 @@ def test_a_token_awaits_only_tasks_that_its_task_was_told_of(held: Held) -> None
     in_payload, in_headers, in_event, in_step, nowhere = others
 
     def ask(what: str, **args: Any) -> dict[str, Any]:
-        (answer,) = held.client.sync(Sync("a", first.worker, asked=[Asked(what, args)])).answers
+        (answer,) = held.client.sync(Sync("a", first.worker, asked=[GatewayRequest(what, args)])).answers
         assert answer is not None
         assert answer["held"]
         return answer
@@ -374,7 +376,7 @@ def test_a_token_awaits_only_tasks_that_its_task_was_told_of(held: Held) -> None
         assert error["type"] == "PermanentError"
         assert f"may not await task {task} through the gateway" in error["args"][0]
         with pytest.raises(Exception, match="403"):
-            held.client.load(Load("a", first.worker, "ends", {"ids": [task]}))
+            held.client.load(GatewayLoad("a", first.worker, "ends", {"ids": [task]}))
 
 
 def test_requests_that_are_none_are_refused(held: Held) -> None:

@@ -24,7 +24,7 @@ import pytest
 from scheduler.errors import StoreUnavailableError
 from scheduler.executors.ports import ExecutorError
 from scheduler.model.outcome import AttemptEnd
-from scheduler.model.placement import Phase
+from scheduler.model.placement import PlacementPhase
 from scheduler.model.state import TaskState
 from scheduler.store import reaper
 from support.databases import Database
@@ -169,7 +169,7 @@ class Trial:
     def _signal(self, number: signal.Signals, fault: str) -> None:
         running = list[str]()
         with suppress(ExecutorError):  # an engine that has just been started again may not answer yet
-            running += [seen.name for seen in self.place.engine.inner.observe() if seen.phase is Phase.RUNNING]
+            running += [seen.name for seen in self.place.engine.inner.observe() if seen.phase is PlacementPhase.RUNNING]
         self._chance.shuffle(running)
         pids = next(filter(None, (self._rig.pids(self.place.directory, name) for name in running)), [])
         if pids:

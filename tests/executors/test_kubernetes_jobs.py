@@ -10,7 +10,7 @@ import pytest
 
 from scheduler import TaskState
 from scheduler.executors.kubernetes import KubernetesExecutor
-from scheduler.executors.ports import Job, Phase
+from scheduler.executors.ports import Job, PlacementPhase
 from support.databases import Database
 from support.fleet import until
 from support.job_ends import PATIENCE, over, seen
@@ -30,7 +30,7 @@ def test_cancelled_jobs_and_their_pods_are_gone(executor: KubernetesExecutor, ap
     executor.cancel([one.name], 1.0)
     api.cluster.kill("jobs", two.name)
     ended = over(executor, two.name)
-    assert (ended.phase, ended.signal, ended.node) == (Phase.FAILED, signal.SIGKILL, "node-1")
+    assert (ended.phase, ended.signal, ended.node) == (PlacementPhase.FAILED, signal.SIGKILL, "node-1")
     executor.forget([two.name])
     assert (executor.observe(), pods(api)) == ([], [])
     executor.forget([two.name])
@@ -52,7 +52,7 @@ def test_a_job_that_runs_for_too_long_has_timed_out(executor: KubernetesExecutor
     one = job(1, limit=0.5)
     executor.submit([one])
     ended = over(executor, one.name)
-    assert ended.phase is Phase.TIMED_OUT
+    assert ended.phase is PlacementPhase.TIMED_OUT
     assert "DeadlineExceeded" in str(ended.reason)
 
 
@@ -65,10 +65,10 @@ def test_what_waits_on_a_full_cluster_does_not_run_out_of_time(executor: Kuberne
     api.cluster.patch_pod("jobs", name, conditions=[why])
     found = seen(executor, one.name)
     assert found is not None
-    assert (found.phase, found.reason) == (Phase.QUEUED, f"pod {name}, Unschedulable: 0/1 nodes")
+    assert (found.phase, found.reason) == (PlacementPhase.QUEUED, f"pod {name}, Unschedulable: 0/1 nodes")
     assert "activeDeadlineSeconds" not in api.cluster.get("jobs", "jobs", one.name)["spec"]
     api.cluster.start_pod("jobs", name)
-    assert over(executor, one.name).phase is Phase.SUCCEEDED
+    assert over(executor, one.name).phase is PlacementPhase.SUCCEEDED
 
 
 def test_the_end_of_a_log_is_read(executor: KubernetesExecutor) -> None:
@@ -90,7 +90,7 @@ def test_an_image_that_cannot_be_had_is_waited_for(api: KubeApi) -> None:
     executor.submit([one])
     found = seen(executor, one.name)
     assert found is not None
-    assert found.phase is Phase.STARTING
+    assert found.phase is PlacementPhase.STARTING
     assert 'ImagePullBackOff: Back-off pulling image "registry.example/nothing:1"' in str(found.reason)
     assert executor.logs(one.name, 1000) is None
     executor.cancel([one.name], 1.0)

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from scheduler import ConfigError, Resources
 from scheduler.executors import kubernetes_api, kubernetes_parse
 from scheduler.executors.kubernetes import KubernetesExecutor
-from scheduler.executors.kubernetes_api import Answer
+from scheduler.executors.kubernetes_api import KubernetesAnswer
 from scheduler.executors.kubernetes_spec import OPTIONS, label_value, manifest, wrong_option
-from scheduler.executors.ports import Job, Phase
+from scheduler.executors.ports import Job, PlacementPhase
 from support.kube_cluster import LABEL
 
 NAME = "schedd-0a1b2c3d-7-1"
@@ -57,60 +57,60 @@ WHY = "0/3 nodes are available: 3 Insufficient cpu."
 @pytest.mark.parametrize(
     ("found", "phase", "reason"),
     [
-        (pod("Pending", node=""), Phase.QUEUED, "pod p"),
+        (pod("Pending", node=""), PlacementPhase.QUEUED, "pod p"),
         (
             pod("Pending", node="", conditions=condition("PodScheduled", "Unschedulable", WHY, "False")),
-            Phase.QUEUED,
+            PlacementPhase.QUEUED,
             f"pod p, Unschedulable: {WHY}",
         ),
-        (pod("Pending"), Phase.STARTING, "pod p"),
-        (pod("Pending", {"waiting": {"reason": "ContainerCreating"}}), Phase.STARTING, "pod p"),
+        (pod("Pending"), PlacementPhase.STARTING, "pod p"),
+        (pod("Pending", {"waiting": {"reason": "ContainerCreating"}}), PlacementPhase.STARTING, "pod p"),
         (
             pod("Pending", {"waiting": {"reason": "ImagePullBackOff", "message": 'Back-off pulling image "x"'}}),
-            Phase.STARTING,
+            PlacementPhase.STARTING,
             'pod p, ImagePullBackOff: Back-off pulling image "x"',
         ),
-        (pod("Pending", {"waiting": {"reason": "InvalidImageName"}}), Phase.FAILED, "pod p, InvalidImageName"),
-        (pod("Running", RUNS), Phase.RUNNING, "pod p"),
-        (pod("Running", RUNS, deleted=True), Phase.RUNNING, "pod p"),
-        (pod("Unknown", RUNS, reason="NodeLost"), Phase.RUNNING, "pod p, NodeLost"),
-        (pod("Running", ended(0, "Completed")), Phase.SUCCEEDED, "pod p"),  # another container goes on
-        (pod("Succeeded"), Phase.SUCCEEDED, "pod p"),
-        (pod("Failed", ended(3)), Phase.FAILED, "pod p, exit status 3"),
-        (pod("Failed", ended(137)), Phase.FAILED, "pod p, ended by SIGKILL"),
-        (pod("Failed", ended(137, "OOMKilled")), Phase.FAILED, "pod p, ended by SIGKILL, OOMKilled"),
+        (pod("Pending", {"waiting": {"reason": "InvalidImageName"}}), PlacementPhase.FAILED, "pod p, InvalidImageName"),
+        (pod("Running", RUNS), PlacementPhase.RUNNING, "pod p"),
+        (pod("Running", RUNS, deleted=True), PlacementPhase.RUNNING, "pod p"),
+        (pod("Unknown", RUNS, reason="NodeLost"), PlacementPhase.RUNNING, "pod p, NodeLost"),
+        (pod("Running", ended(0, "Completed")), PlacementPhase.SUCCEEDED, "pod p"),  # another container goes on
+        (pod("Succeeded"), PlacementPhase.SUCCEEDED, "pod p"),
+        (pod("Failed", ended(3)), PlacementPhase.FAILED, "pod p, exit status 3"),
+        (pod("Failed", ended(137)), PlacementPhase.FAILED, "pod p, ended by SIGKILL"),
+        (pod("Failed", ended(137, "OOMKilled")), PlacementPhase.FAILED, "pod p, ended by SIGKILL, OOMKilled"),
         (
             pod("Failed", ended(128, "StartError", "exec: no such file")),
-            Phase.FAILED,
+            PlacementPhase.FAILED,
             "pod p, exit status 128, StartError: exec: no such file",
         ),
         (
             pod("Failed", reason="Evicted", message="The node was low on resource: memory."),
-            Phase.FAILED,
+            PlacementPhase.FAILED,
             "pod p, Evicted: The node was low on resource: memory.",
         ),
         (
             pod(
                 "Failed", ended(143), reason="Evicted", conditions=condition("DisruptionTarget", "TerminationByKubelet")
             ),
-            Phase.PREEMPTED,
+            PlacementPhase.PREEMPTED,
             "pod p, ended by SIGTERM, Evicted",
         ),
         (
             pod("Failed", ended(137), reason="Terminated", message="in response to imminent node shutdown"),
-            Phase.PREEMPTED,
+            PlacementPhase.PREEMPTED,
             "pod p, ended by SIGKILL, Terminated: in response to imminent node shutdown",
         ),
         (
             pod("Failed", ended(137), reason="DeadlineExceeded"),
-            Phase.TIMED_OUT,
+            PlacementPhase.TIMED_OUT,
             "pod p, ended by SIGKILL, DeadlineExceeded",
         ),
-        (pod("Failed", ended(143), deleted=True), Phase.CANCELLED, "pod p, ended by SIGTERM"),
-        (pod("Failed", ended(75), deleted=True), Phase.FAILED, "pod p, exit status 75"),
+        (pod("Failed", ended(143), deleted=True), PlacementPhase.CANCELLED, "pod p, ended by SIGTERM"),
+        (pod("Failed", ended(75), deleted=True), PlacementPhase.FAILED, "pod p, exit status 75"),
     ],
 )
-def test_pods_become_phases(found: Any, phase: Phase, reason: str) -> None:
+def test_pods_become_phases(found: Any, phase: PlacementPhase, reason: str) -> None:
     seen = kubernetes_parse.seen_of(NAME, {}, [found])
     assert (seen.name, seen.handle, seen.phase, seen.reason) == (NAME, NAME, phase, reason)
     assert (seen.exit_code is None) or (seen.signal is None)
@@ -119,25 +119,33 @@ def test_pods_become_phases(found: Any, phase: Phase, reason: str) -> None:
 @pytest.mark.parametrize(
     ("job", "phase", "reason"),
     [
-        ({}, Phase.QUEUED, "the Job has no pod yet"),
-        ({"spec": {"suspend": True}}, Phase.QUEUED, "the Job is suspended"),
-        ({"status": {"conditions": condition("Suspended", "JobSuspended")}}, Phase.QUEUED, "the Job has no pod yet"),
+        ({}, PlacementPhase.QUEUED, "the Job has no pod yet"),
+        ({"spec": {"suspend": True}}, PlacementPhase.QUEUED, "the Job is suspended"),
+        (
+            {"status": {"conditions": condition("Suspended", "JobSuspended")}},
+            PlacementPhase.QUEUED,
+            "the Job has no pod yet",
+        ),
         (
             {"status": {"conditions": condition("Complete", "CompletionsReached")}},
-            Phase.SUCCEEDED,
+            PlacementPhase.SUCCEEDED,
             "the Job is complete",
         ),
         (
             {"status": {"conditions": condition("Failed", "DeadlineExceeded", "too long")}},
-            Phase.TIMED_OUT,
+            PlacementPhase.TIMED_OUT,
             "DeadlineExceeded: too long",
         ),
-        ({"status": {"conditions": condition("Failed", "BackoffLimitExceeded")}}, Phase.FAILED, "BackoffLimitExceeded"),
-        ({"metadata": {"deletionTimestamp": "now"}}, Phase.CANCELLED, "the Job is being deleted"),
-        (None, Phase.CANCELLED, "the Job was deleted"),
+        (
+            {"status": {"conditions": condition("Failed", "BackoffLimitExceeded")}},
+            PlacementPhase.FAILED,
+            "BackoffLimitExceeded",
+        ),
+        ({"metadata": {"deletionTimestamp": "now"}}, PlacementPhase.CANCELLED, "the Job is being deleted"),
+        (None, PlacementPhase.CANCELLED, "the Job was deleted"),
     ],
 )
-def test_jobs_without_pods_become_phases(job: Any, phase: Phase, reason: str) -> None:
+def test_jobs_without_pods_become_phases(job: Any, phase: PlacementPhase, reason: str) -> None:
     seen = kubernetes_parse.seen_of(NAME, job, [])
     assert (seen.phase, seen.reason) == (phase, reason)
 
@@ -147,11 +155,11 @@ def test_a_job_lives_as_long_as_one_of_its_pods() -> None:
     over = {"status": {"conditions": condition("Complete", "CompletionsReached")}}
     first = pod("Running", RUNS, name="p1", deleted=True)
     second = pod("Failed", ended(75), name="p2")
-    assert kubernetes_parse.seen_of(NAME, over, [second, first]).phase is Phase.RUNNING
+    assert kubernetes_parse.seen_of(NAME, over, [second, first]).phase is PlacementPhase.RUNNING
     seen = kubernetes_parse.seen_of(NAME, over, [pod("Failed", ended(137), name="p1"), second])
     assert (seen.signal, seen.exit_code, seen.reason) == (9, None, "pod p1, ended by SIGKILL")
     seen = kubernetes_parse.seen_of(NAME, over, [second])
-    assert (seen.phase, seen.exit_code) == (Phase.FAILED, 75)
+    assert (seen.phase, seen.exit_code) == (PlacementPhase.FAILED, 75)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +194,7 @@ def test_a_job_is_ours_if_its_labels_fit_its_name(name: str, task: str, claim: s
 def test_refusals_are_for_now_or_for_good_or_of_everything(
     status: int, reason: str, message: str, later: bool | None
 ) -> None:
-    refused = kubernetes_parse.refusal(NAME, Answer(status, {"reason": reason, "message": message}, "", None))
+    refused = kubernetes_parse.refusal(NAME, KubernetesAnswer(status, {"reason": reason, "message": message}, "", None))
     assert (None if refused is None else refused.later) == later
     if refused is not None:
         assert refused.reason == message

@@ -16,7 +16,7 @@ import pytest
 from scheduler import TaskState
 from scheduler.executors import kubernetes_api, kubernetes_parse
 from scheduler.executors.kubernetes import KubernetesExecutor
-from scheduler.executors.ports import NOT_MINE, ExecutorError, Phase, Refused, Submitted
+from scheduler.executors.ports import NOT_MINE, ExecutorError, PlacementPhase, Refused, Submitted
 from scheduler.model.placement import PlacementState
 from support.databases import Database
 from support.fleet import until
@@ -99,9 +99,9 @@ def test_a_quota_of_pods_keeps_a_job_waiting(real: Namespace, executor: Kubernet
     assert executor.submit([job(1, "true")]) == [Submitted("schedd-0-1-1", "schedd-0-1-1")]
     found = seen(executor, "schedd-0-1-1")
     assert found is not None
-    assert (found.phase, found.reason) == (Phase.QUEUED, "the Job has no pod yet")
+    assert (found.phase, found.reason) == (PlacementPhase.QUEUED, "the Job has no pod yet")
     real.cluster.client.ask("PATCH", path, {"spec": {"hard": {"pods": "9"}}})
-    assert over(executor, "schedd-0-1-1").phase is Phase.SUCCEEDED
+    assert over(executor, "schedd-0-1-1").phase is PlacementPhase.SUCCEEDED
 
 
 def test_who_may_not_is_no_refusal_of_a_task(tmp_path: Path) -> None:
@@ -181,9 +181,9 @@ def test_what_is_forgotten_leaves_nothing(real: Namespace, executor: KubernetesE
     executor.submit([job(1, "exit 3"), job(2, "kill -9 $$"), job(3, "true")])
     ended = [over(executor, f"schedd-0-{number}-1") for number in (1, 2, 3)]
     assert [(one.phase, one.exit_code, one.signal) for one in ended] == [
-        (Phase.FAILED, 3, None),
-        (Phase.FAILED, None, signal.SIGKILL),
-        (Phase.SUCCEEDED, 0, None),
+        (PlacementPhase.FAILED, 3, None),
+        (PlacementPhase.FAILED, None, signal.SIGKILL),
+        (PlacementPhase.SUCCEEDED, 0, None),
     ]
     executor.forget([one.name for one in ended])
     until(lambda: (list(executor.observe()), real.pods()) == ([], []), PATIENCE)
@@ -200,7 +200,7 @@ def test_a_job_that_is_over_is_removed_after_its_time(real: Namespace) -> None:
 def test_a_job_that_runs_for_too_long_has_timed_out(executor: KubernetesExecutor) -> None:
     executor.submit([job(1, limit=1.0)])
     ended = over(executor, "schedd-0-1-1")
-    assert ended.phase is Phase.TIMED_OUT
+    assert ended.phase is PlacementPhase.TIMED_OUT
     assert "DeadlineExceeded" in str(ended.reason)
 
 
@@ -235,7 +235,7 @@ def test_a_list_in_pages_begins_anew_when_etcd_forgets(
     executor.submit([job(number) for number in range(1, 6)])
     asked, ask = [], executor._api.ask
 
-    def compacting(method: str, path: str, **more: Any) -> kubernetes_api.Answer:
+    def compacting(method: str, path: str, **more: Any) -> kubernetes_api.KubernetesAnswer:
         answer = ask(method, path, **more)
         asked.append(answer.status)
         if len(asked) == 1:

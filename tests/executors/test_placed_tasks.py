@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from scheduler import Context, Resources, Scheduler, Task, TaskState
-from scheduler.config.executors import Executor as Section
+from scheduler.config.executors import ExecutorSection as Section
 from scheduler.executors.placer import Placer
-from scheduler.executors.ports import Capabilities, Executor, Job, Phase, Refused
+from scheduler.executors.ports import Capabilities, Executor, Job, PlacementPhase, Refused
 from scheduler.store import placements, reaper
 from scheduler.store.admin import transfer
 from scheduler.store.admin.doctor import check as diagnose
@@ -311,7 +311,7 @@ def test_preempted_before_they_begin_they_wait_for_another_job(jobs: Scheduler, 
     task_id = jobs.task(Fit()).schedule()
     for _ in range(5):
         placer.step()
-        engine.phases = dict.fromkeys(engine.phases, Phase.PREEMPTED)
+        engine.phases = dict.fromkeys(engine.phases, PlacementPhase.PREEMPTED)
         placer.step()
         clock.advance(10)
     assert jobs.get_task(task_id).state in (TaskState.SCHEDULED, TaskState.CLAIMED)
@@ -324,7 +324,7 @@ def test_an_attempt_that_was_preempted_by_force_is_not_used(jobs: Scheduler, clo
     placer.step()
     engine.attach(jobs, task_id)
     write(jobs, "UPDATE schedd_tasks SET state = 5, started_at = 1 WHERE id = :id", id=task_id)
-    engine.phases = dict.fromkeys(engine.phases, Phase.PREEMPTED)
+    engine.phases = dict.fromkeys(engine.phases, PlacementPhase.PREEMPTED)
     placer.step()
     jobs.database.change(reaper.reap)
     task = jobs.get_task(task_id)
@@ -339,7 +339,7 @@ def test_one_that_ended_without_names_of_its_own_may_be_the_second(jobs: Schedul
     task_id = jobs.task(Fit()).schedule()
     placer.step()
     engine.attach(jobs, task_id)
-    engine.phases = dict.fromkeys(engine.phases, Phase.FAILED)
+    engine.phases = dict.fromkeys(engine.phases, PlacementPhase.FAILED)
     placer.step()
     assert jobs.database.change(reaper.reap) == []
     assert jobs.get_task(task_id).state is TaskState.CLAIMED
@@ -363,12 +363,12 @@ def test_a_job_that_the_engine_knows_again_after_its_end_is_cancelled(jobs: Sche
     prefix, *_ = lost.rpartition(f"-{task_id}-")
     foreign = {"schedd-0-1-1": before[lost], f"{prefix}-w1-1": before[lost]}
     engine.jobs |= {lost: before[lost]} | foreign
-    engine.phases |= dict.fromkeys((*before, *foreign, name), Phase.RUNNING)
+    engine.phases |= dict.fromkeys((*before, *foreign, name), PlacementPhase.RUNNING)
     for seconds, times in ((0, 0), (4, 0), (1, 1), (4, 1), (1, 2)):
         clock.advance(seconds)
         placer.step()
         assert engine.cancelled == [f"handle-{task_id}-1"] * times
-    engine.phases[lost] = Phase.CANCELLED
+    engine.phases[lost] = PlacementPhase.CANCELLED
     clock.advance(60)
     placer.step()
     assert lost not in engine.jobs

@@ -15,7 +15,7 @@ import pytest
 
 from scheduler import ConfigError, Resources
 from scheduler.config.extensions import find
-from scheduler.executors.ports import Executor, ExecutorError, Job, Phase, Refused, Submitted
+from scheduler.executors.ports import Executor, ExecutorError, Job, PlacementPhase, Refused, Submitted
 from scheduler.executors.process import ProcessExecutor
 from scheduler.executors.service import EXECUTORS
 from support.fleet import until
@@ -54,7 +54,7 @@ def test_a_job_runs_with_its_environment_and_is_told_of(executor: ProcessExecuto
     fails = job(2, "exit 3")
     killed = job(3, "kill -9 $$")
     assert executor.submit([done, fails, killed]) == [Submitted(one.name, one.name) for one in (done, fails, killed)]
-    assert over(executor, done.name).phase is Phase.SUCCEEDED
+    assert over(executor, done.name).phase is PlacementPhase.SUCCEEDED
     assert (over(executor, fails.name).exit_code, over(executor, fails.name).reason) == (3, "exit status 3")
     assert (over(executor, killed.name).signal, over(executor, killed.name).reason) == (9, "ended by SIGKILL")
     assert executor.logs(done.name, 1000) == "not in argv\nto stderr\n"
@@ -81,7 +81,7 @@ def test_another_one_of_the_same_directory_finds_what_runs(executor: ProcessExec
     until(lambda: seen(executor, one.name) is not None)
     found = seen(executor, one.name)
     assert found is not None
-    assert found.phase in (Phase.STARTING, Phase.RUNNING)
+    assert found.phase in (PlacementPhase.STARTING, PlacementPhase.RUNNING)
     assert executor.submit([one]) == [Submitted(one.name, one.name)]
     go.touch()
     assert over(executor, one.name).exit_code == 4
@@ -97,17 +97,20 @@ def test_a_job_that_was_not_started_for_certain_can_be_submitted(executor: Proce
     assert executor.find([one.name]) == {}
     assert executor.observe() == []
     executor.submit([one])
-    assert over(executor, one.name).phase is Phase.SUCCEEDED
+    assert over(executor, one.name).phase is PlacementPhase.SUCCEEDED
 
 
 def test_cancelling_asks_first_and_kills_what_stays(executor: ProcessExecutor) -> None:
     hears, deaf = job(1, "sleep 600"), job(2, "trap '' TERM; sleep 600 & wait; sleep 600")
     executor.submit([hears, deaf])
-    until(lambda: all(one.phase is Phase.RUNNING for one in executor.observe()))
+    until(lambda: all(one.phase is PlacementPhase.RUNNING for one in executor.observe()))
     executor.cancel([hears.name], 600.0)
     executor.cancel([deaf.name], 0.0)
-    assert (over(executor, hears.name).phase, over(executor, hears.name).signal) == (Phase.CANCELLED, signal.SIGTERM)
-    assert (over(executor, deaf.name).phase, over(executor, deaf.name).reason) == (Phase.CANCELLED, "killed")
+    assert (over(executor, hears.name).phase, over(executor, hears.name).signal) == (
+        PlacementPhase.CANCELLED,
+        signal.SIGTERM,
+    )
+    assert (over(executor, deaf.name).phase, over(executor, deaf.name).reason) == (PlacementPhase.CANCELLED, "killed")
     executor.cancel([hears.name, "schedd-0-9-1", "../../etc"], 0.0)  # over, unknown, and no job at all
 
 
@@ -128,14 +131,14 @@ def test_what_a_job_has_started_ends_with_it(executor: ProcessExecutor, tmp_path
     until(lambda: left.exists() and left.read_text(), 60.0)
     if how == "is cancelled":
         executor.cancel([made.name], 60.0)
-    assert over(executor, made.name).phase is (Phase.SUCCEEDED if how == "ends" else Phase.CANCELLED)
+    assert over(executor, made.name).phase is (PlacementPhase.SUCCEEDED if how == "ends" else PlacementPhase.CANCELLED)
     until(lambda: not Path(f"/proc/{left.read_text()}").exists(), 10.0)
 
 
 def test_a_job_that_runs_for_too_long_is_ended(executor: ProcessExecutor) -> None:
     one = job(1, "sleep 600", limit=0.01)
     executor.submit([one])
-    assert over(executor, one.name).phase is Phase.TIMED_OUT
+    assert over(executor, one.name).phase is PlacementPhase.TIMED_OUT
 
 
 def test_killed_with_its_shell_it_has_ended_without_a_status(executor: ProcessExecutor, tmp_path: Path) -> None:
@@ -145,7 +148,7 @@ def test_killed_with_its_shell_it_has_ended_without_a_status(executor: ProcessEx
     until(pid.exists)
     os.killpg(int(pid.read_text()), signal.SIGKILL)
     found = over(executor, one.name)
-    assert (found.phase, found.signal) == (Phase.FAILED, signal.SIGKILL)
+    assert (found.phase, found.signal) == (PlacementPhase.FAILED, signal.SIGKILL)
     assert "machine restarted" in str(found.reason)
 
 

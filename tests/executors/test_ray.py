@@ -17,7 +17,7 @@ import pytest
 from scheduler import ConfigError, Resources
 from scheduler.config.load import load
 from scheduler.executors import ray_parse
-from scheduler.executors.ports import Executor, ExecutorError, Job, Phase, Refused, Submitted
+from scheduler.executors.ports import Executor, ExecutorError, Job, PlacementPhase, Refused, Submitted
 from scheduler.executors.ray import KEPT_S, RayExecutor
 from scheduler.executors.service import make_executor
 from scheduler.model.placement import PlacementState
@@ -46,22 +46,22 @@ def read(given: dict[str, Any]) -> ray_parse.Record:
 @pytest.mark.parametrize(
     ("given", "phase", "reason"),
     [
-        (record("PENDING", message="Job has not started yet."), Phase.QUEUED, "Job has not started yet."),
-        (record("RUNNING", **ON_NODE), Phase.RUNNING, "on 10.0.0.3"),
-        (record("STOPPED", message="Job was intentionally stopped.", **ON_NODE), Phase.CANCELLED, None),
-        (record("SUCCEEDED", driver_exit_code=0, message="Job finished.", **ON_NODE), Phase.SUCCEEDED, None),
-        (record("FAILED", driver_exit_code=3, error_type="JOB_X", **ON_NODE), Phase.FAILED, "exit status 3"),
-        (record("FAILED", driver_exit_code=-9, **ON_NODE), Phase.FAILED, "ended by SIGKILL"),
-        (record("FAILED", error_type="RUNTIME_ENV_SETUP_FAILURE", message="no\npip"), Phase.FAILED, "no"),
-        (record("FAILED", error_type="JOB_SUPERVISOR_ACTOR_START_TIMEOUT"), Phase.PREEMPTED, None),
-        (record("FAILED", error_type="JOB_SUPERVISOR_ACTOR_DIED", **ON_NODE), Phase.GONE, None),
-        (record("FAILED", error_type="JOB_SUPERVISOR_ACTOR_START_FAILURE", **ON_NODE), Phase.GONE, None),
-        (record("FAILED", error_type="JOB_SUPERVISOR_ACTOR_DIED"), Phase.FAILED, None),
-        (record("FAILED", error_type="JOB_ENTRYPOINT_COMMAND_START_ERROR", **ON_NODE), Phase.FAILED, None),
-        (record("UNHEARD_OF"), Phase.GONE, None),
+        (record("PENDING", message="Job has not started yet."), PlacementPhase.QUEUED, "Job has not started yet."),
+        (record("RUNNING", **ON_NODE), PlacementPhase.RUNNING, "on 10.0.0.3"),
+        (record("STOPPED", message="Job was intentionally stopped.", **ON_NODE), PlacementPhase.CANCELLED, None),
+        (record("SUCCEEDED", driver_exit_code=0, message="Job finished.", **ON_NODE), PlacementPhase.SUCCEEDED, None),
+        (record("FAILED", driver_exit_code=3, error_type="JOB_X", **ON_NODE), PlacementPhase.FAILED, "exit status 3"),
+        (record("FAILED", driver_exit_code=-9, **ON_NODE), PlacementPhase.FAILED, "ended by SIGKILL"),
+        (record("FAILED", error_type="RUNTIME_ENV_SETUP_FAILURE", message="no\npip"), PlacementPhase.FAILED, "no"),
+        (record("FAILED", error_type="JOB_SUPERVISOR_ACTOR_START_TIMEOUT"), PlacementPhase.PREEMPTED, None),
+        (record("FAILED", error_type="JOB_SUPERVISOR_ACTOR_DIED", **ON_NODE), PlacementPhase.GONE, None),
+        (record("FAILED", error_type="JOB_SUPERVISOR_ACTOR_START_FAILURE", **ON_NODE), PlacementPhase.GONE, None),
+        (record("FAILED", error_type="JOB_SUPERVISOR_ACTOR_DIED"), PlacementPhase.FAILED, None),
+        (record("FAILED", error_type="JOB_ENTRYPOINT_COMMAND_START_ERROR", **ON_NODE), PlacementPhase.FAILED, None),
+        (record("UNHEARD_OF"), PlacementPhase.GONE, None),
     ],
 )
-def test_states_become_phases(given: dict[str, Any], phase: Phase, reason: str | None) -> None:
+def test_states_become_phases(given: dict[str, Any], phase: PlacementPhase, reason: str | None) -> None:
     """A job that had begun and whose supervisor is away may still run: that decides nothing."""
     told = read(given).seen()
     assert (told.name, told.handle, told.phase) == (NAME, NAME, phase)
@@ -316,7 +316,7 @@ def executor(cluster: RayCluster) -> Iterator[RayExecutor]:
     yield made
     mine = [name for name in (one.name for one in made.observe()) if name in _used]
     made.cancel(mine, 0.0)
-    stay = (Phase.QUEUED, Phase.GONE)  # those that wait for room end no sooner than they begin
+    stay = (PlacementPhase.QUEUED, PlacementPhase.GONE)  # those that wait for room end no sooner than they begin
     until(lambda: all(one.phase.over or one.phase in stay for one in made.observe() if one.name in mine), PATIENCE)
     made.forget(mine)
     _used.clear()
@@ -363,7 +363,7 @@ def test_a_job_has_its_environment_and_what_it_wrote_can_be_had(
               options={"runtime_env": {"env_vars": {"EXTRA": "more"}}})  # fmt: skip
     assert executor.submit([one]) == [Submitted(one.name, one.name)]
     done = over(executor, one.name)
-    assert (done.phase, done.exit_code, done.signal) == (Phase.SUCCEEDED, 0, None)
+    assert (done.phase, done.exit_code, done.signal) == (PlacementPhase.SUCCEEDED, 0, None)
     assert done.node == "127.0.0.1"
     assert executor.logs(one.name, 1000) == "it's here more []\nto stderr\n"
     assert executor.logs(one.name, 7) == "stderr\n"
@@ -388,7 +388,7 @@ def test_another_daemon_finds_what_runs_and_a_name_is_started_once(
     assert seen(other, one.name) is not None
     go.touch()
     done = over(other, one.name)
-    assert (done.phase, done.exit_code, done.reason) == (Phase.FAILED, 4, "exit status 4")
+    assert (done.phase, done.exit_code, done.reason) == (PlacementPhase.FAILED, 4, "exit status 4")
     assert other.submit([one]) == [Submitted(one.name, one.name)]  # it has run
     assert begun.read_text() == "\n"
     theirs = Job(name=one.name, argv=one.argv, labels={"store": "1"})
@@ -408,7 +408,7 @@ def test_a_cancel_asks_and_then_kills(executor: RayExecutor, tmp_path: Path) -> 
     handles = [polite.name, stubborn.name]
     executor.cancel(handles, 10.0)
     executor.cancel([*handles, "schedd-0-99-1"], 10.0)
-    assert [over(executor, name).phase for name in handles] == [Phase.CANCELLED] * 2
+    assert [over(executor, name).phase for name in handles] == [PlacementPhase.CANCELLED] * 2
     assert asked.with_suffix(".heard").exists()
     executor.cancel(handles, 10.0)
 
@@ -428,13 +428,13 @@ def test_ray_refuses_for_good_and_says_why_a_job_cannot_begin(executor: RayExecu
     assert "Invalid label key" in refused[0].reason
     assert "disk" in refused[1].reason
     cannot = over(executor, asked[2].name)
-    assert (cannot.phase, cannot.exit_code) == (Phase.FAILED, None)
+    assert (cannot.phase, cannot.exit_code) == (PlacementPhase.FAILED, None)
     assert "working_dir" in str(cannot.reason) or "code.tar" in str(cannot.reason)
     assert over(executor, asked[3].name).exit_code == 127
     assert "/nowhere/python" in str(executor.logs(asked[3].name, 1000))
     waits = seen(executor, asked[4].name)
     assert waits is not None
-    assert waits.phase is Phase.QUEUED
+    assert waits.phase is PlacementPhase.QUEUED
     assert "waiting for resources" in str(waits.reason)
 
 
@@ -451,7 +451,7 @@ def test_a_head_that_is_killed_loses_no_task_and_runs_none_twice(database: Datab
             runs = int(place.jobs.task(Work(str(place.notes), "wait")).resources(cpu=CPUS).schedule())
             place.until(lambda: place.lines("begin"))
             waits = int(place.jobs.task(Work(str(place.notes), "plain")).resources(cpu=CPUS).schedule())
-            place.until(lambda: any(one.phase is Phase.QUEUED for one in place.seen()))
+            place.until(lambda: any(one.phase is PlacementPhase.QUEUED for one in place.seen()))
             cluster.kill_controller()
             place.placer.step()
             assert "Ray" in str(place.placer._link.trouble)

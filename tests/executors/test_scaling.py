@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from scheduler.executors.backlog import Backlog, ScaleRules, Workforce, more_workers, superfluous
+from scheduler.executors.backlog import PoolBacklog, ScaleRules, Workforce, more_workers, superfluous
 
 RULES = ScaleRules(least=0, most=10, older=10.0, cooldown=30.0)
 
@@ -14,28 +14,28 @@ RULES = ScaleRules(least=0, most=10, older=10.0, cooldown=30.0)
 @pytest.mark.parametrize(
     ("force", "backlog", "more"),
     [
-        (Workforce(0, 0, None), Backlog(), 0),
-        (Workforce(0, 0, None), Backlog(9.0, 1000), 0),  # many, but young
-        (Workforce(0, 0, None), Backlog(10.0, 1000), 1),
-        (Workforce(1, 0, 60.0), Backlog(3600.0, 1000), 0),  # the first has not begun
-        (Workforce(0, 1, 29.0), Backlog(60.0, 1000), 0),  # it has just begun
-        (Workforce(0, 1, 30.0), Backlog(60.0, 1000), 1),
-        (Workforce(0, 4, 30.0), Backlog(60.0, 1000), 4),
-        (Workforce(0, 4, 30.0), Backlog(60.0, 2), 2),  # not more than there are tasks
-        (Workforce(0, 8, 30.0), Backlog(60.0, 1000), 2),
-        (Workforce(0, 10, 90.0), Backlog(60.0, 1000), 0),
-        (Workforce(0, 12, 90.0), Backlog(60.0, 1000), 0),  # max_workers was lowered
+        (Workforce(0, 0, None), PoolBacklog(), 0),
+        (Workforce(0, 0, None), PoolBacklog(9.0, 1000), 0),  # many, but young
+        (Workforce(0, 0, None), PoolBacklog(10.0, 1000), 1),
+        (Workforce(1, 0, 60.0), PoolBacklog(3600.0, 1000), 0),  # the first has not begun
+        (Workforce(0, 1, 29.0), PoolBacklog(60.0, 1000), 0),  # it has just begun
+        (Workforce(0, 1, 30.0), PoolBacklog(60.0, 1000), 1),
+        (Workforce(0, 4, 30.0), PoolBacklog(60.0, 1000), 4),
+        (Workforce(0, 4, 30.0), PoolBacklog(60.0, 2), 2),  # not more than there are tasks
+        (Workforce(0, 8, 30.0), PoolBacklog(60.0, 1000), 2),
+        (Workforce(0, 10, 90.0), PoolBacklog(60.0, 1000), 0),
+        (Workforce(0, 12, 90.0), PoolBacklog(60.0, 1000), 0),  # max_workers was lowered
     ],
 )
-def test_the_age_of_the_backlog_decides(force: Workforce, backlog: Backlog, more: int) -> None:
+def test_the_age_of_the_backlog_decides(force: Workforce, backlog: PoolBacklog, more: int) -> None:
     assert more_workers(RULES, force, backlog) == more
 
 
 def test_the_least_number_is_kept_whatever_the_backlog() -> None:
     rules = RULES._replace(least=3)
-    assert more_workers(rules, Workforce(1, 0, 0.0), Backlog()) == 2
-    assert more_workers(rules, Workforce(0, 3, 0.0), Backlog()) == 0
-    assert more_workers(rules._replace(most=2), Workforce(0, 0, None), Backlog()) == 2
+    assert more_workers(rules, Workforce(1, 0, 0.0), PoolBacklog()) == 2
+    assert more_workers(rules, Workforce(0, 3, 0.0), PoolBacklog()) == 0
+    assert more_workers(rules._replace(most=2), Workforce(0, 0, None), PoolBacklog()) == 2
 
 
 def test_jobs_that_have_not_begun_are_cancelled_once_nothing_is_due_for_a_while() -> None:
@@ -79,7 +79,7 @@ def test_bounds_hold_all_is_served_and_nothing_is_left(
                 idle_since[index] = at
         idle_since = [since for rank, since in enumerate(idle_since) if at - since < idle or rank < rules.least]
         force = Workforce(len(starting), len(idle_since), None if changed is None else float(at - changed))
-        backlog = Backlog(float(at - due[0]), min(len(due), rules.most)) if due else Backlog()
+        backlog = PoolBacklog(float(at - due[0]), min(len(due), rules.most)) if due else PoolBacklog()
         more = more_workers(rules, force, backlog)
         assert more >= 0
         assert force.jobs + more <= rules.most
@@ -97,5 +97,5 @@ def test_bounds_hold_all_is_served_and_nothing_is_left(
         idle_since += [second for _ in begun]
         idle_since = [since for rank, since in enumerate(idle_since) if second - since < idle or rank < rules.least]
         force = Workforce(len(starting), len(idle_since), None)
-        starting += [second + 1] * more_workers(rules, force, Backlog())
+        starting += [second + 1] * more_workers(rules, force, PoolBacklog())
     assert len(idle_since) == rules.least

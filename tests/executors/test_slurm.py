@@ -14,7 +14,7 @@ import pytest
 
 from scheduler import ConfigError, Resources
 from scheduler.executors import slurm_parse
-from scheduler.executors.ports import Executor, ExecutorError, Job, Phase, Refused, Submitted
+from scheduler.executors.ports import Executor, ExecutorError, Job, PlacementPhase, Refused, Submitted
 from scheduler.executors.slurm import SlurmExecutor
 from support.databases import Database
 from support.fleet import until
@@ -36,29 +36,29 @@ def line(state: str, code: int = 0, why: str = "None", number: str = "4711", nam
 @pytest.mark.parametrize(
     ("state", "code", "why", "phase", "reason"),
     [
-        ("PENDING", 0, "Resources", Phase.QUEUED, "job 4711, Resources"),
-        ("PENDING", 0, "launch failed requeued held", Phase.FAILED, "job 4711, launch failed requeued held"),
-        ("CONFIGURING", 0, "None", Phase.STARTING, "job 4711"),
-        ("RUNNING", 0, "None", Phase.RUNNING, "job 4711"),
-        ("COMPLETING", 0, "None", Phase.RUNNING, "job 4711"),
-        ("SUSPENDED", 0, "None", Phase.RUNNING, "job 4711"),
-        ("COMPLETED", 0, "None", Phase.SUCCEEDED, "job 4711"),
-        ("FAILED", 3 << 8, "NonZeroExitCode", Phase.FAILED, "job 4711, exit status 3"),
-        ("FAILED", 9, "JobLaunchFailure", Phase.FAILED, "job 4711, ended by SIGKILL"),
-        ("CANCELLED", 0, "None", Phase.CANCELLED, "job 4711"),
-        ("PREEMPTED", 0, "None", Phase.PREEMPTED, "job 4711, PREEMPTED"),
-        ("TIMEOUT", 15, "TimeLimit", Phase.TIMED_OUT, "job 4711, ended by SIGTERM, TIMEOUT"),
-        ("DEADLINE", 0, "DeadLine", Phase.TIMED_OUT, "job 4711, DEADLINE"),
-        ("NODE_FAIL", 0, "NodeDown", Phase.FAILED, "job 4711, NODE_FAIL"),
-        ("OUT_OF_MEMORY", 9, "OutOfMemory", Phase.FAILED, "job 4711, ended by SIGKILL, OUT_OF_MEMORY"),
-        ("UNHEARD_OF", 0, "None", Phase.GONE, "job 4711, UNHEARD_OF"),
+        ("PENDING", 0, "Resources", PlacementPhase.QUEUED, "job 4711, Resources"),
+        ("PENDING", 0, "launch failed requeued held", PlacementPhase.FAILED, "job 4711, launch failed requeued held"),
+        ("CONFIGURING", 0, "None", PlacementPhase.STARTING, "job 4711"),
+        ("RUNNING", 0, "None", PlacementPhase.RUNNING, "job 4711"),
+        ("COMPLETING", 0, "None", PlacementPhase.RUNNING, "job 4711"),
+        ("SUSPENDED", 0, "None", PlacementPhase.RUNNING, "job 4711"),
+        ("COMPLETED", 0, "None", PlacementPhase.SUCCEEDED, "job 4711"),
+        ("FAILED", 3 << 8, "NonZeroExitCode", PlacementPhase.FAILED, "job 4711, exit status 3"),
+        ("FAILED", 9, "JobLaunchFailure", PlacementPhase.FAILED, "job 4711, ended by SIGKILL"),
+        ("CANCELLED", 0, "None", PlacementPhase.CANCELLED, "job 4711"),
+        ("PREEMPTED", 0, "None", PlacementPhase.PREEMPTED, "job 4711, PREEMPTED"),
+        ("TIMEOUT", 15, "TimeLimit", PlacementPhase.TIMED_OUT, "job 4711, ended by SIGTERM, TIMEOUT"),
+        ("DEADLINE", 0, "DeadLine", PlacementPhase.TIMED_OUT, "job 4711, DEADLINE"),
+        ("NODE_FAIL", 0, "NodeDown", PlacementPhase.FAILED, "job 4711, NODE_FAIL"),
+        ("OUT_OF_MEMORY", 9, "OutOfMemory", PlacementPhase.FAILED, "job 4711, ended by SIGKILL, OUT_OF_MEMORY"),
+        ("UNHEARD_OF", 0, "None", PlacementPhase.GONE, "job 4711, UNHEARD_OF"),
     ],
 )
-def test_states_become_phases(state: str, code: int, why: str, phase: Phase, reason: str) -> None:
+def test_states_become_phases(state: str, code: int, why: str, phase: PlacementPhase, reason: str) -> None:
     (row,) = slurm_parse.rows(line(state, code, why))
     seen = row.seen()
     assert (seen.name, seen.handle, seen.phase, seen.node) == (NAME, NAME, phase, "n1")
-    if phase is not Phase.GONE:
+    if phase is not PlacementPhase.GONE:
         assert seen.reason == reason
 
 
@@ -209,7 +209,7 @@ def test_a_job_has_its_environment_and_no_other_user_sees_it(
     assert executor.submit([one]) == [Submitted(one.name, one.name)]
     shown = cluster.run("scontrol", "show", "job")
     done = over(executor, one.name)
-    assert (done.phase, done.exit_code, done.signal) == (Phase.SUCCEEDED, 0, None)
+    assert (done.phase, done.exit_code, done.signal) == (PlacementPhase.SUCCEEDED, 0, None)
     assert executor.logs(one.name, 1000) == "it's $hidden\nof the daemon\n[]\nto stderr\n"
     assert executor.logs(one.name, 7) == "stderr\n"
     assert "hidden" not in shown
@@ -251,11 +251,11 @@ def test_a_cancel_asks_and_then_kills(executor: SlurmExecutor, tmp_path: Path) -
     pids_written(deaf)
     pending = seen(executor, waits.name)
     assert pending is not None
-    assert pending.phase is Phase.QUEUED
+    assert pending.phase is PlacementPhase.QUEUED
     handles = [one.name for one in (polite, stubborn, waits)]
     executor.cancel(handles, 10.0)
     executor.cancel([*handles, "schedd-0-99-1"], 10.0)
-    assert [over(executor, name).phase for name in handles] == [Phase.CANCELLED] * 3
+    assert [over(executor, name).phase for name in handles] == [PlacementPhase.CANCELLED] * 3
     assert asked.with_suffix(".heard").exists()
     executor.cancel(handles, 10.0)
 
@@ -267,9 +267,9 @@ def test_a_job_that_will_never_be_started_is_cancelled(executor: SlurmExecutor, 
     executor.submit([job(9, "sleep 60", resources=Resources(cpu=CPUS)), never])
     cluster.run("scontrol", "update", f"JobName={never.name}", f"Dependency=afterok:{first}")
     failed = over(executor, never.name)
-    assert (failed.phase, str(failed.reason).rpartition(", ")[2]) == (Phase.FAILED, "DependencyNeverSatisfied")
+    assert (failed.phase, str(failed.reason).rpartition(", ")[2]) == (PlacementPhase.FAILED, "DependencyNeverSatisfied")
     executor.cancel([never.name], 0.0)
-    assert over(executor, never.name).phase is Phase.CANCELLED
+    assert over(executor, never.name).phase is PlacementPhase.CANCELLED
 
 
 @pytest.mark.executors
@@ -281,9 +281,9 @@ def test_a_job_hears_of_it_before_it_is_preempted(executor: SlurmExecutor, tmp_p
     pids_written(begun)
     second = job(7, "true", resources=Resources(cpu=CPUS), options={"partition": "urgent"})
     executor.submit([second])
-    assert over(executor, second.name).phase is Phase.SUCCEEDED
+    assert over(executor, second.name).phase is PlacementPhase.SUCCEEDED
     assert heard.exists()
-    assert over(executor, first.name).phase is Phase.PREEMPTED
+    assert over(executor, first.name).phase is PlacementPhase.PREEMPTED
 
 
 @pytest.mark.executors
@@ -403,7 +403,7 @@ def test_jobs_that_are_over_hold_no_processors_after_the_controller_lost_that(ow
     own.start_controller()
     place.placer._link._ask_again = 0.0
     assert {(seen.handle, seen.phase) for seen in place.seen()} == {
-        (one.name, Phase.RUNNING) for task_id in ids for one in place.placements(task_id)
+        (one.name, PlacementPhase.RUNNING) for task_id in ids for one in place.placements(task_id)
     }
     last = place.schedule()
     place.until(lambda: place.ended(last))

@@ -12,7 +12,7 @@ import pytest
 
 from scheduler import ConfigError
 from scheduler.executors import job_fork_server
-from scheduler.executors.ports import Job, Phase
+from scheduler.executors.ports import Job, PlacementPhase
 from scheduler.executors.process import ProcessExecutor
 from support.databases import Database
 from support.executor_rigs import ProcessRig, WarmRig
@@ -85,7 +85,7 @@ def test_jobs_outlive_the_daemon_and_the_next_one_finds_them(place: Place, datab
     second = Place(database.url, tmp_path, WarmRig().settings(tmp_path), holder="second")
     try:
         (seen,) = second.engine.observe()
-        assert seen.phase is Phase.RUNNING
+        assert seen.phase is PlacementPhase.RUNNING
         place.go()
         second.until(lambda: second.ended(task_id) and not second.handles())
         assert second.outcomes(task_id) == ["succeeded"]

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from scheduler import Context, Scheduler, Task, TaskState
-from scheduler.config.executors import Executor as Section
+from scheduler.config.executors import ExecutorSection as Section
 from scheduler.executors.placer import Placer
-from scheduler.executors.ports import Phase, Refused
+from scheduler.executors.ports import PlacementPhase, Refused
 from scheduler.executors.worker_placer import WorkerPlacer
 from scheduler.model.placement import worker_job_key, worker_job_name
 from scheduler.ports import FAILPOINTS
@@ -220,7 +220,7 @@ def test_of_two_jobs_of_one_name_one_works(
     (name,) = engine.waiting
     assert engine.begin(name)
     assert not engine.begin(name)
-    engine.phases[name] = Phase.RUNNING
+    engine.phases[name] = PlacementPhase.RUNNING
     with jobs.database.read() as tx:
         assert list(worker_jobs.live(tx)) == [name]
 
@@ -353,7 +353,7 @@ def test_a_job_that_outlives_its_worker_counts_and_is_ended(
     (name,) = engine.waiting
     engine.begin(name)
     engine.end(name)
-    engine.phases[name] = Phase.RUNNING  # its process hangs
+    engine.phases[name] = PlacementPhase.RUNNING  # its process hangs
     after(clock, 4, placer)
     assert (open_jobs(jobs), engine.cancelled) == ([name], [])
     after(clock, 4, placer)
@@ -414,7 +414,7 @@ def test_workers_that_do_not_begin_are_tried_again_ever_more_rarely(
         clock.advance(10)
         placer.step()
         for name in engine.waiting:
-            engine.phases[name] = Phase.FAILED
+            engine.phases[name] = PlacementPhase.FAILED
     assert 4 <= len(engine.submitted) <= 12
     assert "but workers of executor 'it' do not begin: worker schedd-" in said(jobs, task)
     assert "the job ended before it began: Resources" in said(jobs, task)

@@ -208,7 +208,7 @@ def test_an_id_never_names_another_task_than_its_caller_was_given(store_url: str
 
 @pytest.mark.case(67, pure=True)
 def test_doctor_warns_of_an_asynchronous_standby(pair: Pair) -> None:
-    def found() -> checks.Finding:
+    def found() -> checks.DoctorFinding:
         with jobs.database.read() as tx:
             every = check_surroundings(jobs.database, tx, "1")
         return next(finding for finding in every if finding.check == "standbys")

@@ -17,9 +17,9 @@ import msgspec
 import pytest
 
 from scheduler import Context, Scheduler, Task, tasks
-from scheduler.config.messages import Door as DoorSettings
-from scheduler.config.messages import Sink, Source
-from scheduler.config.model import Config, Store
+from scheduler.config.messages import DoorSection as DoorSettings
+from scheduler.config.messages import SinkSection, SourceSection
+from scheduler.config.model import Config, StoreSection
 from scheduler.errors import ConfigError, StoreUnavailableError
 from scheduler.messages import duties, reading
 from scheduler.messages.door import Door
@@ -35,8 +35,8 @@ from scheduler.telemetry.traffic import Traffic
 from scheduler.testing import drain
 from scheduler.transports import cloudevents
 from scheduler.transports.cloudevents import BATCH, EVENT
+from scheduler.transports.cloudflare_push import CloudflarePushSettings as PushSettings
 from scheduler.transports.cloudflare_push import CloudflarePushSource
-from scheduler.transports.cloudflare_push import SourceSettings as PushSettings
 from scheduler.transports.ports import Request
 from support.databases import Database
 from support.fleet import until
@@ -56,15 +56,15 @@ class TakeOrder(Task):
 class Opened:
     """A service with a door that is open, and a client of it."""
 
-    def __init__(self, database: Database, more: Mapping[str, Source] | None = None, **section: Any) -> None:
+    def __init__(self, database: Database, more: Mapping[str, SourceSection] | None = None, **section: Any) -> None:
         self.ran: list[tuple[int, str, str | None, str]] = []
         self.jobs = Scheduler(database.url, state=self.ran)
         self.jobs.register(TakeOrder)
-        source = Source(
+        source = SourceSection(
             **{"type": "cloudevents", "kind": "TakeOrder", **section}, options={"token": TOKEN, "secret": SECRET}
         )
         self.config = Config(
-            store=Store(url=database.url),
+            store=StoreSection(url=database.url),
             door=DoorSettings(
                 listen="127.0.0.1:0",
                 token="of tasks",
@@ -73,7 +73,7 @@ class Opened:
                 shared_keys=bool(section.get("shared_keys")),
             ),
             sources={"orders": source, **(more or {})},
-            sinks={"shop": Sink(type="cloudevents", options={"url": "http://127.0.0.1:9/"})},
+            sinks={"shop": SinkSection(type="cloudevents", options={"url": "http://127.0.0.1:9/"})},
         )
         self.service = MessageService(self.config, self.jobs)
         self.service.start()
@@ -479,7 +479,7 @@ def test_a_gap_is_passed_over_though_no_request_comes(
 
 
 def test_a_source_that_lets_everyone_post_is_refused() -> None:
-    source = Source(type="cloudevents", kind="TakeOrder")
+    source = SourceSection(type="cloudevents", kind="TakeOrder")
     with pytest.raises(ConfigError, match="who may post to it"):
         make_sources(Config(door=DoorSettings(listen="127.0.0.1:0"), sources={"orders": source}))
     with pytest.raises(ConfigError, match=r"set listen in \[door\]"):

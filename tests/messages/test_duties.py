@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from scheduler import Context, Scheduler, Task
-from scheduler.config.messages import Source
+from scheduler.config.messages import SourceSection
 from scheduler.messages.duties import SourceDuties
 from scheduler.messages.group_commit import Busy, PushedIntake
 from scheduler.messages.intake import Intake
@@ -82,7 +82,7 @@ class Way:
         self.jobs.traffic = Traffic(self.clock.monotonic)
         self.jobs.register(TakeOrder)
         self.queue = MemoryQueue(lambda: self.clock.now() / SECOND, LIMITS)
-        settings = Source(**self.section)
+        settings = SourceSection(**self.section)
         intake = Intake("orders", settings, LIMITS, self.jobs.submitter, "me", self.jobs.traffic)
         self.source: SourceDuties = (
             PushedIntake(Posted(), intake)

@@ -14,7 +14,7 @@ from support.plans import plan
 
 MANY = 50_000  # so many that no planner reads all of them for 50, whatever it knows of the table
 HOUR = 3_600_000_000
-RULES = inbox.Rules(HOUR, "me", None)
+RULES = inbox.InboxRules(HOUR, "me", None)
 
 
 class Order(Task):

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from scheduler import Context, RetryPolicy, Scheduler, Task
-from scheduler.config.messages import Source
+from scheduler.config.messages import SourceSection
 from scheduler.errors import StoreUnavailableError
 from scheduler.messages.intake import UNREADABLE, Intake
 from scheduler.messages.receiver import Receiver
@@ -61,7 +61,7 @@ class Rig:
 
     def make_receiver(self, holder: str = "one") -> Receiver:
         source = MemorySource(self.queue)
-        intake = Intake("orders", Source(**self.section), source.limits, self.jobs.submitter, holder)
+        intake = Intake("orders", SourceSection(**self.section), source.limits, self.jobs.submitter, holder)
         return Receiver(source, intake, self.jobs.database, holder)
 
     def send(self, *numbers: int, **more: Any) -> None:

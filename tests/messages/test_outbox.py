@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from scheduler import AsyncContext, Context, PermanentError, Scheduler, Task
-from scheduler.config.messages import Sink
-from scheduler.config.model import Config, Files, Store
+from scheduler.config.messages import SinkSection
+from scheduler.config.model import Config, Files, StoreSection
 from scheduler.errors import ConfigError, PayloadError
 from scheduler.messages.outbox import pack, sink_kinds, too_large
 from scheduler.model.outgoing import OUTBOX
@@ -79,7 +79,9 @@ class Rig:
         for task in (Told, Telling, TellingAsync):
             self.jobs.register(task)
         files = Files(blobs=section.pop("blobs", None))
-        self.config = Config(store=Store(url=database.url), files=files, sinks={"shop": Sink(type="memory", **section)})
+        self.config = Config(
+            store=StoreSection(url=database.url), files=files, sinks={"shop": SinkSection(type="memory", **section)}
+        )
         for _, kind in sink_kinds(self.config, self.jobs.database, self.jobs.traffic).values():
             self.jobs.register(kind)
 

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from scheduler import Context, Scheduler, Task
-from scheduler.config.messages import Sink, Source
-from scheduler.config.model import Config, Store
+from scheduler.config.messages import SinkSection, SourceSection
+from scheduler.config.model import Config, StoreSection
 from scheduler.errors import ConfigError
 from scheduler.messages.service import MessageService, check_source, examine
 from scheduler.transports import types
@@ -102,11 +102,12 @@ def jobs(database: Database) -> Iterator[Scheduler]:
 def config(database: Database, sources: Mapping[str, str], sinks: Sequence[str] = ()) -> Config:
     """``sources``: the queue of each."""
     return Config(
-        store=Store(url=database.url),
+        store=StoreSection(url=database.url),
         sources={
-            name: Source(type="memory", kind="TakeOrder", options={"queue": queue}) for name, queue in sources.items()
+            name: SourceSection(type="memory", kind="TakeOrder", options={"queue": queue})
+            for name, queue in sources.items()
         },
-        sinks={name: Sink(type="memory") for name in sinks},
+        sinks={name: SinkSection(type="memory") for name in sinks},
     )
 
 
@@ -212,7 +213,7 @@ def test_a_changed_sink_gets_what_comes_next(database: Database, jobs: Scheduler
     first = ends.newest("shop")
     jobs.result(jobs.publish("shop", {"n": 1}), timeout=60)
     changed = config(database, {}, ["shop", "more"])
-    changed = msgspec.structs.replace(changed, sinks={**changed.sinks, "shop": Sink(type="memory", batch=7)})
+    changed = msgspec.structs.replace(changed, sinks={**changed.sinks, "shop": SinkSection(type="memory", batch=7)})
     change = service.prepare(changed)
     assert change is not None
     change()

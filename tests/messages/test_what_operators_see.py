@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from scheduler import Context, Scheduler, Task
-from scheduler.config.messages import Sink, Source
+from scheduler.config.messages import SinkSection, SourceSection
 from scheduler.messages.intake import Intake
 from scheduler.messages.outbox import Publisher
 from scheduler.messages.receiver import OLD_LASTS, TROUBLE_LASTS, Receiver
@@ -52,7 +52,7 @@ class Rig:
         self.jobs.traffic.know(["orders"], ["shop"])
         self.jobs.register(TakeOrder)
         self.queue = MemoryQueue(lambda: self.clock.now() / SECOND)
-        settings = Source(**{"type": "memory", "kind": "TakeOrder", **section})
+        settings = SourceSection(**{"type": "memory", "kind": "TakeOrder", **section})
         source = MemorySource(self.queue)
         intake = Intake("orders", settings, source.limits, self.jobs.submitter, "one", self.jobs.traffic)
         self.receiver = Receiver(source, intake, self.jobs.database, "one")
@@ -120,7 +120,7 @@ def test_what_a_source_has_brought_is_counted(make: Make) -> None:
 
 def test_what_a_sink_has_taken_is_counted(make: Make) -> None:
     rig, sink = make(), MemorySink()
-    publisher = Publisher("shop", sink, Sink(type="memory"), rig.jobs.database.now, rig.jobs.traffic)
+    publisher = Publisher("shop", sink, SinkSection(type="memory"), rig.jobs.database.now, rig.jobs.traffic)
     sink.refuse["1"] = Refused("1", "no")
     for number in range(3):
         publisher._publish([one := outgoing(number)], {id(one): done()})
@@ -142,7 +142,7 @@ def test_what_a_sink_has_taken_is_counted(make: Make) -> None:
 @pytest.mark.case(92)
 def test_a_sink_that_takes_nothing_is_said_though_it_answers(make: Make) -> None:
     rig, sink = make(), MemorySink()
-    publisher = Publisher("shop", sink, Sink(type="memory"), rig.jobs.database.now, rig.jobs.traffic)
+    publisher = Publisher("shop", sink, SinkSection(type="memory"), rig.jobs.database.now, rig.jobs.traffic)
     sink.refuse["1"] = Refused("1", "503 from\x00there")
     publisher._publish([one := outgoing(1)], {id(one): done()})
     ((problem, text, *_),) = rig.stuck()
@@ -159,7 +159,7 @@ def test_a_message_that_its_transport_cannot_take_harms_none_of_its_batch(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig, sink = make(), MemorySink()
-    publisher = Publisher("shop", sink, Sink(type="memory"), rig.jobs.database.now, rig.jobs.traffic)
+    publisher = Publisher("shop", sink, SinkSection(type="memory"), rig.jobs.database.now, rig.jobs.traffic)
     publish = sink.publish
 
     def fail(batch: Any) -> Any:

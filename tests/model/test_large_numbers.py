@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from scheduler import RetryPolicy, Scheduler, task
-from scheduler.config.sources import Unfit, convert
+from scheduler.config.sources import UnfitSetting, convert
 from scheduler.engine.execution.context import Context
 from scheduler.errors import ConfigError, SchedulerError
 from scheduler.executors.ports import ExecutorError
@@ -74,7 +74,7 @@ def test_every_call_of_a_builder_and_of_a_scheduler_names_the_bound(database: Da
 
 def test_settings_progress_and_claims_of_actions_have_bounds_too() -> None:
     for value in (10**400, float("inf"), float("nan")):
-        with pytest.raises(Unfit):
+        with pytest.raises(UnfitSetting):
             convert(float, value, text=False)
         with pytest.raises(SchedulerError, match="exp is not a time"):
             _instant({"exp": value}, "exp")

@@ -11,7 +11,7 @@ from hypothesis import strategies as some
 
 from scheduler.model.outcome import AttemptEnd
 from scheduler.model.state import TaskState
-from scheduler.model.timeline import Attempted, Changed, Life, Phase, Span, place_of, places, spans, state_at
+from scheduler.model.timeline import Attempted, AuditedChange, Life, Phase, Span, place_of, places, spans, state_at
 
 S = TaskState
 END = AttemptEnd
@@ -78,7 +78,9 @@ def test_suspended_apart_from_running() -> None:
 
 def test_a_task_that_was_retried_by_hand_was_ended_meanwhile() -> None:
     died = Attempted(1, 1, 200, 200, 300, END.DEAD)
-    again = life(S.RUNNING, attempts=[died], changes=[Changed(500, "retry")], claim=2, claimed_at=600, started_at=610)
+    again = life(
+        S.RUNNING, attempts=[died], changes=[AuditedChange(500, "retry")], claim=2, claimed_at=600, started_at=610
+    )
     assert [phase for phase in phases(again) if phase[1] >= 300] == [
         ("ended", 300, 500),
         ("pending", 500, 600) if again.run_at > 600 else ("ready", 500, 600),
@@ -116,10 +118,10 @@ def test_parents_that_ran_again_leave_the_first_wait_unknown() -> None:
 
 
 def test_cancelled_before_it_began_and_brought_back() -> None:
-    changes = [Changed(200, "cancel", S.SCHEDULED), Changed(400, "retry", S.CANCELLED)]
+    changes = [AuditedChange(200, "cancel", S.SCHEDULED), AuditedChange(400, "retry", S.CANCELLED)]
     one = life(S.SCHEDULED, changes=changes, run_at=400)
     assert phases(one) == [("pending", 100, 200), ("ended", 200, 400), ("ready", 400, None)]
-    asked = life(S.RUNNING, changes=[Changed(500, "cancel", S.RUNNING)], claim=1, claimed_at=200, started_at=200)
+    asked = life(S.RUNNING, changes=[AuditedChange(500, "cancel", S.RUNNING)], claim=1, claimed_at=200, started_at=200)
     assert state_at(asked, 600) is S.RUNNING, "it was asked to end"
 
 
@@ -138,7 +140,7 @@ def lives(draw: Any) -> Life:
     ]
     actions = some.sampled_from(["cancel", "retry", "rerun", "replay"])
     changes = [
-        Changed(draw(some.integers(100, 1000)), draw(actions), draw(some.sampled_from([None, *S])))
+        AuditedChange(draw(some.integers(100, 1000)), draw(actions), draw(some.sampled_from([None, *S])))
         for _ in range(draw(some.integers(0, 3)))
     ]
     state = draw(some.sampled_from(list(S)))

@@ -19,7 +19,7 @@ from apscheduler.triggers.cron import CronTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
 from scheduler import Context, task
-from scheduler.apscheduler import Line, move
+from scheduler.apscheduler import ApschedulerLine, move
 from scheduler.errors import ConfigError
 from scheduler.model.times import to_datetime
 from scheduler.operations import apscheduler as operations
@@ -85,7 +85,7 @@ def published(bench: Bench) -> Bench:
     return bench
 
 
-def by_job(lines: list[Line]) -> dict[str, Line]:
+def by_job(lines: list[ApschedulerLine]) -> dict[str, ApschedulerLine]:
     return {line.job: line for line in lines}
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from scheduler import InvalidScheduleError, PayloadError, Scheduler
 from scheduler.model.recurrence import at_start
-from scheduler.operations.crontab import Line, read
+from scheduler.operations.crontab import CrontabLine, read
 from support.databases import Database
 
 TEXT = r"""
@@ -28,7 +28,7 @@ HOME=/srv
 """
 
 
-def lines_of(database: Database, text: str, **given: Any) -> list[Line]:
+def lines_of(database: Database, text: str, **given: Any) -> list[CrontabLine]:
     jobs = Scheduler.for_testing(url=database.url)
     try:
         with jobs.database.read() as tx:
@@ -37,7 +37,7 @@ def lines_of(database: Database, text: str, **given: Any) -> list[Line]:
         jobs.close()
 
 
-def payload(line: Line, at: int = 0) -> Any:
+def payload(line: CrontabLine, at: int = 0) -> Any:
     task = line.spec.task if line.spec.graph is None else line.spec.graph[at]
     return msgspec.json.decode(task.payload)
 

@@ -9,7 +9,7 @@ import pytest
 from scheduler import Context, Scheduler, task
 from scheduler.model.state import SCHEDULED, SUCCESS
 from scheduler.store.admin import doctor
-from scheduler.store.admin.doctor import Finding
+from scheduler.store.admin.doctor import DoctorFinding
 from support.databases import Database
 from support.plans import work_of
 
@@ -54,7 +54,7 @@ def execute(jobs: Scheduler, sql: str) -> None:
         tx.run(sql)
 
 
-def of(found: Sequence[Finding], check: str) -> list[Finding]:
+def of(found: Sequence[DoctorFinding], check: str) -> list[DoctorFinding]:
     return [one for one in found if one.check == check]
 
 

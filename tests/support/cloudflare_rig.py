@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from scheduler.transports.cloudflare import API, SinkSettings, SourceSettings
+from scheduler.transports.cloudflare import API, CloudflareSinkSettings, CloudflareSourceSettings
 from support.cloudflare_api import ACCOUNT, TOKEN, CloudflareApi, Held, raw
 
 VISIBILITY = 0.5  # seconds
@@ -46,11 +46,11 @@ class Account:
             self.ask("POST", f"/{key}/consumers", consumer)
         return key, name
 
-    def source_settings(self, queue: str, **more: Any) -> SourceSettings:
-        return SourceSettings(account=self.account, queue=queue, token=self.token, api=self.api, **more)
+    def source_settings(self, queue: str, **more: Any) -> CloudflareSourceSettings:
+        return CloudflareSourceSettings(account=self.account, queue=queue, token=self.token, api=self.api, **more)
 
-    def sink_settings(self, queue: str, **more: Any) -> SinkSettings:
-        return SinkSettings(account=self.account, queue=queue, token=self.token, api=self.api, **more)
+    def sink_settings(self, queue: str, **more: Any) -> CloudflareSinkSettings:
+        return CloudflareSinkSettings(account=self.account, queue=queue, token=self.token, api=self.api, **more)
 
     def close(self) -> None:
         for key in self._made:

@@ -12,11 +12,11 @@ from urllib.parse import urlencode
 import msgspec
 
 from scheduler import Scheduler
-from scheduler.config.model import Config, Console, Store
+from scheduler.config.model import Config, ConsoleSection, StoreSection
 from scheduler.console import app, principal
 from scheduler.console.gate import Gate
 from scheduler.console.roles import Principal
-from scheduler.console.serve import Server
+from scheduler.console.serve import ConsoleServer
 from support.databases import Database
 
 ORIGIN = {"origin": "http://127.0.0.1", "host": "127.0.0.1"}
@@ -111,22 +111,22 @@ def console_on(
     jobs = Scheduler(database.url)
     who = role if callable(role) else lambda scope: principal("ada", role)
     try:
-        yield app(jobs, who, settings=Console(**settings))
+        yield app(jobs, who, settings=ConsoleSection(**settings))
     finally:
         jobs.close()
 
 
 @contextmanager
-def served(database: Database, *, listen: str = "127.0.0.1:0", **settings: Any) -> Iterator[Server]:
+def served(database: Database, *, listen: str = "127.0.0.1:0", **settings: Any) -> Iterator[ConsoleServer]:
     """A console on a port of its own, as ``schedctl console`` serves it. ``server.url`` is without a link."""
-    with serving(Config(store=Store(url=database.url), console=Console(**settings)), listen) as server:
+    with serving(Config(store=StoreSection(url=database.url), console=ConsoleSection(**settings)), listen) as server:
         yield server
 
 
 @contextmanager
-def serving(config: Config, listen: str = "127.0.0.1:0") -> Iterator[Server]:
+def serving(config: Config, listen: str = "127.0.0.1:0") -> Iterator[ConsoleServer]:
     """The same with a whole configuration."""
-    server = Server(config, listen, tell=lambda url: None)
+    server = ConsoleServer(config, listen, tell=lambda url: None)
     server.opened = server.bind()  # type: ignore[attr-defined]
     thread = threading.Thread(target=server.run, name="console")
     thread.start()
@@ -137,6 +137,6 @@ def serving(config: Config, listen: str = "127.0.0.1:0") -> Iterator[Server]:
         thread.join()
 
 
-def link(server: Server) -> str:
+def link(server: ConsoleServer) -> str:
     """A new link for one use."""
     return f"{server.url}?t={server.auth.new_link()}"  # type: ignore[attr-defined]

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import yaml
 
 from scheduler.executors.kubernetes import KubernetesExecutor
-from scheduler.executors.ports import Executor, Job, Phase
+from scheduler.executors.ports import Executor, Job, PlacementPhase
 from support.job_ends import seen
 from support.kube_api import KubeApi
 from support.kube_pods import IMAGE
@@ -45,7 +45,7 @@ def job(number: int, script: str = "exec sleep 60", store: str = "0a", **more: A
 
 def running(executor: Executor, name: str) -> bool:
     found = seen(executor, name)
-    return found is not None and found.phase is Phase.RUNNING
+    return found is not None and found.phase is PlacementPhase.RUNNING
 
 
 def pods(api: KubeApi) -> list[dict[str, Any]]:

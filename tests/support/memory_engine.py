@@ -6,7 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from scheduler import Scheduler
-from scheduler.executors.ports import Capabilities, ExecutorError, Finding, Job, Phase, Refused, Seen, Submitted
+from scheduler.executors.ports import (
+    Capabilities,
+    ExecutorError,
+    Finding,
+    Job,
+    PlacementPhase,
+    Refused,
+    Seen,
+    Submitted,
+)
 from scheduler.store import placements, workers
 from scheduler.store.db.tx import Tx
 
@@ -30,7 +39,7 @@ class MemoryEngine:
 
     def __init__(self) -> None:
         self.jobs: dict[str, Job] = {}
-        self.phases: dict[str, Phase] = {}
+        self.phases: dict[str, PlacementPhase] = {}
         self.cancelled: list[str] = []
         self.asked = 0
         self.away = ""  # why it cannot be asked
@@ -58,7 +67,7 @@ class MemoryEngine:
         if self.refuses is not None:
             return [replace(self.refuses, name=job.name) for job in jobs]
         self.jobs |= {job.name: job for job in jobs}
-        self.phases |= dict.fromkeys((job.name for job in jobs), Phase.QUEUED)
+        self.phases |= dict.fromkeys((job.name for job in jobs), PlacementPhase.QUEUED)
         return [Submitted(job.name, _handle(job)) for job in jobs]
 
     def find(self, names: Sequence[str]) -> Mapping[str, str]:

@@ -6,7 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from scheduler import Scheduler
-from scheduler.executors.ports import Capabilities, ExecutorError, Finding, Job, Phase, Refused, Seen, Submitted
+from scheduler.executors.ports import (
+    Capabilities,
+    ExecutorError,
+    Finding,
+    Job,
+    PlacementPhase,
+    Refused,
+    Seen,
+    Submitted,
+)
 from scheduler.model.capacity import Capacity
 from scheduler.store import worker_jobs, workers
 from scheduler.store.db.tx import Tx
@@ -26,7 +35,7 @@ class WorkerEngine:
     def __init__(self, jobs: Scheduler) -> None:
         self.jobs = jobs
         self.submitted: list[Job] = []  # each submission that came
-        self.phases: dict[str, Phase] = {}
+        self.phases: dict[str, PlacementPhase] = {}
         self.workers: dict[str, int] = {}  # those that work, by their jobs
         self.cancelled: list[str] = []
         self.lose_request = self.lose_answer = False  # of the next submission
@@ -37,7 +46,7 @@ class WorkerEngine:
 
     @property
     def waiting(self) -> list[str]:
-        return [name for name, phase in self.phases.items() if phase is Phase.QUEUED]
+        return [name for name, phase in self.phases.items() if phase is PlacementPhase.QUEUED]
 
     def begin(self, name: str) -> bool:
         """The job begins. False: it finds that it is not wanted, and ends."""
@@ -48,7 +57,7 @@ class WorkerEngine:
             return worker if worker_jobs.attach(tx, name, "", again=False) else _give_up(tx, worker)
 
         worker = self.jobs.database.change(work)
-        self.phases[name] = Phase.RUNNING if worker else Phase.FAILED
+        self.phases[name] = PlacementPhase.RUNNING if worker else PlacementPhase.FAILED
         if worker:
             self.workers[name] = worker
         return bool(worker)
@@ -57,12 +66,12 @@ class WorkerEngine:
         """The worker ends as it should."""
         worker = self.workers.pop(name)
         self.jobs.database.change(lambda tx: workers.stop(tx, worker))
-        self.phases[name] = Phase.SUCCEEDED
+        self.phases[name] = PlacementPhase.SUCCEEDED
 
     def kill(self, name: str) -> None:
         """It is killed: nothing is written, but the engine sees it."""
         self.workers.pop(name, None)
-        self.phases[name] = Phase.FAILED
+        self.phases[name] = PlacementPhase.FAILED
 
     # The port
 
@@ -73,7 +82,7 @@ class WorkerEngine:
         if self.refuses is not None:
             return [replace(self.refuses, name=job.name) for job in jobs]
         self.submitted += jobs
-        self.phases |= {job.name: Phase.QUEUED for job in jobs if job.name not in self.phases}
+        self.phases |= {job.name: PlacementPhase.QUEUED for job in jobs if job.name not in self.phases}
         if self.lose_answer:
             self.lose_answer = False
             raise ExecutorError("the answer was lost")
@@ -92,7 +101,7 @@ class WorkerEngine:
         for name in handles:
             if name in self.phases and not self.phases[name].over:
                 self.workers.pop(name, None)
-                self.phases[name] = Phase.CANCELLED
+                self.phases[name] = PlacementPhase.CANCELLED
 
     def logs(self, handle: str, tail: int) -> str | None:
         return None

@@ -525,7 +525,7 @@ def test_what_is_sent_instead_of_a_file_is_not_taken(bob: Side, published: Publi
     """Neither into memory nor into the store."""
     published.server._answers = [answer(404, bytes(2_000_000))]
     taken: list[bytes] = []
-    call = client.Call("GET", published.server.url, max_body=10_000_000)
+    call = client.HttpCall("GET", published.server.url, max_body=10_000_000)
     reply = asyncio.run(client.send(call, bob.settings, Secrets({}), taken.append))
     assert (reply.status, reply.truncated, len(reply.body)) == (404, True, client.SINK_CHUNK)
     assert taken == []

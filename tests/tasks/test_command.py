@@ -14,7 +14,7 @@ from scheduler import PermanentError
 from scheduler.model.fingerprint import fingerprint
 from scheduler.tasks import CommandTask
 from scheduler.tasks.command import task as command_task
-from scheduler.tasks.command.process import MAX_LINE, MAX_TAIL, CommandFailed, Output, Process
+from scheduler.tasks.command.process import MAX_LINE, MAX_TAIL, CommandFailed, CommandOutput, Process
 
 from .commands import ALLOWED, descriptors, run, sh
 from .fake import FakeContext
@@ -70,7 +70,7 @@ def test_a_flood_is_bounded() -> None:
 
 def test_output_is_cut_into_lines() -> None:
     seen: list[str] = []
-    output = Output(seen.append)
+    output = CommandOutput(seen.append)
     for piece in (b"one\r", b"\ntw", b"o\nthr\xc3", b"\xa4e"):
         output.feed(piece)
     output.feed(b"x" * (MAX_LINE + 1))

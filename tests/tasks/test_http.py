@@ -22,7 +22,7 @@ from scheduler import AsyncContext, PermanentError, Retry, Scheduler, task
 from scheduler.tasks import ActionDeliveryTask, HttpTask
 from scheduler.tasks.http.errors import Refused, Unreachable, seconds_of
 from scheduler.tasks.http.secrets import Secrets
-from scheduler.tasks.http.ssrf_guard import Rules
+from scheduler.tasks.http.ssrf_guard import AddressRules
 from support.certificates import Certificates
 from support.databases import Database, one_database
 
@@ -232,7 +232,7 @@ def test_an_address_in_octal_is_none() -> None:
 
 
 def test_what_is_allowed() -> None:
-    rules = Rules(["10.1.0.0/16", "::1", "crm.internal"])
+    rules = AddressRules(["10.1.0.0/16", "::1", "crm.internal"])
     assert rules.admit("x", ipaddress.ip_address("10.1.2.3"))
     assert not rules.admit("x", ipaddress.ip_address("10.2.2.3"))
     assert rules.admit("x", ipaddress.ip_address("::ffff:10.1.2.3"))
@@ -306,14 +306,14 @@ SPECIAL = [
 def test_no_special_purpose_address_is_public(special: str) -> None:
     """Its first, a middle and its last one; of IPv4 also IPv4-mapped and by NAT64."""
     network = ipaddress.ip_network(special)
-    rules = Rules([])
+    rules = AddressRules([])
     for one in {network[0], network[network.num_addresses // 2], network[-1]}:
         ways = [one]
         if one.version == 4:
             ways += [ipaddress.ip_address(f"{prefix}{one}") for prefix in ("::ffff:", "64:ff9b::", "::")]
         for way in ways:
             assert not rules.admit("x", way), way
-        assert Rules([special]).admit("x", one), "what is allowed is"
+        assert AddressRules([special]).admit("x", one), "what is allowed is"
 
 
 def test_public_addresses_are_admitted() -> None:
@@ -324,7 +324,7 @@ def test_public_addresses_are_admitted() -> None:
         2606:4700:4700::1111 2620:4f:8001:: 3ffe:ffff:: 3fff:1000:: ::ffff:1.1.1.1 64:ff9b::1.1.1.1
     """
     for one in public.split():
-        assert Rules([]).admit("x", ipaddress.ip_address(one)), one
+        assert AddressRules([]).admit("x", ipaddress.ip_address(one)), one
 
 
 def test_redirects_are_followed_and_looked_at_again() -> None:
@@ -464,10 +464,10 @@ def test_secrets_leave_this_machine_encrypted(tmp_path: Path, entry: str, url: s
 
 
 def test_a_request_in_the_clear_is_not_sent_with_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def here(_rules: Rules, _host: str, _port: int) -> list[str]:
+    async def here(_rules: AddressRules, _host: str, _port: int) -> list[str]:
         return ["127.0.0.1"]
 
-    monkeypatch.setattr(Rules, "resolve", here)
+    monkeypatch.setattr(AddressRules, "resolve", here)
     (tmp_path / "token").write_text("hunter2\n")
     http = {"secrets": ["token@crm.internal"], "secrets_dir": str(tmp_path)}
     headers = {"Authorization": "Bearer ${token}"}

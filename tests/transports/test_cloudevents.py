@@ -13,7 +13,12 @@ import pytest
 
 from scheduler.errors import ConfigError
 from scheduler.transports import types
-from scheduler.transports.cloudevents import CloudEventsSink, CloudEventsSource, SinkSettings, SourceSettings
+from scheduler.transports.cloudevents import (
+    CloudEventsSink,
+    CloudEventsSinkSettings,
+    CloudEventsSource,
+    CloudEventsSourceSettings,
+)
 from scheduler.transports.envelope import Message, decode, encode
 from scheduler.transports.ports import Outgoing, Published, Refused, Request, Sink, Source, TransportError, Unreadable
 from support.endpoint import Endpoint
@@ -30,7 +35,7 @@ def endpoint() -> Iterator[Endpoint]:
 
 
 def sink(endpoint: Endpoint, **more: Any) -> CloudEventsSink:
-    return CloudEventsSink("shop", SinkSettings(url=endpoint.url, **more))
+    return CloudEventsSink("shop", CloudEventsSinkSettings(url=endpoint.url, **more))
 
 
 def outgoing(key: str, **more: Any) -> Outgoing:
@@ -63,7 +68,7 @@ def test_the_answer_decides(endpoint: Endpoint, status: int, headers: dict[str, 
 
 
 def test_an_endpoint_that_is_away_is_trouble_of_the_transport(endpoint: Endpoint) -> None:
-    made = CloudEventsSink("shop", SinkSettings(url="http://127.0.0.1:9/"))
+    made = CloudEventsSink("shop", CloudEventsSinkSettings(url="http://127.0.0.1:9/"))
     with pytest.raises(TransportError, match=r"127\.0\.0\.1:9"):
         made.publish([outgoing("k")])
 
@@ -75,7 +80,7 @@ def test_an_event_that_went_out_comes_in_with_the_same_envelope(endpoint: Endpoi
     assert headers["authorization"] == "Bearer t"
     assert event["time"] == "2026-01-31T00:00:00Z"
     request = Request(headers=headers, body=json.dumps(event).encode())
-    (delivery,) = CloudEventsSource("orders", SourceSettings(token="t")).accept(request)
+    (delivery,) = CloudEventsSource("orders", CloudEventsSourceSettings(token="t")).accept(request)
     got = decode(delivery.body)
     assert got.idempotency_key == "/me k"
     for name in (
@@ -107,9 +112,9 @@ def test_a_batch_is_one_request(endpoint: Endpoint) -> None:
 
 def test_mistakes_are_named() -> None:
     with pytest.raises(ConfigError, match="begins with https:// or http://"):
-        CloudEventsSink("shop", SinkSettings(url="shop.example.com"))
+        CloudEventsSink("shop", CloudEventsSinkSettings(url="shop.example.com"))
     with pytest.raises(ConfigError, match="no base64"):
-        CloudEventsSink("shop", SinkSettings(url="https://shop.example.com", secret="whsec_!"))
+        CloudEventsSink("shop", CloudEventsSinkSettings(url="https://shop.example.com", secret="whsec_!"))
 
 
 @pytest.mark.parametrize("group", [types.SOURCES, types.SINKS])
@@ -124,9 +129,9 @@ def test_each_transport_is_an_entry_point_and_known_without_a_search(group: str)
 
 
 def test_the_protocols_tell_fetched_and_pushed_sources_apart() -> None:
-    pushed = CloudEventsSource("orders", SourceSettings(token="t"))
+    pushed = CloudEventsSource("orders", CloudEventsSourceSettings(token="t"))
     assert not isinstance(pushed, Source)
-    assert isinstance(CloudEventsSink("shop", SinkSettings(url="https://a/")), Sink)
+    assert isinstance(CloudEventsSink("shop", CloudEventsSinkSettings(url="https://a/")), Sink)
 
 
 @pytest.mark.case(92, pure=True)
@@ -135,7 +140,7 @@ def test_a_broken_text_in_a_batch_spoils_its_own_event_alone(text: bytes) -> Non
     event = b'{"specversion": "1.0", "id": "%s", "source": "shop", "type": "t", "data": {"note": "%s"}}'
     body = b"[" + b", ".join((event % (b"1", b"fine"), event % (b"2", text), event % (b"3", b"fine"))) + b"]"
     request = Request(headers={"content-type": "application/cloudevents-batch+json"}, body=body)
-    one, two, three = CloudEventsSource("orders", SourceSettings(token="t")).accept(request)
+    one, two, three = CloudEventsSource("orders", CloudEventsSourceSettings(token="t")).accept(request)
     assert (one.unreadable, three.unreadable) == (None, None)
     assert two.unreadable is not None
     assert two.unreadable.startswith("no JSON")
@@ -144,4 +149,4 @@ def test_a_broken_text_in_a_batch_spoils_its_own_event_alone(text: bytes) -> Non
 def test_a_batch_that_is_cut_off_is_refused_whole() -> None:
     request = Request(headers={"content-type": "application/cloudevents-batch+json"}, body=b'[{"id": "1"}, {"id": "2')
     with pytest.raises(Unreadable, match="no JSON"):
-        CloudEventsSource("orders", SourceSettings(token="t")).accept(request)
+        CloudEventsSource("orders", CloudEventsSourceSettings(token="t")).accept(request)

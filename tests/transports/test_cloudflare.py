@@ -21,7 +21,12 @@ from scheduler.errors import ConfigError
 from scheduler.messages.outbox import pack, too_large
 from scheduler.messages.service import make_sources
 from scheduler.transports import cloudflare
-from scheduler.transports.cloudflare import CloudflareSink, CloudflareSource, SinkSettings, SourceSettings
+from scheduler.transports.cloudflare import (
+    CloudflareSink,
+    CloudflareSinkSettings,
+    CloudflareSource,
+    CloudflareSourceSettings,
+)
 from scheduler.transports.ports import Ack, Dead, Delivery, Outgoing, Published, Refused, Retry, TransportError
 from support.cloudflare_api import ACCOUNT, MAX_DELAY, TOKEN, CloudflareApi, Failure
 from support.cloudflare_rig import Account, Fake, fake_account, real_account
@@ -384,7 +389,7 @@ def test_a_close_ends_the_pause_of_a_receive(faked: Account) -> None:
 
 def test_the_end_of_a_task_is_waited_for_with_the_longest_visibility() -> None:
     """Nothing extends a lease, and each time that it runs out uses one of the consumer's retries."""
-    settings = SourceSettings(account=ACCOUNT, queue=OTHER, token=TOKEN)
+    settings = CloudflareSourceSettings(account=ACCOUNT, queue=OTHER, token=TOKEN)
     usual = CloudflareSource("in", settings).limits
     assert (usual.visibility, usual.retention) == (cloudflare.VISIBILITY, 14 * 86_400.0)
     at_end = CloudflareSource("in", msgspec.structs.replace(settings, ack="end"))
@@ -404,10 +409,12 @@ def test_the_end_of_a_task_is_waited_for_with_the_longest_visibility() -> None:
 )
 def test_mistakes_in_the_settings_are_named(more: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        CloudflareSource("in", SourceSettings(**{"account": ACCOUNT, "queue": OTHER, "token": TOKEN, **more}))
-    if set(more) <= set(SinkSettings.__struct_fields__):
+        CloudflareSource("in", CloudflareSourceSettings(**{"account": ACCOUNT, "queue": OTHER, "token": TOKEN, **more}))
+    if set(more) <= set(CloudflareSinkSettings.__struct_fields__):
         with pytest.raises(ConfigError, match=message):
-            CloudflareSink("out", SinkSettings(**{"account": ACCOUNT, "queue": OTHER, "token": TOKEN, **more}))
+            CloudflareSink(
+                "out", CloudflareSinkSettings(**{"account": ACCOUNT, "queue": OTHER, "token": TOKEN, **more})
+            )
 
 
 def test_a_source_without_a_dead_letter_queue_is_refused_unless_it_is_said(tmp_path: Path) -> None:

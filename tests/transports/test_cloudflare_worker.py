@@ -26,7 +26,7 @@ from scheduler.errors import ConfigError
 from scheduler.messages.door import Door
 from scheduler.messages.service import MessageService, make_sources
 from scheduler.store import pauses
-from scheduler.transports.cloudflare_push import CloudflarePushSource, SourceSettings
+from scheduler.transports.cloudflare_push import CloudflarePushSettings, CloudflarePushSource
 from scheduler.transports.ports import Ack, Dead, Delivery, Request, Retry, Unreadable
 from support.databases import Database, one_database
 from support.miniflare import Miniflare
@@ -280,7 +280,7 @@ def test_a_daemon_killed_before_or_after_its_commit_loses_and_doubles_nothing(
 
 
 def test_what_is_no_batch_is_refused() -> None:
-    source = CloudflarePushSource("orders", SourceSettings(token=TOKEN))
+    source = CloudflarePushSource("orders", CloudflarePushSettings(token=TOKEN))
     assert not source.limits.has_dlq
     message = {"id": "a", "body": "{}"}
     assert (
@@ -296,14 +296,14 @@ def test_what_is_no_batch_is_refused() -> None:
 
 @pytest.mark.case(92, pure=True)
 def test_a_broken_text_of_one_message_costs_no_other() -> None:
-    source = CloudflarePushSource("orders", SourceSettings(token=TOKEN))
+    source = CloudflarePushSource("orders", CloudflarePushSettings(token=TOKEN))
     body = rb'{"queue": "q", "messages": [{"id": "a", "body": "\ud800"}, {"id": "b", "body": "{}"}]}'
     one, two = source.accept(Request(headers={}, body=body))
     assert (one.body, two.body) == (b"\xed\xa0\x80", b"{}")
 
 
 def test_the_answer_has_a_verdict_for_each_message() -> None:
-    source = CloudflarePushSource("orders", SourceSettings(token=TOKEN, dead_letter_queue="orders-dead"))
+    source = CloudflarePushSource("orders", CloudflarePushSettings(token=TOKEN, dead_letter_queue="orders-dead"))
     given = [
         {"id": "a", "body": "{}", "attempts": 3, "timestamp_ms": 1500},
         {"id": "b", "body": "", "content_type": "v8"},

@@ -32,7 +32,7 @@ def source(rig: NatsRig) -> Iterator[Any]:
 
     def make(**settings: Any) -> streams.NatsSource:
         given = {"stream": rig.stream, "url": rig.server.url, "visibility": 1.0, "dead": rig.dead_subject, **settings}
-        made.append(streams.NatsSource("orders", streams.SourceSettings(**given)))
+        made.append(streams.NatsSource("orders", streams.NatsSourceSettings(**given)))
         return made[-1]
 
     yield make
@@ -45,7 +45,7 @@ def sink(rig: NatsRig) -> Iterator[Any]:
     made: list[streams.NatsSink] = []
 
     def make(subject: str = rig.subject, url: str = rig.server.url) -> streams.NatsSink:
-        made.append(streams.NatsSink("out", streams.SinkSettings(subject=subject, url=url)))
+        made.append(streams.NatsSink("out", streams.NatsSinkSettings(subject=subject, url=url)))
         return made[-1]
 
     yield make
@@ -121,7 +121,7 @@ def test_a_dead_message_that_fills_the_servers_limit_has_no_room_for_a_reason(tm
     rig = NatsRig()
     rig.send(body)
     one = streams.NatsSource(
-        "orders", streams.SourceSettings(stream=rig.stream, url=rig.server.url, dead=rig.dead_subject)
+        "orders", streams.NatsSourceSettings(stream=rig.stream, url=rig.server.url, dead=rig.dead_subject)
     )
     delivery = again(one)
     assert one.settle([Dead(delivery.receipt, "too large", delivery)])[0].error is None
@@ -298,11 +298,11 @@ def test_a_server_with_a_password_and_one_of_several_that_is_there(tmp_path: Pat
     server.start()
     try:
         at = f"127.0.0.1:{server.port}"
-        settings = streams.SinkSettings(subject="x", url=f"nats://127.0.0.1:1, nats://schedd:secret@{at}")
+        settings = streams.NatsSinkSettings(subject="x", url=f"nats://127.0.0.1:1, nats://schedd:secret@{at}")
         right = streams.NatsSink("out", settings)
         assert right.check()[0].text == "no stream takes the subject x"
         right.close()
-        wrong = streams.NatsSink("out", streams.SinkSettings(subject="x", url=f"nats://schedd:wrong@{at}"))
+        wrong = streams.NatsSink("out", streams.NatsSinkSettings(subject="x", url=f"nats://schedd:wrong@{at}"))
         with pytest.raises(TransportError, match="Authorization") as caught:
             wrong.check()
         wrong.close()
@@ -313,13 +313,13 @@ def test_a_server_with_a_password_and_one_of_several_that_is_there(tmp_path: Pat
 
 def test_an_address_that_is_none() -> None:
     with pytest.raises(ConfigError, match="sink out: url has to begin with nats:// or tls://"):
-        streams.NatsSink("out", streams.SinkSettings(subject="x", url="http://user:secret@127.0.0.1"))
+        streams.NatsSink("out", streams.NatsSinkSettings(subject="x", url="http://user:secret@127.0.0.1"))
 
 
 @pytest.mark.parametrize("wrong", [{"stream": "a.b"}, {"consumer": "a b"}, {"dead": "dead.*"}, {"dead": ""}])
 def test_names_that_nats_does_not_take(wrong: Any) -> None:
     (setting,) = wrong
     with pytest.raises(ConfigError, match=f"source orders: '.*' is not a name that NATS takes for {setting}"):
-        streams.NatsSource("orders", streams.SourceSettings(**{"stream": "S", **wrong}))
+        streams.NatsSource("orders", streams.NatsSourceSettings(**{"stream": "S", **wrong}))
     with pytest.raises(ConfigError, match="takes for subject"):
-        streams.NatsSink("out", streams.SinkSettings(subject=">"))
+        streams.NatsSink("out", streams.NatsSinkSettings(subject=">"))

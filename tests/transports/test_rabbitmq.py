@@ -15,7 +15,7 @@ from scheduler.errors import ConfigError, StoreUnavailableError
 from scheduler.transports import rabbitmq
 from scheduler.transports.envelope import Message
 from scheduler.transports.ports import Ack, Dead, Delivery, Outgoing, Published, Refused, Retry, TransportError
-from scheduler.transports.rabbitmq import RabbitSink, RabbitSource, SinkSettings, SourceSettings
+from scheduler.transports.rabbitmq import RabbitSink, RabbitSinkSettings, RabbitSource, RabbitSourceSettings
 from support.databases import Database
 from support.rabbitmq_rig import RabbitRig
 from support.receiving import receiver_of
@@ -37,7 +37,7 @@ def source(rig: RabbitRig) -> Iterator[Callable[..., RabbitSource]]:
 
     def make(**settings: Any) -> RabbitSource:
         given = {"url": rig.node.url, "queue": rig.queue, "dead": rig.dead_queue, **settings}
-        made.append(RabbitSource("orders", SourceSettings(**given)))
+        made.append(RabbitSource("orders", RabbitSourceSettings(**given)))
         return made[-1]
 
     yield make
@@ -50,7 +50,7 @@ def sink(rig: RabbitRig) -> Iterator[Callable[..., RabbitSink]]:
     made: list[RabbitSink] = []
 
     def make(**settings: Any) -> RabbitSink:
-        made.append(RabbitSink("done", SinkSettings(url=rig.node.url, **settings)))
+        made.append(RabbitSink("done", RabbitSinkSettings(url=rig.node.url, **settings)))
         return made[-1]
 
     yield make
@@ -385,19 +385,19 @@ def test_a_queue_that_is_deleted_under_a_consumer_is_an_error(
 
 def test_settings_that_do_not_fit() -> None:
     with pytest.raises(ConfigError, match="three different queues"):
-        RabbitSource("in", SourceSettings(queue="a", dead="a"))
+        RabbitSource("in", RabbitSourceSettings(queue="a", dead="a"))
     for wrong in ({}, {"queue": "a", "exchange": "b"}):
         with pytest.raises(ConfigError, match="a queue or an exchange"):
-            RabbitSink("out", SinkSettings(**wrong))
+            RabbitSink("out", RabbitSinkSettings(**wrong))
     with pytest.raises(ConfigError, match="leave it out"):
-        RabbitSink("out", SinkSettings(queue="a", routing_key="b"))
+        RabbitSink("out", RabbitSinkSettings(queue="a", routing_key="b"))
     with pytest.raises(ConfigError) as wrong_url:
-        RabbitSink("out", SinkSettings(queue="a", url="amqp://me:geh/eim@127.0.0.1"))
+        RabbitSink("out", RabbitSinkSettings(queue="a", url="amqp://me:geh/eim@127.0.0.1"))
     assert "geh" not in str(wrong_url.value)
 
 
 def test_a_wrong_password_is_said_without_it(rig: RabbitRig) -> None:
-    one = RabbitSink("out", SinkSettings(queue="a", url=rig.node.url.replace("guest:guest", "guest:geheim")))
+    one = RabbitSink("out", RabbitSinkSettings(queue="a", url=rig.node.url.replace("guest:guest", "guest:geheim")))
     with pytest.raises(TransportError, match="ACCESS_REFUSED") as refused:
         one.check()
     assert "geheim" not in str(refused.value)

@@ -25,7 +25,7 @@ def rig(tmp_path: Path) -> Iterator[RedisRig]:
 
 def source(rig: RedisRig, **settings: Any) -> streams.RedisSource:
     given = {"visibility": 0.2, "dead": DEAD, **settings}
-    return streams.RedisSource("orders", streams.SourceSettings(stream=STREAM, url=rig.server.url, **given))
+    return streams.RedisSource("orders", streams.RedisSourceSettings(stream=STREAM, url=rig.server.url, **given))
 
 
 def again(of: streams.RedisSource) -> Any:
@@ -84,7 +84,7 @@ def test_a_server_that_has_lost_its_memory_gets_its_group_again(rig: RedisRig) -
 
 
 def test_a_sink_appends_in_order(rig: RedisRig) -> None:
-    sink = streams.RedisSink("done", streams.SinkSettings(stream="done", url=rig.server.url))
+    sink = streams.RedisSink("done", streams.RedisSinkSettings(stream="done", url=rig.server.url))
     batch = [Outgoing(key=f"k{n}", body=str(n).encode(), message=Message()) for n in range(3)]
     answers = sink.publish(batch)
     assert all(isinstance(one, Published) and one.message_id for one in answers)
@@ -94,7 +94,7 @@ def test_a_sink_appends_in_order(rig: RedisRig) -> None:
         ]  # fmt: skip
         client.set("text", "x")
     assert all(one.ok for one in sink.check())
-    wrong = streams.RedisSink("done", streams.SinkSettings(stream="text", url=rig.server.url))
+    wrong = streams.RedisSink("done", streams.RedisSinkSettings(stream="text", url=rig.server.url))
     assert [one.ok for one in wrong.check()] == [False, True]
     rig.stop_server()
     with pytest.raises(TransportError):
@@ -108,7 +108,7 @@ def test_without_a_stream_for_dead_messages_it_has_no_dead_letter_queue(rig: Red
 
 
 def test_an_address_that_is_none(rig: RedisRig) -> None:
-    wrong = streams.RedisSink("done", streams.SinkSettings(stream="x", url="http://127.0.0.1"))
+    wrong = streams.RedisSink("done", streams.RedisSinkSettings(stream="x", url="http://127.0.0.1"))
     with pytest.raises(TransportError, match="redis"):
         wrong.check()
 

@@ -10,7 +10,7 @@ import pytest
 
 from scheduler.errors import ConfigError
 from scheduler.transports.ports import Dead, Outgoing, Published, TransportError
-from scheduler.transports.sqs import MAX_BATCH, MAX_SIZE, SinkSettings, SourceSettings, SqsSink, SqsSource
+from scheduler.transports.sqs import MAX_BATCH, MAX_SIZE, SqsSink, SqsSinkSettings, SqsSource, SqsSourceSettings
 from support.sqs_rig import KEYS, SqsRig
 
 
@@ -20,7 +20,7 @@ def rig(tmp_path: Path) -> SqsRig:
 
 
 def sink(rig: SqsRig, url: str | None = None) -> SqsSink:
-    return SqsSink("out", SinkSettings(queue_url=url or rig.url, endpoint_url=rig.endpoint, **KEYS))
+    return SqsSink("out", SqsSinkSettings(queue_url=url or rig.url, endpoint_url=rig.endpoint, **KEYS))
 
 
 def outgoing(number: int, **more: Any) -> Outgoing:
@@ -68,13 +68,13 @@ def test_a_check_of_a_queue_that_is_not_there_fails(rig: SqsRig) -> None:
 
 
 def test_a_source_without_a_dead_letter_queue_says_so(rig: SqsRig) -> None:
-    assert not SqsSource("in", SourceSettings(queue_url=rig.url)).limits.has_dlq
+    assert not SqsSource("in", SqsSourceSettings(queue_url=rig.url)).limits.has_dlq
     with pytest.raises(ConfigError, match="from 1 s to 12 h"):
-        SqsSource("in", SourceSettings(queue_url=rig.url, visibility=0.5))
+        SqsSource("in", SqsSourceSettings(queue_url=rig.url, visibility=0.5))
 
 
 def test_a_dead_message_keeps_its_attributes_and_is_redriven_with_them(rig: SqsRig) -> None:
-    own = SourceSettings(queue_url=rig.url, dead_letter_url=rig.dead_url, endpoint_url=rig.endpoint, **KEYS)
+    own = SqsSourceSettings(queue_url=rig.url, dead_letter_url=rig.dead_url, endpoint_url=rig.endpoint, **KEYS)
     source = SqsSource("in", own)
     rig.send(b"1", {f"h{number}": "x" for number in range(9)})
     (delivery,) = source.receive(1, 1.0)

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from scheduler.app import Scheduler
 from scheduler.console.answers import Refusal
 from scheduler.console.api.arguments import Args, check_texts
-from scheduler.console.api.table import DOCUMENT, PREFIX, Route, document, find
+from scheduler.console.api.table import DOCUMENT, PREFIX, ApiRoute, document, find
 from scheduler.console.inputs import MAX_BODY, body_of, query_of
 from scheduler.console.roles import Principal, Verb
 from scheduler.console.visit import Visit
@@ -25,15 +25,15 @@ MAX_CALLS = 64  # at once that wait for a thread, of callers who are known
 THREADS = 2  # calls that read or write the database at once
 
 
-class Call(NamedTuple):
+class ApiCall(NamedTuple):
     """A request that was read. ``route`` None: for the document that describes the others."""
 
-    route: Route | None
+    route: ApiRoute | None
     params: Mapping[str, Any]
     given: Args
 
 
-class Calls:
+class ApiCalls:
     """Answers calls: a bounded number at once, few of them at the database, so that machines keep no page waiting."""
 
     def __init__(self, jobs: Scheduler) -> None:
@@ -62,12 +62,12 @@ def is_api(path: str) -> bool:
     return path == "/api" or path.startswith("/api/")
 
 
-async def read(request: Request, path: str, who: Principal) -> Call:
+async def read(request: Request, path: str, who: Principal) -> ApiCall:
     """Read and check a request of someone who is known. Raises Refusal."""
     rest = path.removeprefix(PREFIX) if path.startswith(f"{PREFIX}/") else ""
     if rest == DOCUMENT and request.method in ("GET", "HEAD"):
         _refuse_unless(who, Verb.LOOK)
-        return Call(None, {}, Args())
+        return ApiCall(None, {}, Args())
     found = find(request.method, rest)
     if found.route is None:
         if found.methods:
@@ -76,11 +76,11 @@ async def read(request: Request, path: str, who: Principal) -> Call:
         raise Refusal(404, f"There is no such route: GET {PREFIX}{DOCUMENT} lists them.")
     _refuse_unless(who, found.route.verb)
     if found.route.method == "GET":
-        return Call(found.route, found.params, found.route.read(_query(request), strict=False))
-    return Call(found.route, found.params, found.route.read(await _body(request), strict=True))
+        return ApiCall(found.route, found.params, found.route.read(_query(request), strict=False))
+    return ApiCall(found.route, found.params, found.route.read(await _body(request), strict=True))
 
 
-def answer(jobs: Scheduler, visit: Visit, call: Call) -> Response:
+def answer(jobs: Scheduler, visit: Visit, call: ApiCall) -> Response:
     """The answer to a call. Raises as operations do."""
     if call.route is None:
         found: Any = document(visit.prefix)

@@ -15,7 +15,7 @@ from scheduler.console.api.arguments import Args, read_args
 from scheduler.console.pages.bulks import PLANNED, VERBS
 from scheduler.console.roles import Verb
 from scheduler.console.routes import params_in
-from scheduler.model.bulk import Verb as BulkVerb
+from scheduler.model.bulk import BulkVerb
 from scheduler.operations.verbs import task_verbs
 
 PREFIX = "/api/v1"
@@ -39,7 +39,7 @@ ERRORS = {
 }
 
 
-class Route(NamedTuple):
+class ApiRoute(NamedTuple):
     """One route. ``operations``: those of the desk that its verb belongs to; none of routes that look."""
 
     method: str
@@ -64,15 +64,15 @@ class Route(NamedTuple):
         return params_in(self.path, path)
 
 
-def _looks(path: str, call: Callable[..., Any], given: type[arguments.Args] = arguments.Args) -> Route:
-    return Route("GET", path, Verb.LOOK, call, given)
+def _looks(path: str, call: Callable[..., Any], given: type[arguments.Args] = arguments.Args) -> ApiRoute:
+    return ApiRoute("GET", path, Verb.LOOK, call, given)
 
 
-def _acts(path: str, verb: Verb, call: Callable[..., Any], given: type[arguments.Args], *operations: str) -> Route:
-    return Route("POST", path, verb, call, given, operations)
+def _acts(path: str, verb: Verb, call: Callable[..., Any], given: type[arguments.Args], *operations: str) -> ApiRoute:
+    return ApiRoute("POST", path, verb, call, given, operations)
 
 
-ROUTES: tuple[Route, ...] = (
+ROUTES: tuple[ApiRoute, ...] = (
     _looks("/health", looks.health),
     _looks("/status", looks.status),
     _looks("/tasks", looks.list_tasks, arguments.Tasks),
@@ -136,20 +136,20 @@ LEFT_OUT = {
 """Operations of roles that no route reaches, and why."""
 
 
-class Found(NamedTuple):
+class RouteFound(NamedTuple):
     """The route of a request, the parameters in its path, and the methods that the path has."""
 
-    route: Route | None
+    route: ApiRoute | None
     params: dict[str, Any]
     methods: tuple[str, ...]
 
 
-def find(method: str, path: str) -> Found:
+def find(method: str, path: str) -> RouteFound:
     """The route of a request; ``path``: without :data:`PREFIX`."""
     matches = [(one, params) for one in ROUTES if (params := one.match(path)) is not None]
     method = "GET" if method == "HEAD" else method
     route, params = next((found for found in matches if found[0].method == method), (None, {}))
-    return Found(route, params, tuple(one.method for one, _ in matches))
+    return RouteFound(route, params, tuple(one.method for one, _ in matches))
 
 
 class Error(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,13 +193,13 @@ def document(prefix: str = "") -> dict[str, Any]:
     return {**_described(), "servers": [{"url": prefix or "/"}]}
 
 
-def result_of(route: Route) -> Any:
+def result_of(route: ApiRoute) -> Any:
     """The type of an answer."""
     call = route.call.func if isinstance(route.call, partial) else route.call
     return get_type_hints(call)["return"]
 
 
-def _operation(route: Route, of: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:
+def _operation(route: ApiRoute, of: dict[str, Any], components: dict[str, Any]) -> dict[str, Any]:
     schema = of[str(route.args)]
     made: dict[str, Any] = {
         "operationId": re.sub(r"\W+", "_", f"{route.method.lower()}{route.path}").strip("_"),

@@ -20,13 +20,12 @@ from scheduler.client.bulks import BulkRunner
 from scheduler.config.model import Config
 from scheduler.console.answers import Refusal, in_the_way, refusal_of
 from scheduler.console.api import arguments, verbs
-from scheduler.console.api.table import ROUTES, Route
+from scheduler.console.api.table import ROUTES, ApiRoute
 from scheduler.console.pages.bulks import PLANNED, VERBS, bulk_view
 from scheduler.console.roles import Principal, Verb
 from scheduler.console.visit import BadInputError, Preferences, Site, Visit
 from scheduler.errors import SchedulerError, StoreUnavailableError
-from scheduler.model.bulk import BulkState
-from scheduler.model.bulk import Verb as BulkVerb
+from scheduler.model.bulk import BulkState, BulkVerb
 from scheduler.operations.desk import ReadTooLongError
 
 MOST_TEXT = 100_000  # characters of an answer
@@ -51,7 +50,7 @@ class RunPlan(arguments.Act, kw_only=True):
     rate: float | None = None
 
 
-class Answer(NamedTuple):
+class ToolAnswer(NamedTuple):
     """What a tool says. ``wrong``: why it did nothing."""
 
     text: str
@@ -83,10 +82,10 @@ class Tool(NamedTuple):
         }
 
 
-class Plan(NamedTuple):
+class PlannedChange(NamedTuple):
     """A change that was planned, and not run yet."""
 
-    route: Route
+    route: ApiRoute
     params: Mapping[str, Any]
     given: arguments.Act
 
@@ -99,7 +98,7 @@ class Tools:
         self._verbs = allowed | {Verb.LOOK}
         self._site = Site(jobs, config.console, config, self._run_bulks)
         self._runner: BulkRunner | None = None
-        self._plans: dict[str, Plan] = {}
+        self._plans: dict[str, PlannedChange] = {}
 
     @cached_property
     def tools(self) -> Mapping[str, Tool]:
@@ -113,7 +112,7 @@ class Tools:
             ]
         return {tool.name: tool for tool in found}
 
-    def _tool(self, route: Route) -> Tool | None:
+    def _tool(self, route: ApiRoute) -> Tool | None:
         """The tool that a route is; None: run_plan, stop_bulk, or the plan of a bulk does it."""
         params = {name: bool(number) for name, number in re.findall(r"\{(\w+)(:int)?\}", route.path)}
         if route.method == "GET":
@@ -133,16 +132,16 @@ class Tools:
         """How to use them."""
         return INSTRUCTIONS + (CHANGING if self._verbs > {Verb.LOOK} else "")
 
-    def call(self, name: str, given: Mapping[str, Any], by: str) -> Answer:
+    def call(self, name: str, given: Mapping[str, Any], by: str) -> ToolAnswer:
         """Call a tool in the name of ``by``. A text comes back, whatever happens."""
         try:
             text = msgspec.json.encode(self._call(name, given, by)).decode()
         except (Refusal, BadInputError, ReadTooLongError, SchedulerError) as error:
             stuck = isinstance(error, ReadTooLongError | StoreUnavailableError)
-            return Answer(refusal_of(error, in_the_way(self._jobs) if stuck else None).text, wrong=True)
+            return ToolAnswer(refusal_of(error, in_the_way(self._jobs) if stuck else None).text, wrong=True)
         if len(text) > MOST_TEXT:
-            return Answer(f"The answer has {len(text)} characters: ask for less, by limit or filter.", wrong=True)
-        return Answer(text)
+            return ToolAnswer(f"The answer has {len(text)} characters: ask for less, by limit or filter.", wrong=True)
+        return ToolAnswer(text)
 
     def close(self) -> None:
         """Leave a bulk that runs, after its present transaction."""
@@ -173,7 +172,7 @@ class Tools:
         who = Principal(by, "agent", frozenset(self._verbs))
         return Visit(self._site, who, "", params, {}, {}, Preferences(), json=True)
 
-    def _planned(self, route: Route, visit: Visit, given: arguments.Act) -> dict[str, Any]:
+    def _planned(self, route: ApiRoute, visit: Visit, given: arguments.Act) -> dict[str, Any]:
         if isinstance(given, arguments.Plan):
             view = route.call(visit, given)
             return {"plan": view["name"], "would": view}
@@ -185,7 +184,7 @@ class Tools:
             would = route.call(visit, msgspec.structs.replace(given, dry_run=True))
             given = msgspec.structs.replace(given, dry_run=False, up_to=would.up_to)
         name = f"plan-{secrets.token_hex(4)}"
-        self._plans[name] = Plan(route, visit.params, given)
+        self._plans[name] = PlannedChange(route, visit.params, given)
         while len(self._plans) > MOST_PLANS:
             del self._plans[next(iter(self._plans))]
         return {"plan": name, "does": route.summary, "would": would}
@@ -219,7 +218,7 @@ class Tools:
         return verb
 
 
-def _text(route: Route) -> str:
+def _text(route: ApiRoute) -> str:
     """What a route does, and what its arguments mean."""
     return f"{route.summary} {' '.join((route.args.__doc__ or '').split()).replace('``', '`')}"
 

@@ -17,7 +17,7 @@ from scheduler.console.masks import MASK
 from scheduler.console.pages.bulks import bulk_view, of_verb
 from scheduler.console.pages.task_verbs import COMMAND_KINDS, check_command, without_commands
 from scheduler.console.visit import BadInputError, Visit
-from scheduler.model.bulk import Verb as BulkVerb
+from scheduler.model.bulk import BulkVerb
 from scheduler.model.retry import RetryPolicy
 from scheduler.model.task_filter import TaskFilter, only
 from scheduler.operations import (
@@ -322,7 +322,7 @@ def _no_mask(*values: Any) -> None:
         raise BadInputError(f"{MASK} stands for a secret that is not shown: it is no value")
 
 
-def _scopes(given: arguments.Scopes) -> list[pauses.Scope]:
+def _scopes(given: arguments.Scopes) -> list[pauses.PauseScope]:
     return pauses.scopes(queues=given.queues, kinds=given.kinds, sources=given.sources, everything=given.everything)
 
 
@@ -331,7 +331,7 @@ def _paused(done: pauses.PauseResult) -> dict[str, Any]:
     return {"changed": changed, "pauses": [pause_view(one) for one in done.left], "unknown": done.unknown}
 
 
-def _place(given: arguments.Place) -> limits.Place:
+def _place(given: arguments.Place) -> limits.LimitTarget:
     return limits.place(pool=given.pool, worker=given.worker, kind=given.kind, key=given.key, queue=given.queue)
 
 

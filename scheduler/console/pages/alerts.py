@@ -11,12 +11,12 @@ from scheduler.client.json_views import alert_view, time
 from scheduler.config.alerts import RULES
 from scheduler.config.sources import parse_duration
 from scheduler.console.masks import exact, masked_text
-from scheduler.console.render import Done, Page
+from scheduler.console.render import ActionDone, RenderedPage
 from scheduler.console.roles import Verb
 from scheduler.console.routes import Nav, action, page
 from scheduler.console.visit import BadInputError, Visit
 from scheduler.errors import ConfigError
-from scheduler.model.alerts import Alert, Phase
+from scheduler.model.alerts import Alert, AlertPhase
 from scheduler.model.times import SECOND
 from scheduler.operations import alerts as operations
 
@@ -25,11 +25,11 @@ MESSAGES = 100
 
 
 @page("/alerts", nav=Nav("Alerts", "l", 90))
-def alerts(visit: Visit) -> Page:
+def alerts(visit: Visit) -> RenderedPage:
     """Alerts that are not ok, silences, and the messages of the last week."""
     with visit.read() as tx:
         seen, messages = operations.current(tx), operations.history(tx, MESSAGES)
-    found = sorted(seen.alerts, key=lambda one: (one.phase is not Phase.FIRING, -one.since))
+    found = sorted(seen.alerts, key=lambda one: (one.phase is not AlertPhase.FIRING, -one.since))
     rows = [(one, seen.silenced_until(one) is not None) for one in found[:SHOWN]]
     config = visit.site.config
     context: dict[str, Any] = {
@@ -47,7 +47,7 @@ def alerts(visit: Visit) -> Page:
         "silences": [{**one._asdict(), "at": time(one.at), "until": time(one.until)} for one in seen.silences],
         "messages": [{**one._asdict(), "at": time(one.at), "delivered_at": time(one.delivered_at)} for one in messages],
     }
-    return Page("alerts.html", data, context, "schedctl alerts list")
+    return RenderedPage("alerts.html", data, context, "schedctl alerts list")
 
 
 def _view(alert: Alert, silenced: bool) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def _view(alert: Alert, silenced: bool) -> dict[str, Any]:
 
 
 @action("/alerts/silence", Verb.SILENCE)
-def silence(visit: Visit) -> Done:
+def silence(visit: Visit) -> ActionDone:
     """Make no messages of a rule for a while."""
     rule = visit.given("rule")
     try:
@@ -68,23 +68,23 @@ def silence(visit: Visit) -> Done:
     span = round(seconds * SECOND)
     made = operations.silence(visit.jobs.desk, rule, span, kind=kind, fingerprint=fingerprint)
     undo = ("Undo: end the silence", "/alerts/unsilence", {"id": str(made.id)})
-    return Done(f"Silent: {made.subject}.", undo=undo, data={"id": made.id})
+    return ActionDone(f"Silent: {made.subject}.", undo=undo, data={"id": made.id})
 
 
 @action("/alerts/unsilence", Verb.SILENCE)
-def unsilence(visit: Visit) -> Done:
+def unsilence(visit: Visit) -> ActionDone:
     """End a silence."""
     number = visit.given_number("id", least=1)
     if number is None:
         raise BadInputError("say which silence: id")
     ended = operations.unsilence(visit.jobs.desk, number)
     if ended is None:
-        return Done(f"There is no silence {number} in effect.", ok=False)
-    return Done(f"No longer silent: {ended.subject}.")
+        return ActionDone(f"There is no silence {number} in effect.", ok=False)
+    return ActionDone(f"No longer silent: {ended.subject}.")
 
 
 @action("/alerts/test", Verb.SILENCE)
-def test(visit: Visit) -> Done:
+def test(visit: Visit) -> ActionDone:
     """Send a test message to one sink."""
     name, config = visit.given("sink"), visit.site.config
     if config is None or name not in config.alerts.sinks:
@@ -95,5 +95,5 @@ def test(visit: Visit) -> Done:
     try:
         make_sinks(config)[name].deliver(trial(origin, operations.new_id(), visit.jobs.database.now()))
     except SinkError as error:
-        return Done(f"{name} does not take it: {masked_text(str(error))}", ok=False)
-    return Done(f"{name} has taken a test message.")
+        return ActionDone(f"{name} does not take it: {masked_text(str(error))}", ok=False)
+    return ActionDone(f"{name} has taken a test message.")

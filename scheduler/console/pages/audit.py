@@ -7,7 +7,7 @@ from typing import Any
 
 from scheduler.client.json_views import audit_view
 from scheduler.console.masks import masked
-from scheduler.console.render import Page
+from scheduler.console.render import RenderedPage
 from scheduler.console.routes import Nav, page
 from scheduler.console.visit import Visit
 from scheduler.operations.audit import AuditFilter, AuditRecord, shown
@@ -18,7 +18,7 @@ _TEXTS = ("by", "action", "subject", "via", "bulk")
 
 
 @page("/audit", nav=Nav("Audit", "a", 80))
-def audit(visit: Visit) -> Page:
+def audit(visit: Visit) -> RenderedPage:
     """Changes, the newest first."""
     given = {name: visit.asked(name) for name in (*_TEXTS, "since", "until")}
     task = visit.number("task", least=1)
@@ -40,7 +40,7 @@ def audit(visit: Visit) -> Page:
         "cursor": cursor,
         "more": more,
     }
-    return Page("audit.html", data, context, command)
+    return RenderedPage("audit.html", data, context, command)
 
 
 def _exactly(entry: AuditRecord) -> AuditRecord:

@@ -6,7 +6,7 @@ from starlette.responses import RedirectResponse, Response
 
 from scheduler.config.model import Config
 from scheduler.console.answers import own_path
-from scheduler.console.render import Page
+from scheduler.console.render import RenderedPage
 from scheduler.console.roles import Verb
 from scheduler.console.routes import Route, _register, action, page
 from scheduler.console.visit import PREFERENCES, THEMES, BadInputError, Visit, is_zone
@@ -28,16 +28,16 @@ _register(Route("/logout", "POST", Verb.LOOK, _handled_by_gate, None, False))
 
 
 @page("/login", Verb.PUBLIC)
-def log_in(visit: Visit) -> Page:
+def log_in(visit: Visit) -> RenderedPage:
     """Where a visitor without a session is sent."""
     context = {"status": 401, "text": "Who are you?", "to": own_path(visit.asked("next"))}
-    return Page("error.html", None, context, live=False, status=401)
+    return RenderedPage("error.html", None, context, live=False, status=401)
 
 
 @page("/keys")
-def keys(visit: Visit) -> Page:
+def keys(visit: Visit) -> RenderedPage:
     """What the keys do."""
-    return Page("keys.html", None, live=False)
+    return RenderedPage("keys.html", None, live=False)
 
 
 @action("/preferences", Verb.LOOK)

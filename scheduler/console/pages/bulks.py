@@ -10,13 +10,12 @@ import msgspec
 from scheduler.console.masks import masked, masked_text
 from scheduler.console.pages.kinds import fields_of
 from scheduler.console.pages.task_verbs import without_commands
-from scheduler.console.render import Done, Page
+from scheduler.console.render import ActionDone, RenderedPage
 from scheduler.console.roles import Verb
 from scheduler.console.routes import Nav, action, page
 from scheduler.console.visit import BadInputError, Visit
 from scheduler.errors import UnknownBulkError
-from scheduler.model.bulk import MAX_TASKS, WITH_CANARY, BulkState, ItemResult
-from scheduler.model.bulk import Verb as BulkVerb
+from scheduler.model.bulk import MAX_TASKS, WITH_CANARY, BulkState, BulkVerb, ItemResult
 from scheduler.model.task_filter import TaskFilter, only
 from scheduler.operations import stored_bulks
 from scheduler.operations.kinds import get_kind
@@ -37,14 +36,14 @@ PLANNED = frozenset(VERBS) - {"uncancel"}
 
 
 @page("/bulks", nav=Nav("Bulks", "b", 15))
-def bulks(visit: Visit) -> Page:
+def bulks(visit: Visit) -> RenderedPage:
     """The bulks there were, the newest first."""
     found = visit.jobs.bulks.list(50)
-    return Page("bulks.html", [bulk_view(one) for one in found], {"bulks": found}, "schedctl bulk list")
+    return RenderedPage("bulks.html", [bulk_view(one) for one in found], {"bulks": found}, "schedctl bulk list")
 
 
 @page("/bulks/{name}")
-def bulk(visit: Visit) -> Page:
+def bulk(visit: Visit) -> RenderedPage:
     """A bulk: its plan, how far it is, what became of its tasks."""
     name = visit.params["name"]
     found = visit.jobs.bulks.get(name)
@@ -76,7 +75,7 @@ def bulk(visit: Visit) -> Page:
     items_data = [
         {"task": i.task_id, "before": i.before, "result": i.result, "note": masked_text(i.note)} for i in items
     ]
-    return Page(
+    return RenderedPage(
         "bulk.html",
         {**bulk_view(found), "stale": stale.ids, "stale_more": stale.cut, "items": items_data},
         context,
@@ -95,7 +94,7 @@ def _is_typed(verb: str, cascade: bool) -> bool:
     return verb == "purge" or (verb == "cancel" and cascade)
 
 
-def _plan(visit: Visit, *, verb: BulkVerb) -> Done:
+def _plan(visit: Visit, *, verb: BulkVerb) -> ActionDone:
     """Freeze which tasks: those that were ticked, or all that match the filter. Changes none of them."""
     fields = _fields(visit) if verb == "replay" else None
     chosen = _chosen(visit)
@@ -107,7 +106,7 @@ def _plan(visit: Visit, *, verb: BulkVerb) -> Done:
         downstream=not visit.ticked("alone"),
         fields=fields,
     )
-    return Done("This is the plan; nothing is changed yet.", f"/bulks/{made.name}", data=bulk_view(made))
+    return ActionDone("This is the plan; nothing is changed yet.", f"/bulks/{made.name}", data=bulk_view(made))
 
 
 def _fields(visit: Visit) -> dict[str, Any] | None:
@@ -145,7 +144,7 @@ def _chosen(visit: Visit) -> TaskFilter:
     return TaskFilter((only("id", *map(int, ids)),))
 
 
-def _start(visit: Visit, *, verb: str) -> Done:
+def _start(visit: Visit, *, verb: str) -> ActionDone:
     """Run the bulk, or go on with it."""
     name = visit.params["name"]
     found = of_verb(visit, name, verb)
@@ -154,7 +153,7 @@ def _start(visit: Visit, *, verb: str) -> Done:
         raise BadInputError(f"type the number of tasks, {found.total}, to go on")
     visit.jobs.bulks.start(name, canary=visit.ticked("canary"), rate=_rate(visit.given("rate")))
     visit.site.wake_bulks()
-    return Done("It runs in the background.", f"/bulks/{name}")
+    return ActionDone("It runs in the background.", f"/bulks/{name}")
 
 
 def _rate(given: str) -> float | None:
@@ -164,22 +163,22 @@ def _rate(given: str) -> float | None:
         raise BadInputError(f"the rate is a number of tasks a second, not {given!r:.40}") from None
 
 
-def _stop(visit: Visit, *, verb: str) -> Done:
+def _stop(visit: Visit, *, verb: str) -> ActionDone:
     """Stop after the present transaction."""
     name = visit.params["name"]
     of_verb(visit, name, verb)
     visit.jobs.bulks.stop(name)
-    return Done("It stops after the present hundred.", f"/bulks/{name}")
+    return ActionDone("It stops after the present hundred.", f"/bulks/{name}")
 
 
-def _undo(visit: Visit, *, verb: str) -> Done:
+def _undo(visit: Visit, *, verb: str) -> ActionDone:
     """Take back what can be."""
     name = visit.params["name"]
     of_verb(visit, name, verb)
     made = visit.jobs.bulks.undo(name)
     visit.jobs.bulks.start(made.name)
     visit.site.wake_bulks()
-    return Done("It is being taken back.", f"/bulks/{made.name}")
+    return ActionDone("It is being taken back.", f"/bulks/{made.name}")
 
 
 def of_verb(visit: Visit, name: str, verb: str) -> Any:

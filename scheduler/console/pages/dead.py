@@ -6,14 +6,14 @@ import shlex
 from typing import Any
 
 from scheduler.client.json_views import task_view, time
-from scheduler.console.masks import TaskMasks, masked_text
+from scheduler.console.masks import PageTaskMasks, masked_text
 from scheduler.console.pages.kinds import fields_of
-from scheduler.console.render import Page
+from scheduler.console.render import RenderedPage
 from scheduler.console.roles import Verb
 from scheduler.console.routes import Nav, page
 from scheduler.console.visit import BadInputError, Visit
 from scheduler.model.task_filter import Term
-from scheduler.operations.dead_letters import WINDOW, Cause, causes, history, over_kinds
+from scheduler.operations.dead_letters import WINDOW, DeadCause, causes, history, over_kinds
 from scheduler.operations.details import get_tasks, search
 from scheduler.operations.filter import compose
 from scheduler.operations.kinds import get_kind
@@ -24,7 +24,7 @@ SOON_US = 48 * 3600 * SECOND  # retention's removals that are announced
 
 
 @page("/dead", nav=Nav("Dead letters", "d", 20))
-def dead(visit: Visit) -> Page:
+def dead(visit: Visit) -> RenderedPage:
     """Dead letters by cause, or those of one cause."""
     kind, fingerprint = visit.asked("kind"), visit.asked("fingerprint")
     if fingerprint:
@@ -35,7 +35,7 @@ def dead(visit: Visit) -> Page:
         found = causes(tx, kept=_kept(visit), within=SOON_US)
         shown = [one for one in found.causes if kind in ("", one.kind)]
         newest = {task.id: task for task in get_tasks(tx, [one.id for one in shown])}
-        masks = TaskMasks(tx, {one.kind for one in shown})
+        masks = PageTaskMasks(tx, {one.kind for one in shown})
         shared = over_kinds(tx, found.causes, kind or None)
         now = tx.now
     errors = {
@@ -63,7 +63,7 @@ def dead(visit: Visit) -> Page:
         "until": time(now),
     }
     command = ["schedctl", "dlq", "list", *(["--kind", kind] if kind else [])]
-    return Page("dead.html", data, context, shlex.join(command))
+    return RenderedPage("dead.html", data, context, shlex.join(command))
 
 
 def _kept(visit: Visit) -> int | None:
@@ -80,7 +80,7 @@ def _filter(kind: str, fingerprint: str = "") -> str:
     return compose([("state", "dead"), ("kind", kind), ("fingerprint", fingerprint)])
 
 
-def _view(one: Cause, error: str | None) -> dict[str, Any]:
+def _view(one: DeadCause, error: str | None) -> dict[str, Any]:
     return {
         **one._asdict(),
         "error": error,
@@ -90,14 +90,14 @@ def _view(one: Cause, error: str | None) -> dict[str, Any]:
     }
 
 
-def _cause(visit: Visit, kind: str, fingerprint: str) -> Page:
+def _cause(visit: Visit, kind: str, fingerprint: str) -> RenderedPage:
     cursor = visit.number("cursor", least=1)
     terms = [Term("state", ("dead",)), Term("kind", (kind,)), Term("fingerprint", (fingerprint,))]
     with visit.read() as tx:
         every = causes(tx, kept=_kept(visit), within=SOON_US)
         one = next((c for c in every.causes if (c.kind, c.fingerprint) == (kind, fingerprint)), None)
         found = search(tx, terms, limit=LETTERS, cursor=cursor)
-        masks = TaskMasks(tx, {kind})
+        masks = PageTaskMasks(tx, {kind})
         record = get_kind(tx, kind)
         past = history(tx, kind, fingerprint)
     rows = [(task, masks.of(task)) for task in found.tasks]
@@ -137,4 +137,4 @@ def _cause(visit: Visit, kind: str, fingerprint: str) -> Page:
         ],
     }
     command = shlex.join(["schedctl", "dlq", "list", "--kind", kind, "--fingerprint", fingerprint])
-    return Page("dead_cause.html", data, context, command)
+    return RenderedPage("dead_cause.html", data, context, command)

@@ -8,7 +8,7 @@ import msgspec
 
 from scheduler.client.json_views import time
 from scheduler.console.masks import MASK, masked, masked_json
-from scheduler.console.render import Done, Page
+from scheduler.console.render import ActionDone, RenderedPage
 from scheduler.console.roles import Verb
 from scheduler.console.routes import Nav, action, page
 from scheduler.console.visit import BadInputError, Visit
@@ -19,7 +19,7 @@ WAITERS = 5  # tasks named of each event
 
 
 @page("/events", nav=Nav("Events", "v", 70))
-def events(visit: Visit) -> Page:
+def events(visit: Visit) -> RenderedPage:
     """Awaited events, with who waits; then emitted ones, the newest first."""
     cursor = _cursor(visit.asked("cursor"))
     with visit.read() as tx:
@@ -44,7 +44,7 @@ def events(visit: Visit) -> Page:
         ],
         "cursor": following,
     }
-    return Page("events.html", data, context, "schedctl event list")
+    return RenderedPage("events.html", data, context, "schedctl event list")
 
 
 def _cursor(text: str) -> tuple[int, str] | None:
@@ -57,7 +57,7 @@ def _cursor(text: str) -> tuple[int, str] | None:
 
 
 @action("/events/emit", Verb.EVENT_EMIT)
-def emit(visit: Visit) -> Done:
+def emit(visit: Visit) -> ActionDone:
     """Emit an event: tasks that await it go on with its payload."""
     name, text = visit.given("name"), visit.given("payload")
     if MASK in text:
@@ -67,5 +67,5 @@ def emit(visit: Visit) -> Done:
     except (msgspec.MsgspecError, RecursionError) as error:
         raise BadInputError(f"the payload is not JSON: {error}; a text needs quotes") from None
     if operations.emit(visit.jobs.desk, name, payload).first:
-        return Done(f"Event {name} is emitted.", data={"first": True, "payload": masked(payload)})
-    return Done(f"Event {name} was emitted before: its first payload stays.", ok=False, data={"first": False})
+        return ActionDone(f"Event {name} is emitted.", data={"first": True, "payload": masked(payload)})
+    return ActionDone(f"Event {name} was emitted before: its first payload stays.", ok=False, data={"first": False})

@@ -6,9 +6,9 @@ from typing import Any
 
 from scheduler.client.analysis import comparison_view, estimate_view
 from scheduler.console.drawing import draw, states_of
-from scheduler.console.masks import TaskMasks
+from scheduler.console.masks import PageTaskMasks
 from scheduler.console.pages.task import plain_log
-from scheduler.console.render import Page
+from scheduler.console.render import RenderedPage
 from scheduler.console.routes import Nav, page
 from scheduler.console.visit import BadInputError, Visit, asked_instant
 from scheduler.model.graph import tree
@@ -24,7 +24,7 @@ from scheduler.model.graph_folding import (
 )
 from scheduler.model.state import TaskState
 from scheduler.model.texts import rfc3339
-from scheduler.operations.analysis import Graph, beside, graph, graph_at, graph_estimate, newest_graphs
+from scheduler.operations.analysis import StoredGraph, beside, graph, graph_at, graph_estimate, newest_graphs
 from scheduler.operations.details import get_task
 
 MAX_GRAPH = 10_000
@@ -41,7 +41,7 @@ ROLES = 200
 
 
 @page("/graphs", nav=Nav("Graphs", "p", 30))
-def graphs(visit: Visit) -> Page:
+def graphs(visit: Visit) -> RenderedPage:
     """The newest graphs."""
     with visit.read() as tx:
         found = newest_graphs(tx)
@@ -55,11 +55,11 @@ def graphs(visit: Visit) -> Page:
         }
         for one in found
     ]
-    return Page("graphs.html", data, {"found": found}, "schedctl graph ID")
+    return RenderedPage("graphs.html", data, {"found": found}, "schedctl graph ID")
 
 
 @page("/graphs/{id:int}")
-def one_graph(visit: Visit) -> Page:
+def one_graph(visit: Visit) -> RenderedPage:
     """The graph of a task."""
     task_id = visit.params["id"]
     view = visit.asked("view", "auto")
@@ -78,7 +78,7 @@ def one_graph(visit: Visit) -> Page:
     states: dict[int, TaskState | None] = {node.id: node.state for node in found.nodes}
     if past is not None:
         states = past.states
-        found = Graph([node for node in found.nodes if node.id in states], found.edges, found.truncated)
+        found = StoredGraph([node for node in found.nodes if node.id in states], found.edges, found.truncated)
     kinds = {node.id: node.kind for node in found.nodes}
     edges = [(edge.parent, edge.child) for edge in found.edges if edge.parent in kinds and edge.child in kinds]
     view, fold = _folded(view, task_id, kinds, edges, states, steps)
@@ -136,7 +136,7 @@ def one_graph(visit: Visit) -> Page:
         "truncated": found.truncated,
         "estimate": None if left is None else estimate_view(left),
     }
-    return Page("graph.html", data, context, command, live=watched)
+    return RenderedPage("graph.html", data, context, command, live=watched)
 
 
 def _folded(
@@ -163,7 +163,10 @@ def _folded(
 
 
 def _rows(
-    found: Graph, edges: list[tuple[int, int]], states: dict[int, TaskState | None], members: tuple[int, ...] | None
+    found: StoredGraph,
+    edges: list[tuple[int, int]],
+    states: dict[int, TaskState | None],
+    members: tuple[int, ...] | None,
 ) -> list[dict[str, Any]]:
     """The tasks for the table: what failed and what is under way first."""
     above: dict[int, list[int]] = {}
@@ -198,17 +201,17 @@ def _box_tree(fold: Fold) -> list[Any]:
 
 
 @page("/compare/{id:int}")
-def comparison(visit: Visit) -> Page:
+def comparison(visit: Visit) -> RenderedPage:
     """What is different in this run."""
     task_id = visit.params["id"]
     other = visit.number("with", least=1)
     with visit.read() as tx:
         task = get_task(tx, task_id)
-        both = beside(tx, task_id, other, masks=TaskMasks, shown=plain_log)
+        both = beside(tx, task_id, other, masks=PageTaskMasks, shown=plain_log)
     command = f"schedctl compare {task_id}" + (f" {other}" if other else "")
     if both is None:
         context: dict[str, Any] = {"task": task, "found": None, "other": other}
-        return Page("compare.html", {"task": task_id, "other": None}, context, command, live=False)
+        return RenderedPage("compare.html", {"task": task_id, "other": None}, context, command, live=False)
     found, different, lines = both
     data = comparison_view(found) | {"payload": [one._asdict() for one in different], "log": lines.lines}
     context = {
@@ -222,4 +225,4 @@ def comparison(visit: Visit) -> Page:
         "cut": lines.truncated,
         "more_roles": max(0, len(found.roles) - ROLES),
     }
-    return Page("compare.html", data, context, command, live=False)
+    return RenderedPage("compare.html", data, context, command, live=False)

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from scheduler.client.json_views import queue_view, time
 from scheduler.config.sources import parse_duration
-from scheduler.console.masks import TaskMasks, masked_text
-from scheduler.console.render import Done, Page
+from scheduler.console.masks import PageTaskMasks, masked_text
+from scheduler.console.render import ActionDone, RenderedPage
 from scheduler.console.roles import Verb
 from scheduler.console.routes import Nav, action, page
 from scheduler.console.visit import BadInputError, Visit
@@ -21,7 +21,7 @@ from scheduler.operations import kinds as operations
 from scheduler.operations.desk import Tx
 from scheduler.operations.kinds import FAILURES, KindRecord, Numbers, Pause, QueueRecord, StatsRecord, WorkNow
 from scheduler.operations.kinds import queues as read_queues
-from scheduler.operations.limits import Limit
+from scheduler.operations.limits import LimitInEffect
 from scheduler.operations.masks import masked_schema
 
 SHOWN = 300  # kinds, or queues, on one page
@@ -32,7 +32,7 @@ SHOWN_LIMITS = ("max_concurrency", "rate_limit")
 TOLD = 10  # queues that nobody serves, in sentences
 
 
-class Bar(NamedTuple):
+class HistogramBar(NamedTuple):
     """A bucket of a histogram. ``up_to``: seconds; ``share``: of the largest, 0 to 100."""
 
     up_to: float
@@ -41,7 +41,7 @@ class Bar(NamedTuple):
 
 
 @page("/kinds", nav=Nav("Kinds", "k", 60))
-def kinds(visit: Visit) -> Page:
+def kinds(visit: Visit) -> RenderedPage:
     """The kinds, those with most attempts first, and the queues that have a backlog or a pause."""
     span = _span(visit)
     with visit.read() as tx:
@@ -69,7 +69,7 @@ def kinds(visit: Visit) -> Page:
             for name, due, oldest, pause in context["queues"]
         ],
     }
-    return Page("kinds.html", data, context, f"schedctl stats --since {context['chosen']}")
+    return RenderedPage("kinds.html", data, context, f"schedctl stats --since {context['chosen']}")
 
 
 def _is_kind(visit: Visit) -> bool:
@@ -83,7 +83,7 @@ def _is_queue(visit: Visit) -> bool:
 
 
 @page("/kinds/{name:path}", known=_is_kind)
-def one_kind(visit: Visit) -> Page:
+def one_kind(visit: Visit) -> RenderedPage:
     """One kind: numbers, distribution, limits, recent failures, its schema."""
     name, span = visit.params["name"], _span(visit)
     with visit.read() as tx:
@@ -104,11 +104,11 @@ def one_kind(visit: Visit) -> Page:
         "limits": {o.name: o.value for o in context["limits"]},
     }
     data["failures"] = [{"task": one.task_id, "at": time(one.finished_at), "error": error} for one, error in failures]
-    return Page("kind.html", data, context, f"schedctl stats --kind {name} --since {context['chosen']}")
+    return RenderedPage("kind.html", data, context, f"schedctl stats --kind {name} --since {context['chosen']}")
 
 
 @page("/queues/{name:path}", known=_is_queue)
-def one_queue(visit: Visit) -> Page:
+def one_queue(visit: Visit) -> RenderedPage:
     """One queue: numbers, backlog, oldest ready task."""
     name, span = visit.params["name"], _span(visit)
     with visit.read() as tx:
@@ -123,11 +123,11 @@ def one_queue(visit: Visit) -> Page:
     context |= {"kinds": list(found.kinds.items()), "record": None, "fields": [], "now": now}
     data |= _now_view(now, seen.at)
     data["ready"] = [{"pool": pool, "due": due, "since": time(since)} for pool, due, since in context["ready"]]
-    return Page("kind.html", data, context, f"schedctl stats --queue {name} --since {context['chosen']}")
+    return RenderedPage("kind.html", data, context, f"schedctl stats --queue {name} --since {context['chosen']}")
 
 
 def _failures(tx: Tx, span: int, kind: str) -> list[tuple[Any, str | None]]:
-    masks = TaskMasks(tx, [kind])
+    masks = PageTaskMasks(tx, [kind])
     return [
         (one, masked_text(one.error) if task is None else masks.of(task).text(one.error))
         for one, task in operations.failures(tx, kind, span, FAILED)
@@ -168,11 +168,11 @@ def _now_view(now: WorkNow, at: int) -> dict[str, Any]:
     }
 
 
-def bars(histogram: Histogram) -> list[Bar]:
+def bars(histogram: Histogram) -> list[HistogramBar]:
     """The buckets that are not empty."""
     most = max(histogram.buckets.values(), default=1)
     return [
-        Bar(BOUNDS[min(bucket, len(BOUNDS) - 1)] / SECOND, number, 100 * number / most)
+        HistogramBar(BOUNDS[min(bucket, len(BOUNDS) - 1)] / SECOND, number, 100 * number / most)
         for bucket, number in sorted(histogram.buckets.items())
     ]
 
@@ -191,7 +191,7 @@ def _choices(visit: Visit) -> dict[str, Any]:
     return {"times": TIMES, "chosen": visit.asked("over", "24h")}
 
 
-def _shown(limits: list[Limit]) -> list[Limit]:
+def _shown(limits: list[LimitInEffect]) -> list[LimitInEffect]:
     return [one for one in limits if one.name in SHOWN_LIMITS]
 
 
@@ -210,7 +210,9 @@ def _fields(record: KindRecord | None) -> list[tuple[str, str, bool, bool]]:
     ]
 
 
-def _view(name: str, numbers: Numbers | None, limits: list[Limit], pause: Any, seconds: float) -> dict[str, Any]:
+def _view(
+    name: str, numbers: Numbers | None, limits: list[LimitInEffect], pause: Any, seconds: float
+) -> dict[str, Any]:
     numbers = numbers or Numbers()
     made: dict[str, Any] = {"name": name, "attempts": numbers.attempts, "failure_rate": numbers.failure_rate}
     for label, histogram in (("run", numbers.run), ("wait", numbers.wait)):
@@ -221,7 +223,7 @@ def _view(name: str, numbers: Numbers | None, limits: list[Limit], pause: Any, s
 
 
 @action("/kinds/set/{name:path}", Verb.SET)
-def set_kind(visit: Visit) -> Done:
+def set_kind(visit: Visit) -> ActionDone:
     """Change the cap and the rate of a kind."""
     name = visit.params["name"]
     cap, rate = visit.given("max_concurrency"), visit.given("rate_limit")
@@ -233,8 +235,8 @@ def set_kind(visit: Visit) -> Done:
     if not changes:
         raise BadInputError("say what to change: max_concurrency or rate_limit; none is no limit")
     if not visit.jobs.live_settings.kind(name, **changes):
-        return Done("It was so already.")
-    return Done(f"Kind {name} is changed.", undo=("Undo: let its type say it", "/settings/reset", {"kind": name}))
+        return ActionDone("It was so already.")
+    return ActionDone(f"Kind {name} is changed.", undo=("Undo: let its type say it", "/settings/reset", {"kind": name}))
 
 
 def _whole(text: str) -> int:
@@ -258,7 +260,7 @@ def fields_of(schema: Mapping[str, Any], payload: Any) -> dict[str, str]:
 
 
 @page("/queues", nav=Nav("Queues", "q", 55))
-def queues(visit: Visit) -> Page:
+def queues(visit: Visit) -> RenderedPage:
     """The queues by name."""
     with visit.read() as tx:
         found, now = read_queues(tx, SHOWN), tx.now
@@ -266,7 +268,7 @@ def queues(visit: Visit) -> Page:
     unserved = [one.unserved_text for one in rows if one.unserved is not None]
     context: dict[str, Any] = {"rows": rows, "more": found.more, "unserved": unserved, "told": TOLD}
     data = {"queues": [queue_view(one, now) for one in rows], "more": found.more}
-    return Page("queues.html", data, context, "schedctl queues")
+    return RenderedPage("queues.html", data, context, "schedctl queues")
 
 
 def _masked(one: QueueRecord) -> QueueRecord:

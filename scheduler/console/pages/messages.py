@@ -6,7 +6,7 @@ from typing import Any
 
 from scheduler.client.json_views import time
 from scheduler.console.masks import masked_text
-from scheduler.console.render import Done, Page
+from scheduler.console.render import ActionDone, RenderedPage
 from scheduler.console.roles import Verb
 from scheduler.console.routes import Nav, action, page
 from scheduler.console.visit import BadInputError, Visit
@@ -22,7 +22,7 @@ STATES = tuple(InboxState)
 
 
 @page("/messages", nav=Nav("Messages", "m", 65))
-def messages(visit: Visit) -> Page:
+def messages(visit: Visit) -> RenderedPage:
     """All sources and sinks: their state, the last failure, what is held, waits or is dead."""
     with visit.read() as tx:
         sources = operations.source_statuses(tx, _sources(visit, tx))
@@ -33,11 +33,11 @@ def messages(visit: Visit) -> Page:
         "masked_text": masked_text,
     }
     data = {"sources": [_source_view(one) for one in sources], "sinks": [_sink_view(one) for one in sinks]}
-    return Page("messages.html", data, context, "schedctl sources list")
+    return RenderedPage("messages.html", data, context, "schedctl sources list")
 
 
 @page("/sources/{name}")
-def one_source(visit: Visit) -> Page:
+def one_source(visit: Visit) -> RenderedPage:
     """One source, and its messages, those that came last first."""
     name, wanted = visit.params["name"], visit.asked("state")
     if wanted and wanted not in STATES:
@@ -57,11 +57,11 @@ def one_source(visit: Visit) -> Page:
         "masked_text": masked_text,
     }
     data = _source_view(found) | {"messages": [_message_view(row) for row in rows[:ROWS]]}
-    return Page("source.html", data, context, f"schedctl inbox list --source {name}")
+    return RenderedPage("source.html", data, context, f"schedctl inbox list --source {name}")
 
 
 @page("/sinks/{name}")
-def one_sink(visit: Visit) -> Page:
+def one_sink(visit: Visit) -> RenderedPage:
     """One sink, and the messages that are to go out."""
     name, everything = visit.params["name"], visit.asked("all") == "1"
     with visit.read() as tx:
@@ -85,17 +85,17 @@ def one_sink(visit: Visit) -> Page:
             for row in rows[:ROWS]
         ]
     }
-    return Page("sink.html", data, context, f"schedctl outbox list --sink {name}")
+    return RenderedPage("sink.html", data, context, f"schedctl outbox list --sink {name}")
 
 
 @action("/sources/{name}/release", Verb.RETRY)
-def release(visit: Visit) -> Done:
+def release(visit: Visit) -> ActionDone:
     """Run what is held behind a gap."""
     name = visit.params["name"]
     made = operations.release(visit.jobs.desk, name, visit.given("subject") or None)
     if not made:
-        return Done(f"No message of source {name} is held.", ok=False, data={"tasks": []})
-    return Done(f"Source {name}: {counted(len(made), 'held message')} let go.", data={"tasks": made})
+        return ActionDone(f"No message of source {name} is held.", ok=False, data={"tasks": []})
+    return ActionDone(f"Source {name}: {counted(len(made), 'held message')} let go.", data={"tasks": made})
 
 
 def _sources(visit: Visit, tx: Tx) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from scheduler.client.json_views import status_view, time
 from scheduler.console.masks import masked_text
-from scheduler.console.render import Done, Page
+from scheduler.console.render import ActionDone, RenderedPage
 from scheduler.console.roles import Verb
 from scheduler.console.routes import Nav, action, page
 from scheduler.console.visit import BadInputError, Visit, asked_instant
@@ -65,7 +65,7 @@ class Column(NamedTuple):
 
 
 @page("/", nav=Nav("Now", "n", 0))
-def now(visit: Visit) -> Page:
+def now(visit: Visit) -> RenderedPage:
     """What is wrong, what waits, who works."""
     if visit.asked("at"):
         return _past(visit)
@@ -93,10 +93,10 @@ def now(visit: Visit) -> Page:
         "wrong": [{"problem": w.problem, "text": w.text, "remedy": w.remedy, "next": w.next} for w in wrong],
         "minutes": [{"at": time(m.at), "succeeded": m.succeeded, "failed": m.failed, "other": m.other} for m in series],
     }
-    return Page("now.html", data, context, "schedctl status")
+    return RenderedPage("now.html", data, context, "schedctl status")
 
 
-def _past(visit: Visit) -> Page:
+def _past(visit: Visit) -> RenderedPage:
     """How things stood at a past instant, as far as it is recorded."""
     at = asked_instant(visit, visit.jobs.database.now()) or 0
     with visit.read() as tx:
@@ -112,7 +112,7 @@ def _past(visit: Visit) -> Page:
         "changes": len(found.changes),
     }
     context = {"past": found, "counts": counts, "ended": found.stats.total.attempts, "entries": found.changes}
-    return Page("past.html", data, context, live=False)
+    return RenderedPage("past.html", data, context, live=False)
 
 
 def troubles(found: Status, at: int) -> list[Shown]:
@@ -164,22 +164,22 @@ def chart(series: list[Minute]) -> list[Column]:
 
 
 @action("/pause", Verb.PAUSE)
-def pause(visit: Visit) -> Done:
+def pause(visit: Visit) -> ActionDone:
     """Let no worker claim tasks of a queue, of a kind, or any."""
     scope = _scope(visit)
     fresh = visit.jobs.pause(**scope)
     subject = _describe(scope)
     undo = ("Undo: resume", "/resume", _fields(scope))
-    return Done(f"{subject} is paused." if fresh else f"{subject} was paused already.", undo=undo)
+    return ActionDone(f"{subject} is paused." if fresh else f"{subject} was paused already.", undo=undo)
 
 
 @action("/resume", Verb.PAUSE)
-def resume(visit: Visit) -> Done:
+def resume(visit: Visit) -> ActionDone:
     """End a pause."""
     scope = _scope(visit)
     ended = visit.jobs.resume(**scope)
     subject = _describe(scope)
-    return Done(
+    return ActionDone(
         f"{subject} goes on." if ended else f"{subject} was not paused.",
         undo=("Undo: pause it", "/pause", _fields(scope)),
         ok=ended,

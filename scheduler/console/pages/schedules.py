@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from scheduler.client.analysis import forecast_view
 from scheduler.client.json_views import time
 from scheduler.console.masks import masked_json, masked_text
-from scheduler.console.render import Done, Page
+from scheduler.console.render import ActionDone, RenderedPage
 from scheduler.console.roles import Verb
 from scheduler.console.routes import Nav, action, page
 from scheduler.console.visit import BadInputError, Visit
@@ -32,7 +32,7 @@ DRAWN = 60  # schedules in the drawing; the table has all
 
 
 @page("/schedules", nav=Nav("Schedules", "s", 40))
-def schedules(visit: Visit) -> Page:
+def schedules(visit: Visit) -> RenderedPage:
     """All schedules, those that need a look first."""
     word = visit.asked("q").lower()
     with visit.read() as tx:
@@ -51,7 +51,7 @@ def schedules(visit: Visit) -> Page:
         "graph_kind": operations.GRAPH,
         "local": operations.local_time,
     }
-    return Page("schedules.html", [_view(one, unserved) for one in fitting], context, "schedctl cron list")
+    return RenderedPage("schedules.html", [_view(one, unserved) for one in fitting], context, "schedctl cron list")
 
 
 def _is_known(visit: Visit) -> bool:
@@ -60,7 +60,7 @@ def _is_known(visit: Visit) -> bool:
 
 
 @page("/schedules/{name:path}", known=_is_known)
-def one_schedule(visit: Visit) -> Page:
+def one_schedule(visit: Visit) -> RenderedPage:
     """One schedule: its next fire times, its runs."""
     name = visit.params["name"]
     cursor = visit.number("cursor", least=1)
@@ -88,7 +88,7 @@ def one_schedule(visit: Visit) -> Page:
         "runs": [_run_view(run) for run in runs[:RUNS]],
         "cursor": context["more"],
     }
-    return Page("schedule.html", data, context, f"schedctl cron runs {name}")
+    return RenderedPage("schedule.html", data, context, f"schedctl cron runs {name}")
 
 
 def _view(one: ScheduleRecord, unserved: Mapping[str, str]) -> dict[str, Any]:
@@ -124,23 +124,23 @@ def _run_view(run: RunRecord) -> dict[str, Any]:
 
 
 @action("/schedules/pause/{name:path}", Verb.SCHEDULE_PAUSE)
-def pause(visit: Visit) -> Done:
+def pause(visit: Visit) -> ActionDone:
     """Fire nothing until resumed."""
     name = visit.params["name"]
     operations.pause(visit.jobs.desk, name)
-    return Done(f"Schedule {name} is paused.", undo=("Undo: resume it", f"/schedules/resume/{name}", {}))
+    return ActionDone(f"Schedule {name} is paused.", undo=("Undo: resume it", f"/schedules/resume/{name}", {}))
 
 
 @action("/schedules/resume/{name:path}", Verb.SCHEDULE_PAUSE)
-def resume(visit: Visit) -> Done:
+def resume(visit: Visit) -> ActionDone:
     """Go on with the next fire time."""
     name = visit.params["name"]
     operations.resume(visit.jobs.desk, name)
-    return Done(f"Schedule {name} goes on.", undo=("Undo: pause it", f"/schedules/pause/{name}", {}))
+    return ActionDone(f"Schedule {name} goes on.", undo=("Undo: pause it", f"/schedules/pause/{name}", {}))
 
 
 @action("/schedules/trigger/{name:path}", Verb.SCHEDULE_TRIGGER)
-def trigger(visit: Visit) -> Done:
+def trigger(visit: Visit) -> ActionDone:
     """Run it once now."""
     name = visit.params["name"]
     done = operations.trigger(visit.jobs.desk, name)
@@ -148,18 +148,18 @@ def trigger(visit: Visit) -> Done:
     message = f"Schedule {name} runs once now: task {made}."
     if beside is not None:
         message += f" It runs beside task {beside}: overlap skip holds between fire times only."
-    return Done(message, undo=("Undo: cancel it", f"/tasks/{made}/cancel", {}), data={"id": made})
+    return ActionDone(message, undo=("Undo: cancel it", f"/tasks/{made}/cancel", {}), data={"id": made})
 
 
 @action("/schedules/delete/{name:path}", Verb.SCHEDULE_DELETE)
-def delete(visit: Visit) -> Done:
+def delete(visit: Visit) -> ActionDone:
     """Forget it; its tasks stay."""
     name = visit.params["name"]
     visit.jobs.schedules.delete(name)
-    return Done(f"Schedule {name} is deleted. A program that registers it brings it back.", to="/schedules")
+    return ActionDone(f"Schedule {name} is deleted. A program that registers it brings it back.", to="/schedules")
 
 
-class Bar(NamedTuple):
+class RunBar(NamedTuple):
     """One run: from ``x`` on, ``width`` wide; ``title``: in words."""
 
     x: float
@@ -167,16 +167,16 @@ class Bar(NamedTuple):
     at: int
 
 
-class Row(NamedTuple):
+class DrawnSchedule(NamedTuple):
     """One schedule of the drawing. ``steady``: it fires too often for bars of its own."""
 
     one: ScheduleForecast
     y: int
-    bars: list[Bar]
+    bars: list[RunBar]
     steady: bool
 
 
-class Load(NamedTuple):
+class SlotLoad(NamedTuple):
     """How many slots of one kind are wanted. ``path``: of an SVG path; ``limit``: the height of all slots."""
 
     name: str
@@ -188,7 +188,7 @@ class Load(NamedTuple):
 
 
 @page("/forecast", nav=Nav("Forecast", "f", 45))
-def the_forecast(visit: Visit) -> Page:
+def the_forecast(visit: Visit) -> RenderedPage:
     """The next hours of all schedules."""
     hours = visit.number("hours", 24, least=1, most=168) or 24
     if hours not in HOURS:
@@ -224,7 +224,9 @@ def the_forecast(visit: Visit) -> Page:
         "x": lambda at: _x(at, found),
         "unknown": [one.name for one in going if one.p50 is None],
     }
-    return Page("forecast.html", forecast_view(found), context, f"schedctl cron forecast --hours {hours}", live=False)
+    return RenderedPage(
+        "forecast.html", forecast_view(found), context, f"schedctl cron forecast --hours {hours}", live=False
+    )
 
 
 def _x(at: int, found: Forecast) -> float:
@@ -232,12 +234,12 @@ def _x(at: int, found: Forecast) -> float:
     return round(LABEL + (WIDTH - LABEL) * min(max(share, 0.0), 1.0), 1)
 
 
-def _row(one: ScheduleForecast, number: int, found: Forecast) -> Row:
+def _row(one: ScheduleForecast, number: int, found: Forecast) -> DrawnSchedule:
     bars = []
     for at in () if one.every else one.fires:
         x = _x(at, found)
-        bars.append(Bar(x, max(2.5, _x(at + (one.p50 or 0), found) - x), at))
-    return Row(one, number * ROW + 24, bars, one.every is not None)
+        bars.append(RunBar(x, max(2.5, _x(at + (one.p50 or 0), found) - x), at))
+    return DrawnSchedule(one, number * ROW + 24, bars, one.every is not None)
 
 
 def _ticks(found: Forecast, hours: int, zone: tzinfo) -> list[tuple[float, str]]:
@@ -254,7 +256,7 @@ def _ticks(found: Forecast, hours: int, zone: tzinfo) -> list[tuple[float, str]]
     return ticks
 
 
-def _loads(found: Forecast, top: int) -> list[Load]:
+def _loads(found: Forecast, top: int) -> list[SlotLoad]:
     loads = []
     for number, (group, values) in enumerate(sorted(found.load.items(), key=lambda item: group_text(item[0]))):
         slots = found.slots.get(group) or None
@@ -267,5 +269,5 @@ def _loads(found: Forecast, top: int) -> list[Load]:
             points.append(f"L{LABEL + i * step:.1f} {level}L{LABEL + (i + 1) * step:.1f} {level}")
         path = f"M{LABEL} {y + LOAD_H}{''.join(points)}L{WIDTH} {y + LOAD_H}Z"
         limit = None if slots is None else round(y + LOAD_H - LOAD_H * slots / highest, 1)
-        loads.append(Load(group_text(group), slots, max(values), path, limit, y))
+        loads.append(SlotLoad(group_text(group), slots, max(values), path, limit, y))
     return loads

@@ -6,7 +6,7 @@ from typing import Any
 
 from scheduler.config.load import describe
 from scheduler.console.masks import MASK, masked_text
-from scheduler.console.render import Done, Page
+from scheduler.console.render import ActionDone, RenderedPage
 from scheduler.console.roles import Verb
 from scheduler.console.routes import Nav, action, page
 from scheduler.console.visit import BadInputError, Visit
@@ -19,7 +19,7 @@ SHOWN = 500  # live settings on one page
 
 
 @page("/settings", nav=Nav("Settings", "e", 100))
-def settings(visit: Visit) -> Page:
+def settings(visit: Visit) -> RenderedPage:
     """Live settings first, then the configuration of this console's process."""
     with visit.read() as tx:
         live = limits.records(tx)
@@ -44,11 +44,11 @@ def settings(visit: Visit) -> Page:
         ],
         "configured": [{"setting": name, "value": text, "source": source} for name, text, source in configured],
     }
-    return Page("settings.html", data, context, "schedctl config check")
+    return RenderedPage("settings.html", data, context, "schedctl config check")
 
 
 @action("/settings/pool", Verb.SET)
-def set_pool(visit: Visit) -> Done:
+def set_pool(visit: Visit) -> ActionDone:
     """Change the slots of a pool, of all workers or of one."""
     name, worker = visit.given("pool"), visit.given_number("worker", least=1)
     changed = visit.jobs.live_settings.pool(
@@ -59,15 +59,15 @@ def set_pool(visit: Visit) -> Done:
     )
     fields = {"pool": name, "worker": "" if worker is None else str(worker)}
     undo = ("Undo: let the configuration hold", "/settings/reset", fields)
-    return Done(f"Pool {name} is set." if changed else "It was so already.", undo=undo if changed else None)
+    return ActionDone(f"Pool {name} is set." if changed else "It was so already.", undo=undo if changed else None)
 
 
 @action("/settings/reset", Verb.SET)
-def reset(visit: Visit) -> Done:
+def reset(visit: Visit) -> ActionDone:
     """Let hold again what programs and configurations say."""
     kind, key, pool = (visit.given(name) or None for name in (KIND, KEY, POOL))
     if (kind is None and key is None) == (pool is None):
         raise BadInputError("say which: pool, kind or key")
     worker = visit.given_number("worker", least=1)
     changed = visit.jobs.live_settings.reset(pool=pool, worker=worker, kind=kind, key=key)
-    return Done("What programs and configurations say holds again." if changed else "It was so already.")
+    return ActionDone("What programs and configurations say holds again." if changed else "It was so already.")

@@ -20,8 +20,8 @@ from scheduler.client.json_views import (
     wait_view,
 )
 from scheduler.console.drawing import draw_timeline
-from scheduler.console.masks import TaskMask, TaskMasks, masked
-from scheduler.console.render import Page
+from scheduler.console.masks import PageTaskMasks, TaskMask, masked
+from scheduler.console.render import RenderedPage
 from scheduler.console.routes import page
 from scheduler.console.visit import Visit, asked_instant
 from scheduler.errors import UnknownTaskError
@@ -55,7 +55,7 @@ LOG_LINES = 400
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-_]|[\x00-\x08\x0b-\x1f\x7f]")
 
 
-class Attempt(NamedTuple):
+class AttemptRow(NamedTuple):
     """An attempt, and what its envelope had that is another one by now."""
 
     record: AttemptRecord
@@ -77,11 +77,11 @@ def log_text(mask: TaskMask, text: str) -> str:
 
 def mask_of(tx: Tx, found: TaskRecord, tried: Sequence[AttemptRecord] = ()) -> TaskMask:
     """The mask that hides the secrets of a task, also those that its earlier attempts had."""
-    return TaskMasks(tx, [found.kind]).of(found, *(one.envelope.payload for one in tried))
+    return PageTaskMasks(tx, [found.kind]).of(found, *(one.envelope.payload for one in tried))
 
 
 @page("/tasks/{id:int}")
-def task(visit: Visit) -> Page:
+def task(visit: Visit) -> RenderedPage:
     """One task."""
     task_id = visit.params["id"]
     with visit.read() as tx:
@@ -95,21 +95,21 @@ def task(visit: Visit) -> Page:
         return _page(visit, tx, found)
 
 
-def _past(tx: Tx, found: TaskRecord, at: int) -> Page:
+def _past(tx: Tx, found: TaskRecord, at: int) -> RenderedPage:
     """How the task stood at a past instant, as far as it is recorded."""
     past = task_at(tx, found.id, at)
     state = None if past.state is None else past.state.value
     data = {"id": found.id, "at": time(at), "existed": past.existed, "state": state, "attempt": past.attempt}
-    return Page("task_past.html", data, {"task": found, "past": past}, live=False)
+    return RenderedPage("task_past.html", data, {"task": found, "past": past}, live=False)
 
 
-def _gone(tx: Tx, task_id: int) -> Page:
+def _gone(tx: Tx, task_id: int) -> RenderedPage:
     """A task that retention removed, whose outcome is remembered. Raises UnknownTaskError."""
     state = ends(tx, [task_id])[task_id]
     at = removed_at(tx, task_id)
     removed = None if at is None else time(at)
     data = {"id": task_id, "state": None if state is None else state.value, "removed": True, "removed_at": removed}
-    return Page(
+    return RenderedPage(
         "task_gone.html",
         data,
         {"id": task_id, "state": state, "removed_at": at},
@@ -118,7 +118,7 @@ def _gone(tx: Tx, task_id: int) -> Page:
     )
 
 
-def _page(visit: Visit, tx: Tx, found: TaskRecord) -> Page:
+def _page(visit: Visit, tx: Tx, found: TaskRecord) -> RenderedPage:
     task_id, now = found.id, tx.now
     seen = details(tx, found, children=ROWS, entries=ROWS)
     shown = seen.task
@@ -168,12 +168,12 @@ def _page(visit: Visit, tx: Tx, found: TaskRecord) -> Page:
     }
     data = _data(mask, seen, chain, tried, log)
     data["payload"], data["result"] = payload, result
-    return Page("task.html", data, context, f"schedctl show {task_id}")
+    return RenderedPage("task.html", data, context, f"schedctl show {task_id}")
 
 
-def _attempt(record: AttemptRecord, mask: TaskMask) -> Attempt:
+def _attempt(record: AttemptRecord, mask: TaskMask) -> AttemptRow:
     trace = None if record.trace is None else parse_traceparent(record.trace)
-    return Attempt(
+    return AttemptRow(
         record,
         mask.text(record.error),
         None if trace is None else f"{trace.trace_id:032x}",
@@ -214,7 +214,7 @@ def _data(
     mask: TaskMask,
     seen: TaskDetails,
     chain: Sequence[Any],
-    tried: Sequence[Attempt],
+    tried: Sequence[AttemptRow],
     log: Sequence[tuple[int, str]],
 ) -> dict[str, Any]:
     view = task_view(seen.task)
@@ -239,7 +239,7 @@ def _masked_attempt(view: dict[str, Any], mask: TaskMask, payload: str | None) -
 
 
 @page("/tasks/{id:int}/log")
-def log(visit: Visit) -> Page:
+def log(visit: Visit) -> RenderedPage:
     """What the attempts wrote, whole."""
     task_id = visit.params["id"]
     with visit.read() as tx:
@@ -250,11 +250,11 @@ def log(visit: Visit) -> Page:
         by_claim = {one.claim: one for one in tried}
     data = [{"claim": claim, "text": text} for claim, text in texts]
     context: Mapping[str, Any] = {"task": found, "texts": texts, "by_claim": by_claim}
-    return Page("task_log.html", data, context, f"schedctl logs {task_id}")
+    return RenderedPage("task_log.html", data, context, f"schedctl logs {task_id}")
 
 
 @page("/tasks/{id:int}/cancel")
-def cancel_plan(visit: Visit) -> Page:
+def cancel_plan(visit: Visit) -> RenderedPage:
     """What cancelling would end, before it is done."""
     task_id = visit.params["id"]
     with visit.read() as tx:
@@ -265,7 +265,7 @@ def cancel_plan(visit: Visit) -> Page:
     }
     data = {"id": task_id, "plain": plans[False].dependants, "cascade": plans[True].dependants}
     context = {"task": found, "plain": plans[False], "cascade": plans[True], "dependents": below[:ROWS]}
-    return Page("task_cancel.html", data, context, f"schedctl cancel {task_id} --dry-run", live=False)
+    return RenderedPage("task_cancel.html", data, context, f"schedctl cancel {task_id} --dry-run", live=False)
 
 
 def _with_fields(*fields: tuple[str, str]) -> Callable[[Visit], bool]:
@@ -279,7 +279,7 @@ def _with_fields(*fields: tuple[str, str]) -> Callable[[Visit], bool]:
 
 
 @page("/k/{kind}/{key:path}", known=_with_fields(("key", "key"), ("kind", "kind")))
-def by_key(visit: Visit) -> Page | Response:
+def by_key(visit: Visit) -> RenderedPage | Response:
     """A deep link for log lines: the newest task of a kind with a key; without one, what there is instead."""
     kind, key = visit.params["kind"], visit.params["key"]
     exact = Term("key", (key.replace("*", ""),))
@@ -294,7 +294,9 @@ def _newest(tx: Tx, kind: str) -> Sequence[TaskRecord]:
     return search(tx, [Term("kind", (kind,))], limit=FEW).tasks
 
 
-def _no_key(visit: Visit, kind: str, key: str, others: Sequence[TaskRecord], newest: Sequence[TaskRecord]) -> Page:
+def _no_key(
+    visit: Visit, kind: str, key: str, others: Sequence[TaskRecord], newest: Sequence[TaskRecord]
+) -> RenderedPage:
     """No stored task of the kind has the key: how long one is kept, the key elsewhere, and the kind's newest."""
     config = visit.site.config
     data = {
@@ -306,7 +308,9 @@ def _no_key(visit: Visit, kind: str, key: str, others: Sequence[TaskRecord], new
     }
     kept = None if config is None else config.retention
     context = {"kind": kind, "key": key, "others": others, "newest": newest, "kept": kept}
-    return Page("key_gone.html", data, context, f"schedctl list --kind {shlex.quote(kind)}", live=False, status=404)
+    return RenderedPage(
+        "key_gone.html", data, context, f"schedctl list --kind {shlex.quote(kind)}", live=False, status=404
+    )
 
 
 @page("/c/{text:path}", known=_with_fields(("correlation", "text")))

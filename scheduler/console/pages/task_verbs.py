@@ -9,7 +9,7 @@ import msgspec
 
 from scheduler.config.sources import parse_duration
 from scheduler.console.masks import MASK
-from scheduler.console.render import Done, Page
+from scheduler.console.render import ActionDone, RenderedPage
 from scheduler.console.roles import Verb
 from scheduler.console.routes import action
 from scheduler.console.visit import BadInputError, Visit
@@ -27,24 +27,24 @@ COMMAND_KINDS = frozenset({"CommandTask"})
 
 
 @action("/tasks/{id:int}/cancel", Verb.CANCEL)
-def cancel(visit: Visit) -> Done:
+def cancel(visit: Visit) -> ActionDone:
     """End a task, or ask it to end."""
     task_id = visit.params["id"]
     done, _ = tasks.cancel(visit.desk, [task_id], cascade=visit.ticked("cascade"), force=visit.ticked("force"))
     if done.finished:
-        return Done(f"Task {task_id} had ended already.", ok=False)
+        return ActionDone(f"Task {task_id} had ended already.", ok=False)
     if done.requested:
         effect = "it ends now, whatever its handler does" if visit.ticked("force") else "it has been asked to end"
-        return Done(f"Task {task_id} is running: {effect}.")
+        return ActionDone(f"Task {task_id} is running: {effect}.")
     more = f", and {counted(len(done.affected), 'task')} ended with it" if done.affected else ""
     undo = ("Undo: run it after all", f"/tasks/{task_id}/uncancel", dict[str, str]())
-    return Done(f"Task {task_id} is cancelled{more}.", undo=undo, data={"cancelled": list(done.cancelled)})
+    return ActionDone(f"Task {task_id} is cancelled{more}.", undo=undo, data={"cancelled": list(done.cancelled)})
 
 
-def _act(verb: TaskVerb, visit: Visit) -> Done:
+def _act(verb: TaskVerb, visit: Visit) -> ActionDone:
     """Do a verb that has a module of its own."""
     given = {name: text for name in verb.args.__struct_fields__ if (text := visit.given(name))}
-    return Done(verb(visit.desk, visit.params["id"], given, strict=False))
+    return ActionDone(verb(visit.desk, visit.params["id"], given, strict=False))
 
 
 for _name, _verb in task_verbs().items():
@@ -52,7 +52,7 @@ for _name, _verb in task_verbs().items():
 
 
 @action("/tasks/{id:int}/retry", Verb.RETRY)
-def retry(visit: Visit) -> Done:
+def retry(visit: Visit) -> ActionDone:
     """Run an unsuccessful task again."""
     task_id = visit.params["id"]
     done = tasks.retry(visit.desk, [task_id], downstream=not visit.ticked("alone"))
@@ -60,7 +60,7 @@ def retry(visit: Visit) -> Done:
 
 
 @action("/tasks/{id:int}/rerun", Verb.RETRY)
-def rerun(visit: Visit) -> Done:
+def rerun(visit: Visit) -> ActionDone:
     """Run a task that has ended again from its beginning."""
     task_id = visit.params["id"]
     done = tasks.rerun(visit.desk, [task_id], downstream=not visit.ticked("alone"))
@@ -68,17 +68,17 @@ def rerun(visit: Visit) -> Done:
 
 
 @action("/tasks/{id:int}/replay", Verb.REPLAY)
-def replay(visit: Visit) -> Done:
+def replay(visit: Visit) -> ActionDone:
     """Run a dead letter again, under another key or as a copy if that is asked for."""
     task_id, key = visit.params["id"], visit.given("key") or None
     done = dead_letters.replay(visit.desk, [task_id], key=key, copy=visit.ticked("copy"))
     made = int(done.ids[0])
     if made != task_id:
-        return Done(f"Task {made} is a copy of {task_id}.", f"/tasks/{made}", data={"id": made})
+        return ActionDone(f"Task {made} is a copy of {task_id}.", f"/tasks/{made}", data={"id": made})
     return _again(f"Task {task_id} is replayed.", done, task_id)
 
 
-def _again(text: str, done: tasks.Again | dead_letters.Replayed, undo: int | None = None) -> Done:
+def _again(text: str, done: tasks.Again | dead_letters.Replayed, undo: int | None = None) -> ActionDone:
     """A task runs again. ``undo``: the task that a button would cancel."""
     for task_id, other in done.left.items():
         text = f"{text} Task {task_id} was not revived: task {other.id} has its key."
@@ -86,21 +86,23 @@ def _again(text: str, done: tasks.Again | dead_letters.Replayed, undo: int | Non
         ran = tasks.told(done.stale)
         text = f"{text} {ran[0].upper()}{ran[1:]}: rerun what is to see the new one."
     button = None if undo is None else ("Undo: cancel it", f"/tasks/{undo}/cancel", dict[str, str]())
-    return Done(text, data={"stale": done.stale.ids, "stale_more": done.stale.cut} if done.stale else {}, undo=button)
+    return ActionDone(
+        text, data={"stale": done.stale.ids, "stale_more": done.stale.cut} if done.stale else {}, undo=button
+    )
 
 
 @action("/tasks/{id:int}/copy", Verb.SUBMIT)
-def copy(visit: Visit) -> Done:
+def copy(visit: Visit) -> ActionDone:
     """Store a copy of a task as new work."""
     task_id = visit.params["id"]
     check_command(visit, task_id)
     made, beside = tasks.copy(visit.desk, task_id, changes_of(visit), dependencies=not visit.ticked("free"))
     text = f"Task {int(made)} is a copy of {task_id}."
-    return Done(text if beside is None else f"{text} {beside}.", f"/tasks/{int(made)}", data={"id": int(made)})
+    return ActionDone(text if beside is None else f"{text} {beside}.", f"/tasks/{int(made)}", data={"id": int(made)})
 
 
 @action("/tasks/{id:int}/patch", Verb.PATCH)
-def patch(visit: Visit) -> Done:
+def patch(visit: Visit) -> ActionDone:
     """Change a stored task that no worker holds."""
     task_id = visit.params["id"]
     given = changes_of(visit)
@@ -109,16 +111,16 @@ def patch(visit: Visit) -> Done:
     if "fields" in given:
         check_command(visit, task_id)
     if tasks.change(visit.desk, [task_id], given).same:
-        return Done(f"Task {task_id} had these values already; nothing is changed.")
-    return Done(f"Task {task_id} is changed: {', '.join(given)}.")
+        return ActionDone(f"Task {task_id} had these values already; nothing is changed.")
+    return ActionDone(f"Task {task_id} is changed: {', '.join(given)}.")
 
 
 @action("/tasks/{id:int}/reveal", Verb.REVEAL)
-def reveal(visit: Visit) -> Page:
+def reveal(visit: Visit) -> RenderedPage:
     """Show the secrets of a payload once; the audit says who saw them."""
     task_id = visit.params["id"]
     value = masks.reveal(visit.desk, task_id)
-    return Page("task_revealed.html", value, {"id": task_id, "value": value}, live=False)
+    return RenderedPage("task_revealed.html", value, {"id": task_id, "value": value}, live=False)
 
 
 def check_command(visit: Visit, task_id: int) -> None:

@@ -7,8 +7,8 @@ import time
 from typing import Any
 
 from scheduler.client.json_views import task_view
-from scheduler.console.masks import TaskMask, TaskMasks
-from scheduler.console.render import Done, Page
+from scheduler.console.masks import PageTaskMasks, TaskMask
+from scheduler.console.render import ActionDone, RenderedPage
 from scheduler.console.roles import Verb
 from scheduler.console.routes import Nav, action, page
 from scheduler.console.visit import Visit
@@ -34,7 +34,7 @@ _PAGE = "tasks"  # whose views are saved
 
 
 @page("/tasks", nav=Nav("Tasks", "t", 10))
-def tasks(visit: Visit) -> Page:
+def tasks(visit: Visit) -> RenderedPage:
     """Tasks, the newest first."""
     text = _text(visit)
     limit = visit.number("limit", PAGE_ROWS, least=1, most=MAX_ROWS) or PAGE_ROWS
@@ -45,7 +45,7 @@ def tasks(visit: Visit) -> Page:
         at = tx.now
         wanted = visit.filter(tx, text)
         found = search(tx, wanted, limit=limit, cursor=cursor, broken=broken.append)
-        masks = TaskMasks(tx, {task.kind for task in found.tasks})
+        masks = PageTaskMasks(tx, {task.kind for task in found.tasks})
         reasons = whys(tx, [task.id for task in found.tasks if not task.state.terminal][:WHYS])
         views = console.views(tx, _PAGE, visit.who.name)
         kinds = kind_names(tx)
@@ -72,7 +72,7 @@ def tasks(visit: Visit) -> Page:
         "bulk_verbs": _BULK_VERBS,
         "acts": any(visit.may(needs) for _, needs, _ in _BULK_VERBS),
     }
-    return Page("tasks.html", data, context, list_command(wanted))
+    return RenderedPage("tasks.html", data, context, list_command(wanted))
 
 
 def list_command(wanted: TaskFilter) -> str:
@@ -98,22 +98,22 @@ def _text(visit: Visit) -> str:
 
 
 @action("/tasks/views/save", Verb.SAVE_VIEW)
-def save_view(visit: Visit) -> Done:
+def save_view(visit: Visit) -> ActionDone:
     """Keep the filter under a name, for oneself or for everybody."""
     text = visit.given("q")
     with visit.read() as tx:
         visit.filter(tx, text)
     name, shared = visit.given("name"), visit.ticked("shared")
     console.save_view(visit.jobs.desk, _PAGE, name, text, visit.who.name, shared=shared)
-    return Done(f"The view “{name}” is saved.")
+    return ActionDone(f"The view “{name}” is saved.")
 
 
 @action("/tasks/views/forget", Verb.SAVE_VIEW)
-def forget_view(visit: Visit) -> Done:
+def forget_view(visit: Visit) -> ActionDone:
     """Forget a view."""
     name, shared = visit.given("name"), visit.ticked("shared")
     gone = console.forget_view(visit.jobs.desk, _PAGE, name, visit.who.name, shared=shared)
-    return Done(f"The view “{name}” is forgotten." if gone else "There is no such view.", ok=gone)
+    return ActionDone(f"The view “{name}” is forgotten." if gone else "There is no such view.", ok=gone)
 
 
 def _view(task: TaskRecord, mask: TaskMask, why: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from scheduler.client.json_views import worker_view
-from scheduler.console.render import Done, Page
+from scheduler.console.render import ActionDone, RenderedPage
 from scheduler.console.roles import Verb
 from scheduler.console.routes import Nav, action, page
 from scheduler.console.visit import Visit
@@ -16,7 +16,7 @@ NAMED = 2  # running tasks of a worker that are named
 
 
 @page("/workers", nav=Nav("Workers", "w", 50))
-def workers_page(visit: Visit) -> Page:
+def workers_page(visit: Visit) -> RenderedPage:
     """The workers that go round; with ``?all=1`` the latest that have ended, too."""
     every = visit.asked("all") == "1"
     with visit.read() as tx:
@@ -33,28 +33,28 @@ def workers_page(visit: Visit) -> Page:
         "named": NAMED,
     }
     data = [worker_view(one, seen.at) | {"held": workers.held_of(one, held)} for one in found]
-    return Page("workers.html", data, context, "schedctl workers --all" if every else "schedctl workers")
+    return RenderedPage("workers.html", data, context, "schedctl workers --all" if every else "schedctl workers")
 
 
 @action("/workers/{id:int}/drain", Verb.DRAIN)
-def drain(visit: Visit) -> Done:
+def drain(visit: Visit) -> ActionDone:
     """Let a worker claim nothing more."""
     number = visit.params["id"]
     workers.drain(visit.jobs.desk, number)
-    return Done(f"Worker {number} drains.", undo=("Undo: resume it", f"/workers/{number}/resume", {}))
+    return ActionDone(f"Worker {number} drains.", undo=("Undo: resume it", f"/workers/{number}/resume", {}))
 
 
 @action("/workers/{id:int}/resume", Verb.DRAIN)
-def resume(visit: Visit) -> Done:
+def resume(visit: Visit) -> ActionDone:
     """Let a draining worker claim again."""
     number = visit.params["id"]
     workers.resume(visit.jobs.desk, number)
-    return Done(f"Worker {number} claims again.", undo=("Undo: drain it", f"/workers/{number}/drain", {}))
+    return ActionDone(f"Worker {number} claims again.", undo=("Undo: drain it", f"/workers/{number}/drain", {}))
 
 
 @action("/workers/{id:int}/restart", Verb.DRAIN)
-def restart(visit: Visit) -> Done:
+def restart(visit: Visit) -> ActionDone:
     """Let a daemon end and start anew."""
     number = visit.params["id"]
     workers.restart(visit.jobs.desk, number)
-    return Done(f"Worker {number} is to restart.")
+    return ActionDone(f"Worker {number} is to restart.")

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from scheduler.backoff import LogOnce
-from scheduler.model.limits import Limits
+from scheduler.model.limits import ResourceLimits
 
 log = logging.getLogger("scheduler.engine")
 
@@ -249,7 +249,7 @@ def killed_for_memory(place: str | None) -> str | None:
 
 
 @contextmanager
-def bounded(place: str | None, limits: Limits | None) -> Iterator[None]:
+def bounded(place: str | None, limits: ResourceLimits | None) -> Iterator[None]:
     """Limit the memory of this child's own group meanwhile, above what it uses now."""
     if place is None or limits is None or limits.memory is None:
         yield

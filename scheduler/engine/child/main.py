@@ -31,11 +31,11 @@ from scheduler.engine.attempt.capture import TASK_LOGGER, current_attempt
 from scheduler.engine.attempt.outcomes import internal_failure, outcome_of_external_end
 from scheduler.engine.attempt.place import Look, Threads, look, stack_of, where
 from scheduler.engine.child import cgroups
-from scheduler.engine.child.output import Output, Records, write_past_python
+from scheduler.engine.child.output import ChildOutput, Records, write_past_python
 from scheduler.engine.child.pickling import called, packed_error, packed_result, resolve, set_main
 from scheduler.engine.child.protocol import message_of, number_of
 from scheduler.engine.child.rlimits import limited, memory
-from scheduler.engine.child.runtime import Interrupter, Link, RemoteAttempt, RemoteRuntime
+from scheduler.engine.child.runtime import EngineLink, Interrupter, RemoteAttempt, RemoteRuntime
 from scheduler.engine.child.surroundings import Surroundings
 from scheduler.engine.durable.async_driver import track_tasks
 from scheduler.engine.execution.context import AsyncContext, Context
@@ -66,7 +66,7 @@ class ChildProcess:
         self.cgroup = cgroup  # its control group
         self.forked = False  # this process is a copy that a handler made
         self.interrupter = Interrupter()
-        self.link = Link(talk, self.interrupter)
+        self.link = EngineLink(talk, self.interrupter)
         self.link.on_stop = self.stop
         self.link.check_lease = self.check_lease
         self.link.on_look = self.look
@@ -83,7 +83,7 @@ class ChildProcess:
         self._leased = False  # the job is an attempt: another worker may claim it once the lease has run out
         self._lock = threading.Lock()  # guards number, attempt and leave_reason
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._outputs: list[Output] = []
+        self._outputs: list[ChildOutput] = []
         self._tracing: ChildTracing | None = None  # None: no attempt is traced
         self._initial_processes = frozenset[int]()  # that run before the first attempt
 
@@ -155,7 +155,7 @@ class ChildProcess:
     def _redirect_output(self) -> None:
         for number, name in ((1, "stdout"), (2, "stderr")):
             raw = open(number, "wb", closefd=False)  # noqa: SIM115
-            output = Output(name, raw, self._send_output)
+            output = ChildOutput(name, raw, self._send_output)
             setattr(sys, name, output)
             self._outputs.append(output)
         root = logging.getLogger()

@@ -20,7 +20,7 @@ _JSON_TYPES = (str, int, float, bool, type(None))
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
-class Output(io.TextIOBase):
+class ChildOutput(io.TextIOBase):
     """``sys.stdout`` and ``sys.stderr``: passes whole lines to ``say``.
 
     Bytes written to ``buffer``, and output of C code and other programs, go through a pipe that the engine reads.
@@ -103,7 +103,7 @@ class Records(logging.Handler):
 def write_past_python() -> None:
     """Let a process that a handler forked print and log to the pipe, as other programs do."""
     for number, name in ((1, "stdout"), (2, "stderr")):
-        if isinstance(getattr(sys, name), Output):
+        if isinstance(getattr(sys, name), ChildOutput):
             opened = open(number, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
             setattr(sys, name, opened)
     root = logging.getLogger()

@@ -12,13 +12,13 @@ import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from scheduler.model.limits import Limits
+from scheduler.model.limits import ResourceLimits
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 @contextmanager
-def limited(limits: Limits | None) -> Iterator[None]:
+def limited(limits: ResourceLimits | None) -> Iterator[None]:
     """Limit this process while the handler runs. An error that a limit causes names the limit."""
     if limits is None:
         yield
@@ -38,7 +38,7 @@ def limited(limits: Limits | None) -> Iterator[None]:
         _restore(before)
 
 
-def _values(limits: Limits) -> Iterator[tuple[int, int]]:
+def _values(limits: ResourceLimits) -> Iterator[tuple[int, int]]:
     if limits.memory is not None:
         yield resource.RLIMIT_AS, memory()[0] + limits.memory
     if limits.cpu is not None:
@@ -67,14 +67,14 @@ def _restore(before: list[tuple[int, tuple[int, int]]]) -> None:
         resource.setrlimit(which, values)
 
 
-def _name_limit(error: BaseException, limits: Limits) -> None:
+def _name_limit(error: BaseException, limits: ResourceLimits) -> None:
     """Name the limit in the text of an error that it caused."""
     if limits.memory is not None and _is_memory_error(error):
-        limit_text = f"the limit of this kind is {Limits(memory=limits.memory)}"
+        limit_text = f"the limit of this kind is {ResourceLimits(memory=limits.memory)}"
         text = str(error)
         error.args = (f"{text}; {limit_text}" if text else limit_text,)
     elif limits.files is not None and isinstance(error, OSError) and error.errno == 24:
-        error.strerror = f"{error.strerror}; the limit of this kind is {Limits(files=limits.files)}"
+        error.strerror = f"{error.strerror}; the limit of this kind is {ResourceLimits(files=limits.files)}"
 
 
 def _is_memory_error(error: BaseException) -> bool:

@@ -81,7 +81,7 @@ class Interrupter:
             raise Interrupted("the attempt is to end")
 
 
-class Link:
+class EngineLink:
     """Sends messages to the engine, from any thread, and receives its answers.
 
     A message without ``flush`` is sent with the next flushed one, in order.
@@ -224,13 +224,13 @@ class RemoteAttempt(Attempt):
         self.say(text)
 
 
-class Drafts:
+class ChildDrafts:
     """Makes specs of tasks that handlers spawn: the payload here, the rest in the engine.
 
     It names a kind as the type itself does, not as the engine registered it.
     """
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: EngineLink) -> None:
         self._link = link
 
     def draft(self, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -262,9 +262,9 @@ class RemoteRuntime:
 
     waits_through_outages = True
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: EngineLink) -> None:
         self.link = link
-        self.drafts = Drafts(link)
+        self.drafts = ChildDrafts(link)
         self.settings: dict[str, Any] = {}
         self.around_run: Callable[[Any], AbstractContextManager[Any]] | None = None
         self.lease_expires_at = float("inf")  # monotonic, as the engine last sent it

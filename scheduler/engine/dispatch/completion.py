@@ -13,7 +13,7 @@ from scheduler.engine.attempt.capture import ATTEMPTS_LOGGER
 from scheduler.engine.dead_letter_hook import dead_letter_of
 from scheduler.engine.dispatch import traces
 from scheduler.engine.dispatch.completion_thread import CompletionThread
-from scheduler.engine.dispatch.limits import Limits
+from scheduler.engine.dispatch.limits import DispatchLimits
 from scheduler.engine.dispatch.planner import ClaimPlanner
 from scheduler.engine.dispatch.quarantine import count_crashes, judge_crashes
 from scheduler.engine.state import EngineState
@@ -85,7 +85,7 @@ class Completer:
         self,
         engine_state: EngineState,
         planner: ClaimPlanner,
-        limits: Limits,
+        limits: DispatchLimits,
         completion_thread: CompletionThread | None,
     ) -> None:
         self.engine_state = engine_state

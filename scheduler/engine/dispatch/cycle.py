@@ -16,9 +16,9 @@ from scheduler.engine.dispatch.completion import CompletedBatch, Completer, Pair
 from scheduler.engine.dispatch.completion_thread import CompletionThread
 from scheduler.engine.dispatch.handoff import SlotFeeder
 from scheduler.engine.dispatch.lanes import LANES_PER_SCAN, LaneScanner, claimed_per_lane
-from scheduler.engine.dispatch.limits import Admission, Limits
+from scheduler.engine.dispatch.limits import Admission, DispatchLimits
 from scheduler.engine.dispatch.lost_commits import LostCommits
-from scheduler.engine.dispatch.planner import BATCH_BOUNDS, SHORT_TASK_S, ClaimPlanner, Plan, PoolShare
+from scheduler.engine.dispatch.planner import BATCH_BOUNDS, SHORT_TASK_S, ClaimPlan, ClaimPlanner, PoolShare
 from scheduler.engine.dispatch.quarantine import Quarantine
 from scheduler.engine.dispatch.requests import RequestBatch
 from scheduler.engine.slots import Slots, all_waiting, take_waiting
@@ -89,7 +89,7 @@ class _Cycle:
     marked: Collection[tuple[int, int]] = ()
     due: Sequence[LaneHead] = ()
     every: Sequence[LaneHead] | None = None  # due lanes, if all lanes were read
-    plan: Plan = field(default_factory=lambda: Plan([], {}))
+    plan: ClaimPlan = field(default_factory=lambda: ClaimPlan([], {}))
     claimed: list[Claimed] = field(default_factory=list)
     recorded: Mapping[int, Sequence[Recorded]] = field(default_factory=dict)  # of claimed tasks that go on
     start_by: Mapping[tuple[str, str], CountedStarts] = field(default_factory=dict)
@@ -120,7 +120,7 @@ class DispatchCycle:
     ) -> None:
         self.engine_state = engine_state
         self.slots = slots
-        self.limits = Limits(engine_state)
+        self.limits = DispatchLimits(engine_state)
         self.worker = 0
         self.pauses_changed = False  # and no cycle has scanned since
         self.in_vain = False  # the last cycle could claim nothing of what it had found
@@ -177,7 +177,7 @@ class DispatchCycle:
             claimed = claim.claim_by_id(tx, self.worker, task_id, self.engine_state.claims_above)
             recorded = resume(tx, [(one.id, one.claim) for one in claimed if one.claim > 1])
         lane = claim.LANE_OF(head)
-        plan = Plan([LaneClaim(*lane, 1)], {lane: [PoolShare(head.priority, 1)]})
+        plan = ClaimPlan([LaneClaim(*lane, 1)], {lane: [PoolShare(head.priority, 1)]})
         self.feeder.submit(claimed, plan, {}, recorded)
         return bool(claimed)
 

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from scheduler.engine.attempt.attempt import Attempt, CountedStarts
 from scheduler.engine.attempt.outcomes import released
 from scheduler.engine.dispatch.lanes import turn_of
-from scheduler.engine.dispatch.planner import SHORT_TASK_S, ClaimPlanner, Plan
+from scheduler.engine.dispatch.planner import SHORT_TASK_S, ClaimPlan, ClaimPlanner
 from scheduler.engine.slots import Slots, ThreadSlots
 from scheduler.engine.state import EngineState
 from scheduler.model.lanes import QUARANTINE_LANE, kind_of
@@ -28,7 +28,7 @@ HOLD_MIN_TASKS = 50  # fewer are not worth holding back
 STILL_RUNNING_DELAY_US = SECOND  # until a task is claimable again whose last attempt still runs here
 
 
-def _alike(plan: Plan) -> bool:
+def _alike(plan: ClaimPlan) -> bool:
     """Whether all is of one lane, or of lanes of one kind that differ by their keys only, for one pool."""
     if len(plan.picks) == 1:
         return True
@@ -60,7 +60,7 @@ class SlotFeeder:
     def submit(
         self,
         claimed: list[Claimed],
-        plan: Plan,
+        plan: ClaimPlan,
         start_by: Mapping[tuple[str, str], CountedStarts],
         recorded: Mapping[int, Sequence[Recorded]] = MappingProxyType({}),
     ) -> None:

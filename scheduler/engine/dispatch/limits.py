@@ -23,7 +23,7 @@ from scheduler.store.db.tx import Tx
 from scheduler.store.tasks import limits as caps
 from scheduler.store.tasks.claim import LANE_OF, Claimed, LaneClaim, LaneHead
 from scheduler.store.tasks.complete import Completion
-from scheduler.store.tasks.limits import Headroom, KnownLimits, Place
+from scheduler.store.tasks.limits import Headroom, KnownLimits, LimitPlace
 
 CONTENDED_RETRY_US = 10_000  # until a kind or queue is retried that another worker was claiming
 
@@ -37,7 +37,7 @@ class Claiming(Protocol):
     def options(self) -> EngineOptions: ...
 
 
-class Limits:
+class DispatchLimits:
     """The limits of this worker's kinds and queues: as published by the newest program, and as operators set them."""
 
     def __init__(self, engine_state: Claiming) -> None:
@@ -112,7 +112,7 @@ class Limits:
         """
         if not self.known or finished is None:
             return False
-        freed: Counter[Place] = Counter()
+        freed: Counter[LimitPlace] = Counter()
         for attempt, _ in _written(outcomes, finished):
             freed.update(self._capped(attempt.claimed.queue, attempt.claimed.lane))
         if not freed:
@@ -126,7 +126,7 @@ class Limits:
             or any(head.run_at <= now and not places.isdisjoint(self._capped(head.queue, head.lane)) for head in heads)
         )
 
-    def _capped(self, queue: str, lane: str) -> list[Place]:
+    def _capped(self, queue: str, lane: str) -> list[LimitPlace]:
         return [place for place, limit in self.known.of(queue, lane).items() if limit.cap is not None]
 
 
@@ -141,15 +141,15 @@ class Admission:
     ``held``: what this worker holds once the cycle has recorded what has ended.
     """
 
-    def __init__(self, limits: Limits, tx: Tx, held: Iterable[Attempt] = ()) -> None:
+    def __init__(self, limits: DispatchLimits, tx: Tx, held: Iterable[Attempt] = ()) -> None:
         self._limits = limits
         self._tx = tx
         self._known = limits.known  # and what is locked, as it is now
         self._held = held
         self._here: Counter[str] | None = None  # tasks that this worker holds, by kind
-        self._locked: dict[Place, bool] = {}  # False: another worker is claiming of it
-        self._rooms: dict[Place, Headroom] = {}
-        self._refused: dict[tuple[str, str, int], Place] = {}  # lanes that were looked at, and by which limit
+        self._locked: dict[LimitPlace, bool] = {}  # False: another worker is claiming of it
+        self._rooms: dict[LimitPlace, Headroom] = {}
+        self._refused: dict[tuple[str, str, int], LimitPlace] = {}  # lanes that were looked at, and by which limit
         self._asked: Sequence[LaneClaim] = ()  # the picks before they were cut
         self.start_by: dict[tuple[str, str], CountedStarts] = {}  # by (queue, lane)
         self.again = FOREVER  # when something that is due and was refused may be claimed
@@ -181,7 +181,7 @@ class Admission:
         found = [(head, self._refused.get(LANE_OF(head))) for head in looked]
         return [head for head, place in found if place is not None and place.scope == KEY]
 
-    def _refusing(self, head: LaneHead) -> Place | None:
+    def _refusing(self, head: LaneHead) -> LimitPlace | None:
         """What keeps this lane from being claimed from, as far as is known."""
         kind, now = kind_of(head.lane), self._tx.now
         if not self._known.concern(head.queue, kind):
@@ -217,7 +217,7 @@ class Admission:
         No queue of a kind that another worker claims: two workers, each with one lock of two, would both claim nothing.
         """
         self._lock(place for pick in picks for place in self._locks(pick) if place.scope == KIND)
-        ours = [pick for pick in picks if self._locked.get(Place(KIND, kind_of(pick.lane)), True)]
+        ours = [pick for pick in picks if self._locked.get(LimitPlace(KIND, kind_of(pick.lane)), True)]
         self._lock(place for pick in ours for place in self._locks(pick) if place.scope == QUEUE)
         limits = {
             place: limit
@@ -228,11 +228,11 @@ class Admission:
         if limits:
             self._rooms |= caps.headroom(self._tx, limits)
 
-    def _locks(self, pick: LaneClaim) -> set[Place]:
+    def _locks(self, pick: LaneClaim) -> set[LimitPlace]:
         limits = self._known.of(pick.queue, pick.lane)
         return {place.lock for place, limit in limits.items() if limit.shared}
 
-    def _lock(self, places: Iterable[Place]) -> None:
+    def _lock(self, places: Iterable[LimitPlace]) -> None:
         new = set(places) - self._locked.keys()
         if new:
             found = caps.lock(self._tx, new)
@@ -242,7 +242,7 @@ class Admission:
     def cut(self, picks: list[LaneClaim], start_of: Callable[[LaneClaim], float]) -> list[LaneClaim]:
         """The picks, reduced to what caps and rates allow. ``start_of``: when the turn of a pick's key begins."""
         known, kept, self._asked = self._known, [], picks
-        taken: Counter[Place] = Counter()
+        taken: Counter[LimitPlace] = Counter()
         turns, left = self._limits.turns, Counter((pick.queue, pick.priority) for pick in picks)
         for pick in turns.order(picks, known.queues, start_of) if known.queues else picks:
             most, limits = pick.limit, {}
@@ -268,8 +268,8 @@ class Admission:
             return
         if self._known.queues:
             self._limits.turns.record(self._asked, claimed, self._known.queues)
-        numbers: Counter[Place] = Counter()
-        rated: defaultdict[Place, list[tuple[str, str]]] = defaultdict(list)
+        numbers: Counter[LimitPlace] = Counter()
+        rated: defaultdict[LimitPlace, list[tuple[str, str]]] = defaultdict(list)
         for (queue, lane), number in Counter((c.queue, c.lane) for c in claimed).items():
             for place, limit in self._known.of(queue, lane).items():
                 if limit.rate is not None and place in self._rooms:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from scheduler.engine.attempt.attempt import CountedStarts
-from scheduler.engine.dispatch.limits import Limits
+from scheduler.engine.dispatch.limits import DispatchLimits
 from scheduler.engine.state import EngineState
 from scheduler.model.outcome import AttemptEnd, Outcome
 from scheduler.model.state import SCHEDULED
@@ -24,7 +24,7 @@ RECHECK_S = 600.0  # a server may make such a commit late
 class LostCommits:
     """See the module. ``pending``: the next cycle is to look for claims that this engine does not know of."""
 
-    def __init__(self, engine_state: EngineState, limits: Limits) -> None:
+    def __init__(self, engine_state: EngineState, limits: DispatchLimits) -> None:
         self._state = engine_state
         self._limits = limits
         self.pending = False

@@ -16,7 +16,7 @@ from scheduler.backoff import LogOnce
 from scheduler.engine.attempt.attempt import Attempt
 from scheduler.engine.dispatch.lane_turns import LaneTurns, evenly
 from scheduler.engine.dispatch.lanes import Turn, turn_of
-from scheduler.engine.dispatch.limits import Admission, Limits
+from scheduler.engine.dispatch.limits import Admission, DispatchLimits
 from scheduler.engine.fair_rotation import FairRotation
 from scheduler.engine.slots import Slots, waiting_since
 from scheduler.engine.state import EngineState
@@ -58,7 +58,7 @@ class PoolShare(NamedTuple):
     most: int
 
 
-class Plan(NamedTuple):
+class ClaimPlan(NamedTuple):
     picks: list[LaneClaim]
     shares: dict[tuple[str, str, int], list[PoolShare]]  # by (queue, lane, priority), in the order of hand-out
 
@@ -66,7 +66,7 @@ class Plan(NamedTuple):
 class ClaimPlanner:
     """Plans claims. ``alone``: a suspect that runs by itself; ``batch``: tasks that fit into a cycle now."""
 
-    def __init__(self, engine_state: EngineState, slots: Mapping[SlotKey, Slots], limits: Limits) -> None:
+    def __init__(self, engine_state: EngineState, slots: Mapping[SlotKey, Slots], limits: DispatchLimits) -> None:
         self.engine_state = engine_state
         self.slots = slots
         self.limits = limits
@@ -112,7 +112,7 @@ class ClaimPlanner:
                     *(kind, attempt.claimed.schema_version, options.schema_version),
                 )
 
-    def plan(self, admission: Admission, due: list[LaneHead], held: Sequence[Attempt]) -> Plan:
+    def plan(self, admission: Admission, due: list[LaneHead], held: Sequence[Attempt]) -> ClaimPlan:
         """The plan for those lanes that are not at their cap or rate: they take no room from the others. ``held``: what
         this worker holds once the cycle has recorded what has ended."""
         if self.turns.weights is not self.limits.known.weights:
@@ -126,7 +126,7 @@ class ClaimPlanner:
         waiting = self.turns.by_kind(due)
         most = self._most(waiting, held)
         looked: list[LaneHead] = []
-        plan = Plan([], {})
+        plan = ClaimPlan([], {})
         while waiting:
             for turn, lanes in list(waiting.items()):
                 looked += lanes[: most[turn]]
@@ -148,7 +148,7 @@ class ClaimPlanner:
                 and (left := [head for head in lanes if (head.queue, base_lane(head.lane)) not in spent])
             }
         self.turns.record([claim.LANE_OF(head) for head in admission.full_lanes(looked)])
-        plan = Plan(admission.cut(plan.picks, self.turns.start_of), plan.shares)
+        plan = ClaimPlan(admission.cut(plan.picks, self.turns.start_of), plan.shares)
         self.turns.record([claim.LANE_OF(pick) for pick in plan.picks])
         self._note(plan)
         return plan
@@ -165,7 +165,7 @@ class ClaimPlanner:
                 most[turn] = LANES_LOOKED_AT + 2 * sum(n for n in free if n > 0)
         return most
 
-    def _note(self, plan: Plan) -> None:
+    def _note(self, plan: ClaimPlan) -> None:
         """Record which priorities got something, where priorities share slots."""
         if self._share_places:
             got = {share.pool for pick in plan.picks for share in plan.shares[claim.LANE_OF(pick)]}
@@ -175,22 +175,22 @@ class ClaimPlanner:
             got = {pick.priority for pick in in_children}
             self._children.record(self._share_children, got)
 
-    def plan_single(self, head: LaneHead) -> Plan:
+    def plan_single(self, head: LaneHead) -> ClaimPlan:
         """The plan for one task of this lane while nothing is held; empty if no slot of its priority fits."""
         kind = self.engine_state.registry.get(kind_of(head.lane))
         if kind is None or kind.slot_type == PROCESS or self.engine_state.options.max_concurrent:
-            return Plan([], {})
+            return ClaimPlan([], {})
         slots = self.slots.get((head.priority, kind.slot_type))
         if slots is None or head.lane.startswith(QUARANTINE_LANE) or not self.serves(head):
-            return Plan([], {})
+            return ClaimPlan([], {})
         lane = claim.LANE_OF(head)
-        return Plan([LaneClaim(*lane, 1)], {lane: [PoolShare(head.priority, 1)]})
+        return ClaimPlan([LaneClaim(*lane, 1)], {lane: [PoolShare(head.priority, 1)]})
 
-    def _plan(self, due: list[LaneHead], held: Sequence[Attempt]) -> Plan:
+    def _plan(self, due: list[LaneHead], held: Sequence[Attempt]) -> ClaimPlan:
         engine_state = self.engine_state
         self._share_places = self._share_children = []
         if not due or self.alone is not None:
-            return Plan([], {})
+            return ClaimPlan([], {})
         self._rotation += 1
         ordinary = [h for h in due if not h.lane.startswith(QUARANTINE_LANE) or self.slot_type_of(h) == PROCESS]
         if len(ordinary) < len(due):
@@ -200,7 +200,7 @@ class ClaimPlanner:
             old = [a for a in held if a.started_at is not None and a.started_mono <= since]
             plan = self._plan_suspect([h for h in due if h not in ordinary], old)
             if plan.picks:
-                return plan if len(old) == len(held) else Plan([], {})
+                return plan if len(old) == len(held) else ClaimPlan([], {})
         budget, pools = self.batch, list(PRIORITIES)
         if engine_state.options.max_concurrent:
             budget = max(0, engine_state.options.max_concurrent - len(held))
@@ -258,7 +258,7 @@ class ClaimPlanner:
             shares[HIGH_PRIORITY] = max(1, shares[HIGH_PRIORITY])  # for which the pool has one child more
         return shares
 
-    def _plan_suspect(self, quarantine: list[LaneHead], old: list[Attempt]) -> Plan:
+    def _plan_suspect(self, quarantine: list[LaneHead], old: list[Attempt]) -> ClaimPlan:
         """One suspect that can start beside these old attempts; empty if no slot is free for it."""
         engine_state = self.engine_state
         taken: dict[SlotKey, int] = {}
@@ -272,7 +272,7 @@ class ClaimPlanner:
             return 0 if slots is None else max(0, slots.size - taken.get((pool, kind.slot_type), 0))
 
         if engine_state.options.max_concurrent and len(old) >= engine_state.options.max_concurrent:
-            return Plan([], {})
+            return ClaimPlan([], {})
         return allocate(quarantine, room, 1, self._rotation, 1)
 
     def _capacity(
@@ -331,7 +331,7 @@ def allocate(
     pools: Sequence[int] = PRIORITIES,
     share: Share = evenly,
     place: PlaceOf | None = None,
-) -> Plan:
+) -> ClaimPlan:
     """Share free slots out over the due lanes, within a priority evenly over their kinds. Pure.
 
     ``room(pool, head)``: how many more of this lane's tasks the pool can take, running and ahead; ``budget``: over all
@@ -353,7 +353,7 @@ def allocate(
             if taken:
                 break  # this pool has work of this priority: the priorities above have pools of their own
     picks = [LaneClaim(h.queue, h.lane, h.priority, n) for h, n in counts.items()]
-    return Plan(picks, shares)
+    return ClaimPlan(picks, shares)
 
 
 def _share_out(

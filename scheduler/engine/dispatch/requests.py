@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduler.engine.state import EngineState, Request
+from scheduler.engine.state import EngineState, PendingRequest
 from scheduler.ports import SECOND
 from scheduler.store import workers
 from scheduler.store.db.tx import Tx
@@ -18,7 +18,7 @@ class RequestBatch:
 
     def __init__(self, engine_state: EngineState) -> None:
         self._state = engine_state
-        self._requests: list[Request] = []
+        self._requests: list[PendingRequest] = []
         self._answers: list[Answer | None] = []
         self.woken = 0
 

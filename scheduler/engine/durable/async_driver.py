@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from scheduler.engine.attempt.capture import current_attempt
 from scheduler.engine.attempt.loop_threads import read, step_threads
 from scheduler.engine.durable.calls import Durable, suspend
-from scheduler.engine.durable.effects import Await, Call, Effect, Read, Request, Send, Steps
+from scheduler.engine.durable.effects import Await, Effect, FunctionEffect, Read, RequestEffect, SendEffect, Steps
 from scheduler.errors import Interrupted
 
 if TYPE_CHECKING:
@@ -72,12 +72,12 @@ def active(attempt: Attempt) -> Iterator[None]:
 
 async def _perform(durable: Durable, effect: Effect, deferred_cancel: list[asyncio.CancelledError]) -> Any:
     attempt, runtime = durable.attempt, durable.runtime
-    if isinstance(effect, Request):
+    if isinstance(effect, RequestEffect):
         answer = asyncio.wrap_future(runtime.request(attempt, effect.what, effect.args))
         if effect.what == "record":
             await wait_uncancelled(answer, deferred_cancel)
         return await answer
-    if isinstance(effect, Send):
+    if isinstance(effect, SendEffect):
         return runtime.request(attempt, effect.what, effect.args)
     if isinstance(effect, Await):
         answer = asyncio.wrap_future(effect.reply)
@@ -85,12 +85,12 @@ async def _perform(durable: Durable, effect: Effect, deferred_cancel: list[async
         return await answer
     if isinstance(effect, Read):
         return await read(runtime.load, attempt, effect.what, effect.args)
-    if isinstance(effect, Call):
+    if isinstance(effect, FunctionEffect):
         return await _call(effect, deferred_cancel)
     return await _block(durable, effect.until)
 
 
-async def _call(effect: Call, deferred_cancel: list[asyncio.CancelledError]) -> Any:
+async def _call(effect: FunctionEffect, deferred_cancel: list[asyncio.CancelledError]) -> Any:
     if inspect.iscoroutinefunction(effect.function):
         return await effect.function(*effect.args, **effect.kwargs)
     running = _run_in_thread(step_threads(), effect.function, effect.args, effect.kwargs)

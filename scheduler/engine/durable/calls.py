@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import msgspec
 
-from scheduler.engine.durable.effects import Await, Call, Read, Request, Send, Steps, Suspend
+from scheduler.engine.durable.effects import Await, FunctionEffect, Read, RequestEffect, SendEffect, Steps, Suspend
 from scheduler.errors import DeterminismError, LeaseLost, PermanentError, Suspended
 from scheduler.model.checkpoint import (
     CAUGHT_NOTE,
     INTERNAL_PREFIX,
     TASK_AWAIT_PREFIX,
+    CheckpointReplay,
     CheckpointType,
     Recorded,
-    Replay,
     check_event,
     check_name,
     encoded,
@@ -52,7 +52,7 @@ log = logging.getLogger("scheduler.engine")
 
 
 @dataclass
-class Scope:
+class StepScope:
     """Where in a handler the code is: in a step, or (``transaction``) in a ctx.transaction().
 
     ``recorded``: the step's own transaction has committed its checkpoint, with this ``value`` (JSON).
@@ -69,7 +69,7 @@ class Scope:
     value: str | None = None
 
 
-current_scope: ContextVar[Scope | None] = ContextVar("schedd_frame", default=None)
+current_scope: ContextVar[StepScope | None] = ContextVar("schedd_frame", default=None)
 
 
 class Durable:
@@ -78,7 +78,7 @@ class Durable:
     def __init__(self, attempt: Attempt, runtime: Runtime) -> None:
         self.attempt = attempt
         self.runtime = runtime
-        self.replay = Replay()
+        self.replay = CheckpointReplay()
         self.blocked: dict[Any, int] = {}  # waiting coroutines (async_driver.py): until when
         self.unsettled: deque[Future[dict[str, Any]]] = deque()  # replies to records of grouped steps
         self._lock = threading.Lock()
@@ -102,9 +102,9 @@ class Durable:
         if found is not None:
             return found.result()
         started = self.runtime.now()
-        scope = Scope(self.attempt, name, label, seq, started, self._note(label))
+        scope = StepScope(self.attempt, name, label, seq, started, self._note(label))
         with self._in_scope(scope), self.inside(f"step {name}"):
-            value = yield Call(function, args, kwargs)
+            value = yield FunctionEffect(function, args, kwargs)
         if scope.recorded:
             if value is not None:
                 self._warn(f"step {name!r}: what it returns is not stored, only its transaction's result")
@@ -112,7 +112,7 @@ class Durable:
         text = encoded(value, f"the result of step {name!r}")
         record = {"name": label, "seq": seq, "value": text, "started_at": started, "note": scope.note}
         if grouped:
-            self.unsettled.append((yield Send("record", record)))
+            self.unsettled.append((yield SendEffect("record", record)))
         else:
             yield from self._request("record", **record)
         return Recorded(CheckpointType.STEP, text).result()  # decoded, as a later attempt gets it
@@ -290,7 +290,7 @@ class Durable:
             yield from self.settle()
         caught = None if awaits else self._caught_failures()
         if caught is not None:
-            yield Request("note", caught)
+            yield RequestEffect("note", caught)
 
     def _awaited(self, label: str, found: Recorded) -> Any:
         """The value or error of an await. A retry by hand clears an error not noted as caught."""
@@ -313,7 +313,7 @@ class Durable:
                 del self._failures[label]
         return {"names": names, "note": CAUGHT_NOTE} if names else None
 
-    def current_step(self) -> Scope | None:
+    def current_step(self) -> StepScope | None:
         """The step that the current code is in.
 
         Raises what ends the handler, and PermanentError in a transaction: another transaction would write the call.
@@ -326,7 +326,7 @@ class Durable:
             raise PermanentError("not inside of ctx.transaction(): use its connection there, and the context before it")
         return scope
 
-    def before_transaction(self) -> Scope | None:
+    def before_transaction(self) -> StepScope | None:
         """The step in which a transaction begins; None: the handler's own. Raises PermanentError."""
         scope = self.current_step()
         if scope is not None and scope.recorded:
@@ -368,7 +368,7 @@ class Durable:
         return self._notes.get(label)
 
     def _request(self, what: str, **args: Any) -> Steps[dict[str, Any]]:
-        answer: dict[str, Any] = yield Request(what, args)
+        answer: dict[str, Any] = yield RequestEffect(what, args)
         self.apply_reply(answer)
         return answer
 
@@ -397,7 +397,7 @@ class Durable:
             self.attempt.trace.event(name, **attributes)
 
     @contextmanager
-    def _in_scope(self, scope: Scope) -> Iterator[None]:
+    def _in_scope(self, scope: StepScope) -> Iterator[None]:
         token = current_scope.set(scope)
         try:
             yield

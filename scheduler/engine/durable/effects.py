@@ -9,14 +9,14 @@ from typing import Any, NamedTuple, TypeVar
 T = TypeVar("T")
 
 
-class Request(NamedTuple):
+class RequestEffect(NamedTuple):
     """Send the engine a request; the answer is the engine's reply."""
 
     what: str
     args: Mapping[str, Any]
 
 
-class Send(NamedTuple):
+class SendEffect(NamedTuple):
     """Send the engine a request; the answer is the future of its reply."""
 
     what: str
@@ -36,7 +36,7 @@ class Read(NamedTuple):
     args: Mapping[str, Any]
 
 
-class Call(NamedTuple):
+class FunctionEffect(NamedTuple):
     """Call the user's function; the answer is what it returns."""
 
     function: Callable[..., Any]
@@ -50,5 +50,5 @@ class Suspend(NamedTuple):
     until: int
 
 
-Effect = Request | Send | Await | Read | Call | Suspend
+Effect = RequestEffect | SendEffect | Await | Read | FunctionEffect | Suspend
 Steps = Generator[Effect, Any, T]

@@ -6,7 +6,7 @@ import inspect
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from scheduler.engine.durable.calls import Durable, suspend
-from scheduler.engine.durable.effects import Await, Call, Effect, Read, Request, Send, Steps
+from scheduler.engine.durable.effects import Await, Effect, FunctionEffect, Read, RequestEffect, SendEffect, Steps
 from scheduler.errors import PermanentError
 
 if TYPE_CHECKING:
@@ -33,15 +33,15 @@ def drive(durable: Durable, steps: Steps[T]) -> T:
 
 def _perform(durable: Durable, effect: Effect) -> Any:
     attempt, runtime = durable.attempt, durable.runtime
-    if isinstance(effect, Request):
+    if isinstance(effect, RequestEffect):
         return runtime.request(attempt, effect.what, effect.args).result()
-    if isinstance(effect, Send):
+    if isinstance(effect, SendEffect):
         return runtime.request(attempt, effect.what, effect.args)
     if isinstance(effect, Await):
         return effect.reply.result()
     if isinstance(effect, Read):
         return runtime.load(attempt, effect.what, effect.args)
-    if isinstance(effect, Call):
+    if isinstance(effect, FunctionEffect):
         returned = effect.function(*effect.args, **effect.kwargs)
         if inspect.isawaitable(returned):
             if inspect.iscoroutine(returned):

@@ -25,7 +25,7 @@ from scheduler.model.spec import TaskId
 from scheduler.model.task import Task, TaskFunction
 from scheduler.model.texts import storable
 from scheduler.model.times import to_datetime
-from scheduler.model.typed import App_co, R, Runs, RunsAsync, Schedules
+from scheduler.model.typed import App_co, R, Runs, RunsAsync, TypedBuilder
 
 if TYPE_CHECKING:
     from scheduler.engine.attempt.attempt import Attempt
@@ -374,7 +374,7 @@ class Context(_ContextBase[App_co]):
         raise TypeError("ctx.wait_until is for async handlers: this one ends when it returns, so do the work in it")
 
     @overload
-    def spawn(self, task: Schedules[R] | RunsAsync[R], /, *, name: str | None = None) -> TaskId[R]: ...
+    def spawn(self, task: TypedBuilder[R] | RunsAsync[R], /, *, name: str | None = None) -> TaskId[R]: ...
     @overload
     def spawn(self, task: Runs[R], /, *, name: str | None = None) -> TaskId[R]: ...
     @overload
@@ -551,7 +551,7 @@ class AsyncContext(_ContextBase[App_co]):
         return leftovers.keep(self._attempt, awaitable)
 
     @overload
-    async def spawn(self, task: Schedules[R] | RunsAsync[R], /, *, name: str | None = None) -> TaskId[R]: ...
+    async def spawn(self, task: TypedBuilder[R] | RunsAsync[R], /, *, name: str | None = None) -> TaskId[R]: ...
     @overload
     async def spawn(self, task: Runs[R], /, *, name: str | None = None) -> TaskId[R]: ...
     @overload

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from scheduler.backoff import Backoff
 from scheduler.engine.attempt.outcomes import result_text, success
 from scheduler.engine.durable.async_driver import active, run_in_thread_of
-from scheduler.engine.durable.calls import Durable, Scope, current_scope
+from scheduler.engine.durable.calls import Durable, StepScope, current_scope
 from scheduler.engine.durable.thread_driver import drive
 from scheduler.errors import (
     Cancelled,
@@ -30,7 +30,7 @@ from scheduler.model.checkpoint import CheckpointType, encoded
 from scheduler.model.outcome import Lifetimes
 from scheduler.ports import SECOND
 from scheduler.store.db.handler_transaction import Transaction, is_transient
-from scheduler.store.durable.checkpoints import Entry
+from scheduler.store.durable.checkpoints import CheckpointEntry
 from scheduler.store.requests.transaction import CANCELLED, LOST, record_step, succeed
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ _HANDLER_DECISIONS = (PermanentError, Retry, Snooze)  # the handler chose what f
 _RETRY_PAUSES_S = (0.005, 0.2)  # between tries while another transaction is open: first, longest
 
 
-class _Scope:
+class _TransactionScope:
     """The common part of both blocks."""
 
     def __init__(self, durable: Durable) -> None:
@@ -52,8 +52,8 @@ class _Scope:
         self.runtime = durable.runtime
         self.transaction: Transaction | None = None
         self._worker, self._lease, self._lifetimes = 0, 0, Lifetimes()
-        self._step: Scope | None = None
-        self._token: Token[Scope | None] | None = None
+        self._step: StepScope | None = None
+        self._token: Token[StepScope | None] | None = None
         self._backoff = Backoff(*_RETRY_PAUSES_S)
         self._unvisited: list[str] = []
         self._span = self.durable.inside("transaction")
@@ -61,7 +61,7 @@ class _Scope:
     def enter(self) -> None:
         """Set the scope. Raises what ends the handler, and PermanentError if none can begin."""
         self._step = self.durable.before_transaction()
-        self._token = current_scope.set(Scope(self.attempt, transaction=True))
+        self._token = current_scope.set(StepScope(self.attempt, transaction=True))
         self._span.__enter__()
 
     def leave(self) -> None:
@@ -129,10 +129,10 @@ class _Scope:
         self.runtime.settled(self.attempt, outcome, done.ready)
         self._unvisited = unvisited
 
-    def _record(self, transaction: Transaction, step: Scope) -> None:
+    def _record(self, transaction: Transaction, step: StepScope) -> None:
         c = self.attempt.claimed
         text = encoded(transaction.result, f"the result of step {step.name!r}")
-        entry = Entry(
+        entry = CheckpointEntry(
             *(c.id, c.claim, step.label, CheckpointType.STEP, step.seq, text), started_at=step.started, note=step.note
         )
         self._check_status(record_step(transaction, self._worker, entry, self.runtime.now(), self._lease))
@@ -153,7 +153,7 @@ class _Scope:
         self.attempt.check(self.runtime.monotonic())
 
 
-class TransactionBlock(_Scope):
+class TransactionBlock(_TransactionScope):
     """``with ctx.transaction() as tx:`` in a thread."""
 
     def __enter__(self) -> Transaction:
@@ -206,7 +206,7 @@ def _executed(connection: Transaction, statement: sa.Executable, parameters: Any
     return result.freeze()() if result.returns_rows else result
 
 
-class AsyncTransactionBlock(_Scope):
+class AsyncTransactionBlock(_TransactionScope):
     """``async with ctx.transaction() as tx:`` in a coroutine.
 
     It has a thread of its own: if all of the event loop's threads waited for SQLite's write lock, the transaction that

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from scheduler.engine.gateway import messages
-from scheduler.engine.placed import Claim, NotMineError
+from scheduler.engine.placed import NotMineError, PlacedClaim
 from scheduler.errors import PayloadError, SchedulerError, StoreUnavailableError
 from scheduler.model.spec import plain
 
@@ -31,7 +31,7 @@ class GatewayClient:
     NotMineError: the claim is over, or the token is not good for it; PayloadError: too long for the gateway.
     """
 
-    def __init__(self, urls: Sequence[str], claim: Claim, token: str, timeout: float = TIMEOUT_S) -> None:
+    def __init__(self, urls: Sequence[str], claim: PlacedClaim, token: str, timeout: float = TIMEOUT_S) -> None:
         self._urls = list(urls)
         self._path = f"{messages.PATH}/{claim.executor}/{claim.task_id}/{claim.number}"
         self._headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
@@ -52,7 +52,7 @@ class GatewayClient:
         """Have something written, and hear of a cancel."""
         return self._ask(messages.SYNC, message, messages.Synced)
 
-    def load(self, message: messages.Load) -> messages.Loaded:
+    def load(self, message: messages.GatewayLoad) -> messages.Loaded:
         """Read something for the handler."""
         return self._ask(messages.LOAD, message, messages.Loaded)
 

@@ -18,11 +18,11 @@ from scheduler.engine.attempt.outcomes import outcome_at_stop, permanent_failure
 from scheduler.engine.dispatch.completion import CompletedBatch, finalize
 from scheduler.engine.engine import LOCKED_RETRY_S, RELEASE_DELAY_US
 from scheduler.engine.gateway.client import GatewayClient
-from scheduler.engine.gateway.messages import Asked, Attach, Load, Sync, Synced
+from scheduler.engine.gateway.messages import Attach, GatewayLoad, GatewayRequest, Sync, Synced
 from scheduler.engine.maintenance.movement import LOOK_EVERY
 from scheduler.engine.maintenance.stalls import stalled_text
 from scheduler.engine.placed import NotMineError, PlacedEngine
-from scheduler.engine.state import EngineState, Request
+from scheduler.engine.state import EngineState, PendingRequest
 from scheduler.errors import PayloadError, PermanentError, StoreUnavailableError
 from scheduler.model.checkpoint import failure_of, revived
 from scheduler.model.fingerprint import describe
@@ -57,7 +57,7 @@ class GatewayState(EngineState):
             return attempt.recorded
         while True:
             try:
-                loaded = self.client.load(Load(self.life, self.worker, what, dict(args)))
+                loaded = self.client.load(GatewayLoad(self.life, self.worker, what, dict(args)))
             except StoreUnavailableError as error:
                 if attempt.lost or isinstance(error, NotMineError):
                     return None
@@ -158,7 +158,7 @@ class GatewayEngine(PlacedEngine):
             self.worker,
             renew=timers.remaining("renew") <= 0,
             log=tail.text() if attempt is not None and tail is not None and added != attempt.tail_written else None,
-            asked=[Asked(one.what, dict(one.args)) for one in asked],
+            asked=[GatewayRequest(one.what, dict(one.args)) for one in asked],
             take=None if attempt is None or self._outcome is not None else stalled_text(state, attempt),
             outcome=None if self._outcome is None else self._outcome[1],
             leaves=leaves or self._outcome is not None,
@@ -199,7 +199,7 @@ class GatewayEngine(PlacedEngine):
             state.request(attempt, "beat", {"percent": None, "message": None})
             moved.clear()
 
-    def _answer(self, asked: Sequence[Request], given: Synced) -> None:
+    def _answer(self, asked: Sequence[PendingRequest], given: Synced) -> None:
         answers = given.answers if given.held else [{"held": False}] * len(asked)
         for one, answer in zip(asked, answers, strict=True):
             if answer is None:
@@ -210,7 +210,7 @@ class GatewayEngine(PlacedEngine):
         if self.engine_state.put_off:
             self.periodic.timers.bring_forward("poll", LOCKED_RETRY_S)
 
-    def _send_less(self, asked: Sequence[Request], error: PayloadError) -> None:
+    def _send_less(self, asked: Sequence[PendingRequest], error: PayloadError) -> None:
         """What is too long for the gateway fails the request, or the task."""
         for one in asked:
             if one.answer.set_running_or_notify_cancel():

@@ -47,7 +47,7 @@ class Attached(msgspec.Struct):
     now: int
 
 
-class Asked(msgspec.Struct, forbid_unknown_fields=True):
+class GatewayRequest(msgspec.Struct, forbid_unknown_fields=True):
     """A request of the handler, see ``store/requests/handle.py``."""
 
     what: str
@@ -65,7 +65,7 @@ class Sync(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     worker: int
     renew: bool = False
     log: str | None = None
-    asked: Sequence[Asked] = ()
+    asked: Sequence[GatewayRequest] = ()
     take: str | None = None
     outcome: Outcome | None = None
     leaves: bool = False
@@ -89,7 +89,7 @@ class Synced(msgspec.Struct):
     state: TaskState | None = None
 
 
-class Load(msgspec.Struct, forbid_unknown_fields=True):
+class GatewayLoad(msgspec.Struct, forbid_unknown_fields=True):
     """A read of the handler, see ``EngineState.load``."""
 
     life: str

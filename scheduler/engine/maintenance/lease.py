@@ -39,7 +39,7 @@ def _too_far(trip: float, lease: float) -> bool:
     return trip > NEAR_TRIP_S and lease < MIN_TRIPS_PER_LEASE * trip
 
 
-class Lease:
+class WorkerLease:
     """Renews the worker's lease, and notices when the machine slept or its clock jumped.
 
     ``lapses``: whether attempts end when the lease runs out (not where they run between the steps).

@@ -14,7 +14,7 @@ from scheduler.model.capacity import MAX_UNMOVED, UnmovedHandler
 from scheduler.model.registry import PROCESS
 from scheduler.model.texts import storable
 from scheduler.ports import SECOND
-from scheduler.store.tasks.attempts import Standing
+from scheduler.store.tasks.attempts import AttemptStanding
 
 LOOK_EVERY = 5.0  # seconds; shorter attempts are never looked at
 STANDS_AFTER = 60.0  # without a move, until its stack is stored
@@ -66,7 +66,7 @@ class Movement:
                 at, stack = where(attempt, threads), stack_of(attempt, threads)
             since = self._state.now() - round((mono - attempt.moved_mono) * SECOND)
             attempt.place = storable(at)
-            self._state.moves.standing[key] = Standing(since, attempt.place, storable(stack))
+            self._state.moves.standing[key] = AttemptStanding(since, attempt.place, storable(stack))
             return True
         return False
 

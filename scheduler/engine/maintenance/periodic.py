@@ -19,14 +19,14 @@ from scheduler.engine.maintenance.jobs import (
     wake_missed,
     write_rollups,
 )
-from scheduler.engine.maintenance.lease import Lease
+from scheduler.engine.maintenance.lease import WorkerLease
 from scheduler.engine.maintenance.movement import LOOK_EVERY, Movement
 from scheduler.engine.maintenance.stalls import watch_stalls
 from scheduler.engine.options import Adjustable
 from scheduler.engine.state import EngineState
 from scheduler.errors import StoreUnavailableError
 from scheduler.model.capacity import Capacity
-from scheduler.model.live_settings import LiveSettings
+from scheduler.model.live_settings import EffectiveSettings
 from scheduler.ports import FOREVER
 from scheduler.store import due_work, workers
 from scheduler.store.db.notifier import Notifier
@@ -101,7 +101,7 @@ class PeriodicWork:
     dispatch, except the three that share one query. Methods that return a bool say whether there may be new work.
     """
 
-    def __init__(self, engine_state: EngineState, dispatch: DispatchCycle, lease: Lease) -> None:
+    def __init__(self, engine_state: EngineState, dispatch: DispatchCycle, lease: WorkerLease) -> None:
         self.engine_state = engine_state
         self.dispatch = dispatch
         self.lease = lease
@@ -256,7 +256,7 @@ class PeriodicWork:
         state, worker = self.engine_state, self.dispatch.worker
         if self._settings_read == (stored, state.configured, worker):
             return
-        live, configured = LiveSettings.of(stored), state.configured
+        live, configured = EffectiveSettings.of(stored), state.configured
         pools, options = live.pools(configured.pools, worker), state.options
         before = {name: options.pools.get(name, (0, 0)) for name in pools}
         if pools != before or configured.max_concurrent != options.max_concurrent:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from scheduler.engine.attempt.outcomes import released
 from scheduler.engine.dispatch.cycle import DispatchCycle
-from scheduler.engine.maintenance.lease import Lease, LeaseWatchdog
+from scheduler.engine.maintenance.lease import LeaseWatchdog, WorkerLease
 from scheduler.engine.maintenance.periodic import REAP_EVERY, SWEEP_EVERY, PeriodicWork
 from scheduler.engine.slots import all_waiting
 from scheduler.engine.state import EngineState
@@ -50,7 +50,7 @@ class WorkerRegistration:
         self.dispatch = dispatch
         self.periodic = periodic
         self.guard = guard
-        self.lease: Lease = periodic.lease
+        self.lease: WorkerLease = periodic.lease
         self.notifier: Notifier = NullNotifier()
         self.incarnation = ""
         self.drain_requested = False  # by an operator

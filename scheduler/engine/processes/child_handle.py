@@ -13,7 +13,7 @@ from typing import Any
 from scheduler.engine.attempt.attempt import Attempt
 from scheduler.engine.attempt.runtime import CpuFuture
 from scheduler.engine.child.protocol import frame, number_of, numbered_message, socket_pair
-from scheduler.engine.processes.messages import Message, Over, frames_of_child
+from scheduler.engine.processes.messages import ChildMessage, Over, frames_of_child
 from scheduler.model.limits import size_text
 
 CHUNK_BYTES = 256 * 1024
@@ -28,7 +28,7 @@ _SIGNALS = {
 }
 
 
-class Job:
+class ChildJob:
     """Work for a child: an attempt, a function of ``ctx.cpu``, or a hook of an attempt whose child died."""
 
     __slots__ = (
@@ -71,8 +71,8 @@ class ChildHandle:
         self._talk_peer = talk
         self.ready = False
         self.began = 0.0  # monotonic
-        self.jobs: dict[int, Job] = {}  # given and not over, in order
-        self.current: Job | None = None  # of these, the one that has started
+        self.jobs: dict[int, ChildJob] = {}  # given and not over, in order
+        self.current: ChildJob | None = None  # of these, the one that has started
         self.current_since = 0.0
         self.decided_at: float | None = None  # the current handler has failed, and its hook may run
         self.exclusive = False  # its last job may be long: no other one is to wait behind it
@@ -83,7 +83,7 @@ class ChildHandle:
         self.asked = False  # where its job stands, and it has not answered
         self.spent = ""  # what the kernel had counted for its main thread then
         self.lease_sent = 0.0  # the end of the lease that it knows (monotonic)
-        self.deferred_reports: list[tuple[Job, Over]] = []  # sent once all that their handlers started has ended
+        self.deferred_reports: list[tuple[ChildJob, Over]] = []  # sent once all that their handlers started has ended
         self.completed = 0  # jobs
         self.idle_since = 0.0  # or since it was given a job that it has not begun
         self.init_error: str | None = None  # why it could not get ready
@@ -101,7 +101,7 @@ class ChildHandle:
 
     # giving and taking back
 
-    def give(self, job: Job) -> bool:
+    def give(self, job: ChildJob) -> bool:
         """Hand over a job. False: the socket has no room for it now, or the child has died."""
         data = numbered_message(job.number, *job.message)
         if len(data) > MAX_PACKET_BYTES:
@@ -116,7 +116,7 @@ class ChildHandle:
         self.jobs[job.number] = job
         return True
 
-    def take_back(self) -> list[Job]:
+    def take_back(self) -> list[ChildJob]:
         """The jobs that were given and not begun, in order: those that are still in the socket."""
         taken = []
         while True:
@@ -167,7 +167,7 @@ class ChildHandle:
     def has_output(self) -> bool:
         return bool(self._out)
 
-    def received(self, max_chunks: int = 4) -> Iterator[Message]:
+    def received(self, max_chunks: int = 4) -> Iterator[ChildMessage]:
         """The messages that have come. Few chunks at a time: others must not wait for a child that never stops."""
         for _ in range(max_chunks):
             try:

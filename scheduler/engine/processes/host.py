@@ -22,10 +22,10 @@ from scheduler.engine.attempt.outcomes import (
     with_log,
 )
 from scheduler.engine.options import ProcessOptions
-from scheduler.engine.processes.child_handle import Job
+from scheduler.engine.processes.child_handle import ChildJob
 from scheduler.engine.processes.fork_client import import_path
 from scheduler.engine.processes.messages import GarbledError
-from scheduler.engine.processes.orders import Asker, Orders, Reply
+from scheduler.engine.processes.orders import Asker, Orders, ReplyOrder
 from scheduler.engine.state import EngineState
 from scheduler.errors import ConfigError, ProcessDied, SchedulerError
 from scheduler.model.checkpoint import failure_of
@@ -131,10 +131,10 @@ class ChildHost:
             self.reply_error(asker, SchedulerError(f"a child process asked for {method!r}, which there is not"))
 
     def reply(self, asker: Asker, value: Any) -> None:
-        self.orders.post(Reply(asker, True, value))
+        self.orders.post(ReplyOrder(asker, True, value))
 
     def reply_error(self, asker: Asker, error: Exception) -> None:
-        self.orders.post(Reply(asker, False, failure_of(error)))
+        self.orders.post(ReplyOrder(asker, False, failure_of(error)))
 
     def _reply_with(self, value_of: Callable[[], Any], asker: Asker) -> None:
         try:
@@ -182,7 +182,7 @@ class ChildHost:
 
     # how jobs end
 
-    def failed(self, job: Job, error: Exception) -> None:
+    def failed(self, job: ChildJob, error: Exception) -> None:
         """Something about a job cannot be done: it ends by that, so that the others go on."""
         if job.future is not None:
             resolve(job, error=error)
@@ -191,7 +191,7 @@ class ChildHost:
         else:
             log.error("a hook of %s could not be called", job.attempt.kind.name, exc_info=error)
 
-    def died(self, job: Job, how: str) -> Job | None:
+    def died(self, job: ChildJob, how: str) -> ChildJob | None:
         """A job that had begun ended with its process. Returns the hook that another child has to run, if any."""
         attempt = job.attempt
         if job.future is not None:
@@ -217,10 +217,12 @@ class ChildHost:
         name = "on_attempt_failed" if outcome.end is AttemptEnd.RETRIED else "on_failed"
         about = (type(error).__name__, str(error))
         where = (attempt.kind.name, *attempt.kind.reference)
-        return Job(job.priority, ("hook", *where, tuple(attempt.claimed), name, attempt.started_at, *about), attempt)
+        return ChildJob(
+            job.priority, ("hook", *where, tuple(attempt.claimed), name, attempt.started_at, *about), attempt
+        )
 
 
-def resolve(job: Job, value: Any = None, *, error: BaseException | None = None) -> None:
+def resolve(job: ChildJob, value: Any = None, *, error: BaseException | None = None) -> None:
     """Set the future of a function, unless its caller has cancelled it."""
     future = job.future
     if future is None or not future.set_running_or_notify_cancel():
@@ -231,7 +233,7 @@ def resolve(job: Job, value: Any = None, *, error: BaseException | None = None) 
         future.set_exception(error)
 
 
-def resolve_pickled(job: Job, fine: bool, data: bytes) -> None:
+def resolve_pickled(job: ChildJob, fine: bool, data: bytes) -> None:
     """A function has returned or raised what was pickled into ``data``."""
     try:
         value = pickle.loads(data)

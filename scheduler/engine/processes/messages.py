@@ -24,21 +24,21 @@ class GarbledError(ValueError):
     """A child sent what is no message, or not its own."""
 
 
-class Message(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+class ChildMessage(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """Any of these."""
 
 
-class Ready(Message, tag="ready"):
+class Ready(ChildMessage, tag="ready"):
     """The child has imported what it needs."""
 
 
-class Unfit(Message, tag="init_error"):
+class UnfitMessage(ChildMessage, tag="init_error"):
     """The child could not get ready."""
 
     why: str
 
 
-class Ask(Message, tag="ask"):
+class Ask(ChildMessage, tag="ask"):
     """An attempt, or the child itself (job 0), asks something of the engine."""
 
     job: Number
@@ -47,28 +47,28 @@ class Ask(Message, tag="ask"):
     args: list[Any]
 
 
-class Start(Message, tag="start"):
+class StartMessage(ChildMessage, tag="start"):
     """A job begins. ``at``: microseconds, for an attempt."""
 
     job: Number
     at: Number
 
 
-class Output(Message, tag="output"):
+class OutputMessage(ChildMessage, tag="output"):
     """Output of a job."""
 
     job: Number
     text: str
 
 
-class Log(Message, tag="log"):
+class LogMessage(ChildMessage, tag="log"):
     """A record that a job has logged."""
 
     job: Number
     fields: dict[str, Any]
 
 
-class Stands(Message, tag="stands"):
+class Stands(ChildMessage, tag="stands"):
     """Where a job stands, and whether it has moved since it was last asked."""
 
     job: Number
@@ -77,28 +77,28 @@ class Stands(Message, tag="stands"):
     stack: str
 
 
-class Traced(Message, tag="traced"):
+class TracedMessage(ChildMessage, tag="traced"):
     """What a traced attempt noted: a span inside it, or its own."""
 
     job: Number
     note: SpanNote
 
 
-class Decided(Message, tag="decided"):
+class Decided(ChildMessage, tag="decided"):
     """A handler has failed with this outcome. Its hook does not change it."""
 
     job: Number
     outcome: Outcome
 
 
-class Over(Message):
+class Over(ChildMessage):
     """A job has ended. ``leaving``: why the child takes no more, if so."""
 
     job: Number
     leaving: str | None
 
 
-class Done(Over, tag="done"):
+class DoneMessage(Over, tag="done"):
     """An attempt."""
 
     outcome: Outcome
@@ -116,7 +116,18 @@ class Hooked(Over, tag="hooked"):
 
 
 _decoder = msgspec.msgpack.Decoder(
-    Ready | Unfit | Ask | Start | Output | Log | Stands | Traced | Decided | Done | Computed | Hooked
+    Ready
+    | UnfitMessage
+    | Ask
+    | StartMessage
+    | OutputMessage
+    | LogMessage
+    | Stands
+    | TracedMessage
+    | Decided
+    | DoneMessage
+    | Computed
+    | Hooked
 )
 
 

@@ -13,25 +13,25 @@ from scheduler.engine.attempt.attempt import Attempt
 from scheduler.engine.attempt.outcomes import with_log
 from scheduler.engine.attempt.place import MAX_STACK_CHARS, spent
 from scheduler.engine.child import cgroups
-from scheduler.engine.processes.child_handle import ChildHandle, Job, describe_exit, out_of_memory_kills
+from scheduler.engine.processes.child_handle import ChildHandle, ChildJob, describe_exit, out_of_memory_kills
 from scheduler.engine.processes.children import ChildRegistry, Event, Exited, Readable, Written
 from scheduler.engine.processes.host import ChildHost, replay_record, resolve_pickled
 from scheduler.engine.processes.messages import (
     Ask,
+    ChildMessage,
     Computed,
     Decided,
-    Done,
+    DoneMessage,
     GarbledError,
     Hooked,
-    Log,
-    Message,
-    Output,
+    LogMessage,
+    OutputMessage,
     Over,
     Ready,
     Stands,
-    Start,
-    Traced,
-    Unfit,
+    StartMessage,
+    TracedMessage,
+    UnfitMessage,
     checked,
 )
 from scheduler.engine.processes.orders import Asker
@@ -102,7 +102,7 @@ class ChildMonitor:
             if not self._read_output(child):
                 return
 
-    def handle_all(self, child: ChildHandle, messages: Iterable[Message]) -> None:
+    def handle_all(self, child: ChildHandle, messages: Iterable[ChildMessage]) -> None:
         for message in messages:
             try:
                 self._handle_message(child, message)
@@ -113,34 +113,37 @@ class ChildMonitor:
             except Exception:  # of one message: the others report how attempts have ended
                 log.exception("a message of a child process could not be dealt with")
 
-    def _handle_message(self, child: ChildHandle, message: Message) -> None:
+    def _handle_message(self, child: ChildHandle, message: ChildMessage) -> None:
         match message:
             case Ready():
                 self._children.is_ready(child)
-            case Unfit():
+            case UnfitMessage():
                 child.init_error = message.why
             case Ask():
                 self._ask(child, message)
-            case Start() | Output() | Log() | Stands() | Traced() | Decided() | Over():
+            case StartMessage() | OutputMessage() | LogMessage() | Stands() | TracedMessage() | Decided() | Over():
                 job = child.jobs.get(message.job)
                 if job is not None:
                     self._handle_job(child, job, message)
 
     def _handle_job(
-        self, child: ChildHandle, job: Job, message: Start | Output | Log | Stands | Traced | Decided | Over
+        self,
+        child: ChildHandle,
+        job: ChildJob,
+        message: StartMessage | OutputMessage | LogMessage | Stands | TracedMessage | Decided | Over,
     ) -> None:
         attempt = job.attempt
         match message:
-            case Start():
+            case StartMessage():
                 child.current, job.started = job, True
                 child.current_since = time.monotonic()
                 if job.is_attempt:
                     attempt.started_mono = child.current_since
                     attempt.started_at = message.at
                     self._host.runtime.began(attempt.claimed.id, attempt.claimed.claim)
-            case Output():
+            case OutputMessage():
                 attempt.capture(message.text)
-            case Log():
+            case LogMessage():
                 replay_record(attempt, message.fields)
             case Stands():
                 attempt.child_moved |= message.moved
@@ -148,7 +151,7 @@ class ChildMonitor:
                 child.asked = False
                 if "\0" in message.where + message.stack:
                     raise GarbledError("it said where it stands in what cannot be stored")
-            case Traced():
+            case TracedMessage():
                 if attempt.trace is not None:
                     attempt.trace.receive(message.note)
             case Decided():
@@ -159,7 +162,7 @@ class ChildMonitor:
             case Over():
                 self._job_over(child, job, message)
 
-    def _job_over(self, child: ChildHandle, job: Job, message: Over) -> None:
+    def _job_over(self, child: ChildHandle, job: ChildJob, message: Over) -> None:
         _check_end(job, message)
         # Its output was written before it sent this; a program that it left behind may go on to write.
         self._read_rest(child)
@@ -176,12 +179,12 @@ class ChildMonitor:
             child.deferred_reports.append((job, message))
             self._leave(child, message.leaving)
 
-    def _conclude(self, job: Job, message: Over) -> None:
+    def _conclude(self, job: ChildJob, message: Over) -> None:
         """Report the end of a job."""
         match message:
             case Computed():
                 resolve_pickled(job, message.fine, message.value)
-            case Done():
+            case DoneMessage():
                 self._host.report(job.attempt, with_log(job.attempt, message.outcome))
 
     def _ask(self, child: ChildHandle, message: Ask) -> None:
@@ -228,7 +231,7 @@ class ChildMonitor:
         self._report_deferred(child)
         self._children.forget(child, status)
 
-    def _died(self, job: Job, how: str) -> None:
+    def _died(self, job: ChildJob, how: str) -> None:
         self._queue.forget(job.attempt)
         try:
             hook = self._host.died(job, how)
@@ -253,7 +256,7 @@ class ChildMonitor:
 
     # ending it
 
-    def stop(self, child: ChildHandle, job: Job, why: str) -> None:
+    def stop(self, child: ChildHandle, job: ChildJob, why: str) -> None:
         """End a job: the child is asked to, and its group gets SIGTERM; after the grace period, SIGKILL."""
         self._queue.take_back(child)
         if job.number not in child.jobs or child.kill_at is not None:
@@ -279,11 +282,11 @@ class ChildMonitor:
             child.kill_at = time.monotonic() + self._host.options.grace
 
 
-def _check_end(job: Job, message: Over) -> None:
+def _check_end(job: ChildJob, message: Over) -> None:
     """Raises GarbledError for an end that is not this job's."""
     if job.started and isinstance(message, Computed) and job.future is not None:
         return
-    if job.started and isinstance(message, Done) and job.is_attempt:
+    if job.started and isinstance(message, DoneMessage) and job.is_attempt:
         checked(message.outcome, job.attempt.claimed)
         return
     if job.started and isinstance(message, Hooked) and job.future is None and not job.is_attempt:

@@ -9,19 +9,19 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from scheduler.engine.attempt.attempt import Attempt
-from scheduler.engine.processes.child_handle import Job
+from scheduler.engine.processes.child_handle import ChildJob
 
 
-class Submit(NamedTuple):
+class SubmitOrder(NamedTuple):
     """Run this function."""
 
-    job: Job
+    job: ChildJob
 
 
-class Cancel(NamedTuple):
+class CancelOrder(NamedTuple):
     """End this function: its caller waits for its end, not for its value."""
 
-    job: Job
+    job: ChildJob
 
 
 class Interrupt(NamedTuple):
@@ -30,7 +30,7 @@ class Interrupt(NamedTuple):
     attempt: Attempt
 
 
-class Look(NamedTuple):
+class LookOrder(NamedTuple):
     """Ask the child where this attempt, or its function, stands."""
 
     attempt: Attempt
@@ -43,7 +43,7 @@ class Asker(NamedTuple):
     request: int
 
 
-class Reply(NamedTuple):
+class ReplyOrder(NamedTuple):
     """The answer to a request of a child. ``value``: if not ``fine``, the error as ``failure_of()`` encodes it."""
 
     to: Asker
@@ -51,7 +51,7 @@ class Reply(NamedTuple):
     value: Any
 
 
-Order = Submit | Cancel | Interrupt | Look | Reply
+Order = SubmitOrder | CancelOrder | Interrupt | LookOrder | ReplyOrder
 
 
 class Orders:

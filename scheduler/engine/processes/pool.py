@@ -21,11 +21,11 @@ from scheduler.backoff import Backoff, LogOnce
 from scheduler.engine.attempt.attempt import Attempt
 from scheduler.engine.attempt.runtime import CpuFuture
 from scheduler.engine.child.pickling import packed_call
-from scheduler.engine.processes.child_handle import Job
+from scheduler.engine.processes.child_handle import ChildJob
 from scheduler.engine.processes.children import ChildRegistry
 from scheduler.engine.processes.host import ChildHost, resolve
 from scheduler.engine.processes.monitor import ChildMonitor
-from scheduler.engine.processes.orders import Cancel, Interrupt, Look, Order, Reply, Submit
+from scheduler.engine.processes.orders import CancelOrder, Interrupt, LookOrder, Order, ReplyOrder, SubmitOrder
 from scheduler.engine.processes.queue import JobQueue
 from scheduler.engine.processes.timeouts import ChildTimeouts
 from scheduler.errors import ProcessDied
@@ -91,21 +91,21 @@ class ProcessPool:
 
         Raises TypeError for what cannot be sent to another process.
         """
-        job = Job(attempt.pool, ("cpu", *packed_call(function, args)), attempt)
+        job = ChildJob(attempt.pool, ("cpu", *packed_call(function, args)), attempt)
         job.future = future = CpuFuture[Any]()
-        future.cancel_remote = partial(self.orders.post, Cancel(job))
+        future.cancel_remote = partial(self.orders.post, CancelOrder(job))
         self.wake()  # first: without a thread the future would never be set
         with self._starting:
             closed = self._closed
             if not closed:
-                self.orders.post(Submit(job))  # before the pool is closed, so its thread finds it
+                self.orders.post(SubmitOrder(job))  # before the pool is closed, so its thread finds it
         if closed:
             future.set_exception(ProcessDied("the engine has stopped"))
         return future
 
     def look(self, attempt: Attempt) -> None:
         """Have its child say where it stands; the answer comes to the attempt."""
-        self.orders.post(Look(attempt))
+        self.orders.post(LookOrder(attempt))
 
     def can_run(self, kind: Kind) -> bool:
         """Whether a child can run this kind, which was not made for it."""
@@ -181,27 +181,27 @@ class ProcessPool:
         for job in self.queue.functions():
             resolve(job, error=gone)
         for order in self.orders.take():
-            if isinstance(order, Submit):
+            if isinstance(order, SubmitOrder):
                 resolve(order.job, error=gone)
         self.children.close()
 
     def _obey(self, order: Order) -> None:
         match order:
-            case Submit(job):
+            case SubmitOrder(job):
                 self.queue.add(job)
-            case Cancel(job):
+            case CancelOrder(job):
                 self._cancel(job)
             case Interrupt(attempt):
                 found = self.queue.find(attempt)
                 if found is not None:  # else it waits, or has ended
                     self.monitor.stop(*found, "lost" if attempt.lost else "cancelled")
-            case Look(attempt):
+            case LookOrder(attempt):
                 self.monitor.look(attempt)
-            case Reply(to, fine, value):
+            case ReplyOrder(to, fine, value):
                 if to.child in self.children.children:
                     self.children.say(self.children.children[to.child], "answer", to.request, fine, value)
 
-    def _cancel(self, job: Job) -> None:
+    def _cancel(self, job: ChildJob) -> None:
         job.cancelled = True
         child = next((c for c in self.children.children.values() if job.number in c.jobs), None)
         if child is not None:

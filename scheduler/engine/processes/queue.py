@@ -13,7 +13,7 @@ from typing import Any
 from scheduler.engine.attempt.attempt import Attempt
 from scheduler.engine.attempt.outcomes import outcome_of_external_end, released
 from scheduler.engine.fair_rotation import FairRotation
-from scheduler.engine.processes.child_handle import ChildHandle, Job
+from scheduler.engine.processes.child_handle import ChildHandle, ChildJob
 from scheduler.engine.processes.children import ChildRegistry
 from scheduler.engine.processes.host import ChildHost, resolve
 from scheduler.errors import Cancelled, ConfigError, ProcessDied
@@ -32,10 +32,10 @@ class JobQueue:
         self.priorities: dict[int, deque[Attempt]] = {}
         self._children = children
         self._host = host
-        self._functions: dict[int, deque[Job]] = {}  # functions and hooks, by priority
+        self._functions: dict[int, deque[ChildJob]] = {}  # functions and hooks, by priority
         self._numbers = 0
         self._rotation = FairRotation()
-        self._given: dict[int, tuple[ChildHandle, Job]] = {}  # by id() of the attempt
+        self._given: dict[int, tuple[ChildHandle, ChildJob]] = {}  # by id() of the attempt
 
     # what waits
 
@@ -47,23 +47,23 @@ class JobQueue:
         for waiting in self.priorities.values():
             yield from list(waiting)
 
-    def functions(self) -> Iterator[Job]:
+    def functions(self) -> Iterator[ChildJob]:
         """The waiting functions and hooks of all priorities."""
         for waiting in self._functions.values():
             yield from list(waiting)
 
-    def add(self, job: Job) -> None:
+    def add(self, job: ChildJob) -> None:
         """Add a function or a hook."""
         self._functions.setdefault(job.priority, deque()).append(job)
 
-    def drop(self, job: Job) -> None:
+    def drop(self, job: ChildJob) -> None:
         """Remove a cancelled function, if it waits here, and answer its caller."""
         for waiting in self._functions.values():
             if job in waiting:
                 waiting.remove(job)
                 resolve(job, error=_not_begun())
 
-    def next(self, only: int | None) -> Job | None:
+    def next(self, only: int | None) -> ChildJob | None:
         """The next job, of this priority only or of any. Reports the waiting attempts that must not run any more."""
         priorities = [priority for priority in (PRIORITIES if only is None else (only,)) if self.count(priority)]
         if not priorities:
@@ -78,7 +78,7 @@ class JobQueue:
                 return job
         return None
 
-    def _next_attempt(self, priority: int) -> Job | None:
+    def _next_attempt(self, priority: int) -> ChildJob | None:
         waiting, runtime = self.priorities.get(priority), self._host.runtime
         while waiting:
             try:
@@ -96,12 +96,12 @@ class JobQueue:
                     self._host.report(attempt, outcome_of_external_end(attempt, runtime, error)[0])
         return None
 
-    def _job(self, attempt: Attempt, priority: int) -> Job:
+    def _job(self, attempt: Attempt, priority: int) -> ChildJob:
         runtime, kind = self._host.runtime, attempt.kind
         clock_offset = runtime.now() - time.time_ns() // 1000
         trace = None if attempt.trace is None else attempt.trace.context.traceparent
         about: tuple[Any, ...] = (*(kind.name, *kind.reference, tuple(attempt.claimed), attempt.start_by, trace),)
-        job = Job(priority, ("run", *about, clock_offset, runtime.lease_expires_at), attempt)
+        job = ChildJob(priority, ("run", *about, clock_offset, runtime.lease_expires_at), attempt)
         job.is_attempt, job.quarantined = True, attempt.isolated
         return job
 
@@ -171,7 +171,7 @@ class JobQueue:
             self._given[id(job.attempt)] = (child, job)
         return True
 
-    def put_back(self, jobs: list[Job]) -> None:
+    def put_back(self, jobs: list[ChildJob]) -> None:
         """Put jobs that did not begin back at the front, in order. Ends the cancelled functions among them."""
         for job in reversed(jobs):
             if job.is_attempt:
@@ -186,7 +186,7 @@ class JobQueue:
         """Take back what the child has not begun."""
         self.put_back(child.take_back())
 
-    def find(self, attempt: Attempt) -> tuple[ChildHandle, Job] | None:
+    def find(self, attempt: Attempt) -> tuple[ChildHandle, ChildJob] | None:
         """The child that has the attempt, while it has not ended."""
         return self._given.get(id(attempt))
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from scheduler.errors import ConfigError, UnknownTaskError
-from scheduler.model.bulk import MAX_TASKS, VERBS, BulkOptions, ItemResult, Verb
+from scheduler.model.bulk import MAX_TASKS, VERBS, BulkOptions, BulkVerb, ItemResult
 from scheduler.model.state import FIRST_TERMINAL, HELD, LIVE, RUNNING, SCHEDULED, TERMINAL, TaskState
 from scheduler.model.task_filter import TaskFilter, in_states
 from scheduler.store import bulks
@@ -75,7 +75,7 @@ class BulkPlan(NamedTuple):
 
 def plan(
     database: Database,
-    verb: Verb,
+    verb: BulkVerb,
     wanted: TaskFilter,
     options: BulkOptions = BulkOptions(),  # noqa: B008  # immutable
 ) -> BulkPlan:

@@ -57,7 +57,7 @@ _LATE_SETTLE = 3600 * SECOND  # a message of a task that ended so long ago shoul
 _BLOCKER_TIMEOUT_S = 0.3  # bounds the search for the transaction in the way
 
 
-class Finding(NamedTuple):
+class DoctorFinding(NamedTuple):
     """The result of one check. ``level``: ok, note or problem; ``tasks``: some of the tasks concerned."""
 
     check: str
@@ -66,13 +66,13 @@ class Finding(NamedTuple):
     tasks: tuple[int, ...] = ()
 
 
-def check(tx: Tx, *, full: bool = True) -> list[Finding]:
+def check(tx: Tx, *, full: bool = True) -> list[DoctorFinding]:
     """Check that the rows agree with one another. Answers even if rows are broken, and names them.
 
     Unless ``full``, the checks that no index serves look at the newest ``NEWEST`` tasks, and a finding says so.
     """
     since = cache(lambda: None if full else _first_of_newest(tx))
-    checks: dict[str, Callable[[], Finding | list[Finding]]] = {
+    checks: dict[str, Callable[[], DoctorFinding | list[DoctorFinding]]] = {
         "rows": lambda: _broken(tx, since()),
         "unmet counts": lambda: _finding(
             "unmet counts",
@@ -122,7 +122,7 @@ def check(tx: Tx, *, full: bool = True) -> list[Finding]:
         "schedules": lambda: _schedules(tx),
         "schedules' tasks": lambda: _runs(tx),
         "messages": lambda: _messages(tx),
-        "extent": lambda: [] if since() is None else [Finding("extent", NOTE, _extent())],
+        "extent": lambda: [] if since() is None else [DoctorFinding("extent", NOTE, _extent())],
     }
     in_full = {*checks, *SURROUNDINGS}
     checks["problems"] = lambda: _others(tx, in_full)
@@ -140,7 +140,7 @@ def _extent() -> str:
     return f"{where}: `schedctl doctor --full` looks at all"
 
 
-def _others(tx: Tx, in_full: Collection[str]) -> list[Finding]:
+def _others(tx: Tx, in_full: Collection[str]) -> list[DoctorFinding]:
     """The checks of the table of problems that no check here makes in full."""
     said: dict[str, list[Problem]] = {
         row.check: [] for row in TABLE if row.check not in in_full and Voice.DOCTOR in row.voices
@@ -150,25 +150,25 @@ def _others(tx: Tx, in_full: Collection[str]) -> list[Finding]:
     return [_as_status_says(name, several) for name, several in said.items()]
 
 
-def _as_status_says(check: str, several: list[Problem]) -> Finding:
+def _as_status_says(check: str, several: list[Problem]) -> DoctorFinding:
     if not several:
-        return Finding(check, OK, "nothing to report")
+        return DoctorFinding(check, OK, "nothing to report")
     level = PROBLEM if any(BY_NAME[one.name].bad for one in several) else NOTE
     text = "; ".join(f"{one.text}: {one.remedy}" for one in several)
-    return Finding(check, level, text, tuple(i for one in several for i in one.tasks))
+    return DoctorFinding(check, level, text, tuple(i for one in several for i in one.tasks))
 
 
-def answers(tx: Tx, checks: dict[str, Callable[[], Finding | list[Finding]]]) -> list[Finding]:
+def answers(tx: Tx, checks: dict[str, Callable[[], DoctorFinding | list[DoctorFinding]]]) -> list[DoctorFinding]:
     """Make each check. A broken row or a missing table ends the check that meets it, and no other."""
     lost = migrate.missing_tables(tx.connection)
-    found: list[Finding] = []
+    found: list[DoctorFinding] = []
     unchecked = []
     for name, check_one in checks.items():
         try:
             answer = check_one()
         except UNREADABLE as error:
             text = f"the check of {name} met a broken row and did not end ({type(error).__name__}: {error})"
-            answer = Finding("rows", PROBLEM, text)
+            answer = DoctorFinding("rows", PROBLEM, text)
         except sa.exc.DBAPIError as error:
             if not any(table in str(error.orig) for table in lost):
                 raise
@@ -179,31 +179,31 @@ def answers(tx: Tx, checks: dict[str, Callable[[], Finding | list[Finding]]]) ->
         found += answer if isinstance(answer, list) else [answer]
     if unchecked:
         text = f"not checked, since {listed(lost)} is missing: {listed(unchecked, len(unchecked))}"
-        found.append(Finding("checks", PROBLEM, text))
+        found.append(DoctorFinding("checks", PROBLEM, text))
     return found
 
 
-def _broken(tx: Tx, since: int | None) -> Finding:
+def _broken(tx: Tx, since: int | None) -> DoctorFinding:
     found = broken_rows(tx, since)
     if not found:
-        return Finding("rows", OK, "each can be read")
+        return DoctorFinding("rows", OK, "each can be read")
     tasks = tuple(dict.fromkeys(one.task for one in found if one.task is not None))
     remedy = "no schedd wrote that: set it right with SQL, or delete the row (state 9 is cancelled)"
-    return Finding("rows", PROBLEM, f"{listed([one.text for one in found], 20)}; {remedy}", tasks)
+    return DoctorFinding("rows", PROBLEM, f"{listed([one.text for one in found], 20)}; {remedy}", tasks)
 
 
-def _pauses(tx: Tx) -> Finding:
+def _pauses(tx: Tx) -> DoctorFinding:
     found = pauses.records(tx)
     if not found:
-        return Finding("pauses", OK, "nothing is paused")
-    return Finding("pauses", NOTE, "; ".join(f"{one.describe()} (`{one.remedy}`)" for one in found))
+        return DoctorFinding("pauses", OK, "nothing is paused")
+    return DoctorFinding("pauses", NOTE, "; ".join(f"{one.describe()} (`{one.remedy}`)" for one in found))
 
 
-def _finding(name: str, fine: str, wrong: str, ids: Sequence[int]) -> Finding:
+def _finding(name: str, fine: str, wrong: str, ids: Sequence[int]) -> DoctorFinding:
     if not ids:
-        return Finding(name, OK, fine)
+        return DoctorFinding(name, OK, fine)
     number = f"{len(ids)} tasks or more" if len(ids) >= _MAX_IDS else counted(len(ids), "task")
-    return Finding(name, PROBLEM, f"{number} {wrong}: {listed([str(i) for i in ids])}", tuple(ids))
+    return DoctorFinding(name, PROBLEM, f"{number} {wrong}: {listed([str(i) for i in ids])}", tuple(ids))
 
 
 def wrong_counts(tx: Tx, since: int | None = None) -> list[int]:
@@ -272,7 +272,7 @@ def unclaimed(tx: Tx) -> list[int]:
     return [row[0] for row in rows]
 
 
-def _claims(tx: Tx) -> Finding:
+def _claims(tx: Tx) -> DoctorFinding:
     live = {w.id for w in workers(tx) if not w.lost} | {one.worker for one in executors(tx)}
     rows = tx.run(f"SELECT id, worker FROM schedd_tasks WHERE {HELD} ORDER BY id + 0").fetchall()
     loose = [row.id for row in rows if row.worker not in live]
@@ -284,45 +284,51 @@ def _claims(tx: Tx) -> Finding:
     )
 
 
-def _ready(tx: Tx) -> Finding:
+def _ready(tx: Tx) -> DoctorFinding:
     found = unserved(tx)
     if not found:
-        return Finding("ready tasks", OK, "some live worker takes each")
-    return Finding("ready tasks", NOTE, "; ".join(s.text for s in found), tuple(i for s in found for i in s.tasks))
+        return DoctorFinding("ready tasks", OK, "some live worker takes each")
+    return DoctorFinding(
+        "ready tasks", NOTE, "; ".join(s.text for s in found), tuple(i for s in found for i in s.tasks)
+    )
 
 
-def _retries(tx: Tx) -> Finding:
+def _retries(tx: Tx) -> DoctorFinding:
     found = never(tx)
     if not found:
-        return Finding("retries", OK, "no task waits until what has ended is retried")
-    return Finding("retries", NOTE, "; ".join(s.text for s in found), tuple(i for s in found for i in s.tasks))
+        return DoctorFinding("retries", OK, "no task waits until what has ended is retried")
+    return DoctorFinding("retries", NOTE, "; ".join(s.text for s in found), tuple(i for s in found for i in s.tasks))
 
 
-def _ahead(tx: Tx, newest: int | None) -> Finding:
+def _ahead(tx: Tx, newest: int | None) -> DoctorFinding:
     found = tasks_ahead(tx, newest)
     if not found:
-        return Finding("due times", OK, "none is a clock's that was ahead")
+        return DoctorFinding("due times", OK, "none is a clock's that was ahead")
     ids = tuple(i for s in found for i in s.tasks)
-    return Finding("due times", NOTE, "; ".join(f"{s.text}: {listed([str(i) for i in s.tasks])}" for s in found), ids)
+    return DoctorFinding(
+        "due times", NOTE, "; ".join(f"{s.text}: {listed([str(i) for i in s.tasks])}" for s in found), ids
+    )
 
 
-def _stalls(tx: Tx) -> Finding:
+def _stalls(tx: Tx) -> DoctorFinding:
     quiet = stalled(tx)
     if not quiet:
-        return Finding("heartbeats", OK, "no running task is overdue with its heartbeat")
+        return DoctorFinding("heartbeats", OK, "no running task is overdue with its heartbeat")
     ids = tuple(one.id for one in quiet[:_MAX_IDS])
     text = f"{counted(len(quiet), 'task')} running without a heartbeat, for up to {span_text(quiet[0].quiet)}"
-    return Finding("heartbeats", NOTE, f"{text}: {listed([str(i) for i in ids])}; {remedy('ID')}", ids)
+    return DoctorFinding("heartbeats", NOTE, f"{text}: {listed([str(i) for i in ids])}; {remedy('ID')}", ids)
 
 
-def _hung(tx: Tx) -> Finding:
+def _hung(tx: Tx) -> DoctorFinding:
     found = hung(Snapshot(tx))
     if not found:
         return _without_timeout(tx)
-    return Finding("handlers", PROBLEM, "; ".join(s.text for s in found), tuple(i for s in found for i in s.tasks))
+    return DoctorFinding(
+        "handlers", PROBLEM, "; ".join(s.text for s in found), tuple(i for s in found for i in s.tasks)
+    )
 
 
-def _without_timeout(tx: Tx) -> Finding:
+def _without_timeout(tx: Tx) -> DoctorFinding:
     """Handlers without a timeout are never late: only a person can judge whether they hang."""
     rows = tx.run(
         f"SELECT id FROM schedd_tasks WHERE {HELD} AND timeout IS NULL AND started_at < :before "
@@ -331,21 +337,21 @@ def _without_timeout(tx: Tx) -> Finding:
     )
     ids = tuple(row[0] for row in rows)
     if not ids:
-        return Finding("handlers", OK, "none hangs")
+        return DoctorFinding("handlers", OK, "none hangs")
     text = f"{counted(len(ids), 'task')} running for more than {span_text(_LONG_RUN_US)} without a timeout"
     advice = "should one hang, nothing reports it; give its kind a timeout, or set [worker] default_timeout"
-    return Finding("handlers", NOTE, f"{text}: {listed([str(i) for i in ids])}; {advice}", ids)
+    return DoctorFinding("handlers", NOTE, f"{text}: {listed([str(i) for i in ids])}; {advice}", ids)
 
 
-def _standoffs(tx: Tx) -> Finding:
+def _standoffs(tx: Tx) -> DoctorFinding:
     cycles = deadlocks.found(tx)
     if not cycles:
-        return Finding("awaits", OK, "no tasks wait for one another")
+        return DoctorFinding("awaits", OK, "no tasks wait for one another")
     text = "; ".join(deadlocks.describe(cycle) for cycle in cycles)
-    return Finding("awaits", PROBLEM, text, tuple(sorted(i for cycle in cycles for i in cycle)))
+    return DoctorFinding("awaits", PROBLEM, text, tuple(sorted(i for cycle in cycles for i in cycle)))
 
 
-def _keys(tx: Tx) -> Finding:
+def _keys(tx: Tx) -> DoctorFinding:
     rows = tx.run(
         "SELECT min(id) AS id FROM schedd_tasks WHERE held_key IS NOT NULL GROUP BY kind, held_key "
         f"HAVING count(*) > 1 ORDER BY 1 LIMIT {_MAX_IDS}"
@@ -353,7 +359,7 @@ def _keys(tx: Tx) -> Finding:
     return _finding("keys", "none is held twice", "hold a key that another one holds", [row.id for row in rows])
 
 
-def _schedules(tx: Tx) -> Finding:
+def _schedules(tx: Tx) -> DoctorFinding:
     rows = tx.run(
         "SELECT s.name, s.recurrence, s.anchor, s.next_at, s.last_slot, s.created_at, s.paused, t.state, t.finished_at "
         "FROM schedd_schedules s LEFT JOIN schedd_tasks t ON t.id = s.last_task ORDER BY s.name"
@@ -382,29 +388,31 @@ def _schedules(tx: Tx) -> Finding:
                 f"{row.name} (goes on at {at} only, as a clock was ahead: `schedctl cron pause` and `resume` it)"
             )
     if late and not bad and not workers(tx):
-        return Finding("schedules", NOTE, f"no worker is live, so these wait: {listed(late)}")
+        return DoctorFinding("schedules", NOTE, f"no worker is live, so these wait: {listed(late)}")
     bad += late
     if bad:
-        return Finding("schedules", PROBLEM, f"{counted(len(bad), 'schedule')} without a next slot: {listed(bad)}")
-    return Finding("schedules", OK, f"{counted(len(rows), 'schedule')}, each has its next slot")
+        return DoctorFinding(
+            "schedules", PROBLEM, f"{counted(len(bad), 'schedule')} without a next slot: {listed(bad)}"
+        )
+    return DoctorFinding("schedules", OK, f"{counted(len(rows), 'schedule')}, each has its next slot")
 
 
-def _runs(tx: Tx) -> Finding:
+def _runs(tx: Tx) -> DoctorFinding:
     found = unserved_schedules(tx, read_fleet(tx))
     if not found:
-        return Finding("schedules' tasks", OK, "none makes what no worker would run")
-    return Finding("schedules' tasks", NOTE, "; ".join(text for text, _ in describe(found)))
+        return DoctorFinding("schedules' tasks", OK, "none makes what no worker would run")
+    return DoctorFinding("schedules' tasks", NOTE, "; ".join(text for text, _ in describe(found)))
 
 
-def not_checked(database: Database, error: StoreUnavailableError) -> Finding:
+def not_checked(database: Database, error: StoreUnavailableError) -> DoctorFinding:
     """The finding for checks that could not run for this reason."""
     reason = None
     with suppress(TimeoutError, StoreUnavailableError, RuntimeError):
         reason = in_time(database.locked_by, _BLOCKER_TIMEOUT_S)
-    return Finding("checks", PROBLEM, f"not checked: {error}" + ("" if reason is None else f"; {reason}"))
+    return DoctorFinding("checks", PROBLEM, f"not checked: {error}" + ("" if reason is None else f"; {reason}"))
 
 
-def _messages(tx: Tx) -> Finding:
+def _messages(tx: Tx) -> DoctorFinding:
     """What the daemons say of sources and sinks; messages that are held, not settled, or dead."""
     wrong = [one.text for one in of_transports(Snapshot(tx))]
     notes = inbox_held.held_texts(inbox_held.held(tx), tx.now)
@@ -428,5 +436,5 @@ def _messages(tx: Tx) -> Finding:
         last = f"the last one, of source {dead[0].source}: {redact(dead[0].error or 'for an unknown reason')}"
         notes.append(f"{text}: `schedctl inbox list --state dead`, `schedctl sources redrive`; {last}")
     if wrong or notes:
-        return Finding("messages", PROBLEM if wrong else NOTE, "; ".join([*wrong, *notes]), ids)
-    return Finding("messages", OK, "none is dead, held, or waits to be settled")
+        return DoctorFinding("messages", PROBLEM if wrong else NOTE, "; ".join([*wrong, *notes]), ids)
+    return DoctorFinding("messages", OK, "none is dead, held, or waits to be settled")

@@ -64,7 +64,7 @@ def load(target: Database, lines: Iterable[bytes], progress: Progress = no_progr
     Raises SchedulerError for what is no whole export of this schema, naming the line, and keeps nothing then;
     StoreUnavailableError.
     """
-    reader = _Reader(lines)
+    reader = _ExportReader(lines)
     target.open()
     with writing(target) as tx:
         written = [write_table(tx, table, reader.rows(table), 0, progress) for table in TABLES]
@@ -79,7 +79,7 @@ def load(target: Database, lines: Iterable[bytes], progress: Progress = no_progr
     return [declared[table.name] for table in TABLES]
 
 
-class _Reader:
+class _ExportReader:
     """The lines of an export, in the order of the tables."""
 
     def __init__(self, lines: Iterable[bytes]) -> None:

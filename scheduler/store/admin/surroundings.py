@@ -8,7 +8,7 @@ from pathlib import Path
 
 from scheduler.model.texts import listed, span_text
 from scheduler.model.times import SECOND
-from scheduler.store.admin.doctor import NOTE, OK, PROBLEM, Finding, answers
+from scheduler.store.admin.doctor import NOTE, OK, PROBLEM, DoctorFinding, answers
 from scheduler.store.db import horizon, migrate, pg_blockers
 from scheduler.store.db.database import Database
 from scheduler.store.db.sqlite_files import open_to_others
@@ -27,7 +27,7 @@ _ASYNCHRONOUS = (
 )
 
 
-def check_surroundings(database: Database, tx: Tx, version: str) -> list[Finding]:
+def check_surroundings(database: Database, tx: Tx, version: str) -> list[DoctorFinding]:
     """Check what surrounds the rows: schema, clock, notifier, disk, versions of the workers."""
     return answers(
         tx,
@@ -41,37 +41,39 @@ def check_surroundings(database: Database, tx: Tx, version: str) -> list[Finding
     )
 
 
-def _schema(tx: Tx, version: str) -> Finding:
+def _schema(tx: Tx, version: str) -> DoctorFinding:
     revision, lost = migrate.current(tx.connection), migrate.missing_tables(tx.connection)
     if lost:
-        return Finding("schema", PROBLEM, migrate.lacks(lost, revision))
+        return DoctorFinding("schema", PROBLEM, migrate.lacks(lost, revision))
     unmade = migrate.missing_indexes(tx.connection) if revision == migrate.HEAD else []
     if unmade:
         text = f"indexes are missing or not whole: {listed(unmade)}; `schedctl db upgrade` makes them"
-        return Finding("schema", PROBLEM, text)
-    return Finding("schema", OK, f"revision {revision}, schedd {version}")
+        return DoctorFinding("schema", PROBLEM, text)
+    return DoctorFinding("schema", OK, f"revision {revision}, schedd {version}")
 
 
-def _workers(tx: Tx, version: str) -> list[Finding]:
+def _workers(tx: Tx, version: str) -> list[DoctorFinding]:
     found = []
     seen = workers(tx)
     early = any(w.heartbeat_at > tx.now + _SKEW_PROBLEM for w in seen)
     off = [text for w in seen if (text := clock_text(w, tx.now, _SKEW_NOTE)) is not None]
     if off:
-        found.append(Finding("workers' clocks", PROBLEM if early else NOTE, "; ".join(off)))
+        found.append(DoctorFinding("workers' clocks", PROBLEM if early else NOTE, "; ".join(off)))
     far = [text for text in map(far_text, seen) if text is not None]
     if far:
-        found.append(Finding("leases", PROBLEM, "; ".join(far)))
+        found.append(DoctorFinding("leases", PROBLEM, "; ".join(far)))
     beside = [text for text in map(orphans_text, seen) if text is not None]
     if beside:
-        found.append(Finding("attempts", NOTE, "; ".join(beside), tuple(i for w in seen for i in w.orphaned_tasks)))
+        found.append(
+            DoctorFinding("attempts", NOTE, "; ".join(beside), tuple(i for w in seen for i in w.orphaned_tasks))
+        )
     others = sorted({w.version for w in seen} - {version})
     if others:
-        found.append(Finding("versions", NOTE, f"workers also run version {listed(others)}"))
+        found.append(DoctorFinding("versions", NOTE, f"workers also run version {listed(others)}"))
     return found
 
 
-def _place(database: Database, tx: Tx) -> list[Finding]:
+def _place(database: Database, tx: Tx) -> list[DoctorFinding]:
     """What lies beside a SQLite file, or happens on a PostgreSQL server."""
     found = []
     path = database.path
@@ -81,60 +83,66 @@ def _place(database: Database, tx: Tx) -> list[Finding]:
         present = directory.exists()
         usable = os.access(directory if present else path.absolute().parent, os.W_OK | os.X_OK if present else os.W_OK)
         detail = f"{directory} is writable" if usable else f"{directory} cannot be written: idle workers poll instead"
-        found.append(Finding("notifications", OK if usable else PROBLEM, detail))
+        found.append(DoctorFinding("notifications", OK if usable else PROBLEM, detail))
         found.append(_readers(path, directory))
         free = shutil.disk_usage(path.absolute().parent).free
         level = PROBLEM if free < _LOW_SPACE else OK
-        found.append(Finding("disk", level, f"{free // 2**20} MiB free beside the database"))
+        found.append(DoctorFinding("disk", level, f"{free // 2**20} MiB free beside the database"))
     else:
         found += [_horizon(tx), _locks(tx), _standbys(tx)]
     return found
 
 
-def _readers(path: Path, directory: Path) -> Finding:
+def _readers(path: Path, directory: Path) -> DoctorFinding:
     seen = open_to_others(path, directory)
     if not seen:
-        return Finding("file modes", OK, "none of the database's is open to all users")
-    return Finding("file modes", NOTE, f"any user of this machine may use {listed(seen)}: `chmod o-rwx`")
+        return DoctorFinding("file modes", OK, "none of the database's is open to all users")
+    return DoctorFinding("file modes", NOTE, f"any user of this machine may use {listed(seen)}: `chmod o-rwx`")
 
 
-def _writes(tx: Tx) -> Finding:
+def _writes(tx: Tx) -> DoctorFinding:
     reason = no_writes(tx.connection)
-    return Finding("writes", OK, "the database takes them") if reason is None else Finding("writes", PROBLEM, reason)
+    return (
+        DoctorFinding("writes", OK, "the database takes them")
+        if reason is None
+        else DoctorFinding("writes", PROBLEM, reason)
+    )
 
 
-def _horizon(tx: Tx) -> Finding:
+def _horizon(tx: Tx) -> DoctorFinding:
     holders = horizon.holders(tx.connection)
     if not holders:
-        return Finding("old snapshots", OK, f"no transaction is open for {span_text(horizon.MIN_AGE)}")
+        return DoctorFinding("old snapshots", OK, f"no transaction is open for {span_text(horizon.MIN_AGE)}")
     text = "; ".join(f"{one.text} ({one.remedy})" for one in holders)
-    return Finding("old snapshots", NOTE, f"rows that have died since then cannot be removed: {text}")
+    return DoctorFinding("old snapshots", NOTE, f"rows that have died since then cannot be removed: {text}")
 
 
-def _locks(tx: Tx) -> Finding:
+def _locks(tx: Tx) -> DoctorFinding:
     waiting = pg_blockers.blocked(tx.connection)
     if not waiting:
-        return Finding("locks", OK, "no session waits for another one's")
-    return Finding("locks", NOTE, f"{'; '.join(waiting)} (SELECT pg_terminate_backend(...) ends a session)")
+        return DoctorFinding("locks", OK, "no session waits for another one's")
+    return DoctorFinding("locks", NOTE, f"{'; '.join(waiting)} (SELECT pg_terminate_backend(...) ends a session)")
 
 
-def _standbys(tx: Tx) -> Finding:
+def _standbys(tx: Tx) -> DoctorFinding:
     """A standby that follows asynchronously loses commits when it takes over."""
     if not tx.run(_MAY_LOOK).scalar():
-        return Finding("standbys", NOTE, "whether one follows is not known: GRANT pg_monitor TO the database user")
+        return DoctorFinding(
+            "standbys", NOTE, "whether one follows is not known: GRANT pg_monitor TO the database user"
+        )
     names = [name for (name,) in tx.run(_ASYNCHRONOUS)]
     if not names:
-        return Finding("standbys", OK, "none follows asynchronously")
+        return DoctorFinding("standbys", OK, "none follows asynchronously")
     text = (
         f"{listed(names)} follows asynchronously: a failover may lose what was committed last, and tasks with it. "
         "With synchronous_standby_names set none is lost; each commit then waits for the standby, one more round trip"
     )
-    return Finding("standbys", NOTE, text)
+    return DoctorFinding("standbys", NOTE, text)
 
 
-def _clock(offset: int) -> Finding:
+def _clock(offset: int) -> DoctorFinding:
     if not offset:
-        return Finding("clock", OK, "one machine's")
+        return DoctorFinding("clock", OK, "one machine's")
     level = PROBLEM if abs(offset) > _SKEW_PROBLEM else NOTE if abs(offset) > _SKEW_NOTE else OK
     side = "behind" if offset > 0 else "ahead of"
-    return Finding("clock", level, f"this machine's clock is {span_text(abs(offset))} {side} the server's")
+    return DoctorFinding("clock", level, f"this machine's clock is {span_text(abs(offset))} {side} the server's")

@@ -18,7 +18,7 @@ from scheduler.store.db.sqlite_copy import PAGES, backup_sqlite
 from scheduler.store.db.writable import no_writes
 
 
-class Health(NamedTuple):
+class StoreHealth(NamedTuple):
     """``revision``: None if never migrated; ``wanted``: this program's; ``damage``: what is broken."""
 
     revision: str | None
@@ -33,11 +33,11 @@ class Health(NamedTuple):
         return migrate.works_on(self.revision) and not self.damage
 
 
-def health(database: Database, *, usable: bool = False) -> Health:
+def health(database: Database, *, usable: bool = False) -> StoreHealth:
     """Look at a database without changing it. Raises StoreUnavailableError; ``usable``: also for one that no upgrade
     would make usable as it is."""
     if database.missing():
-        return Health(None, migrate.HEAD, 0, ())
+        return StoreHealth(None, migrate.HEAD, 0, ())
     engine, _ = make_engine(database.url, looks=True)
     try:
         with engine.connect().execution_options(schedd_reads=True) as connection:
@@ -53,7 +53,7 @@ def health(database: Database, *, usable: bool = False) -> Health:
                 size = sum(p.stat().st_size for p in _files(database) if p.exists())
             else:
                 size = connection.execute(sa.text("SELECT pg_database_size(current_database())")).scalar_one()
-            return Health(revision, migrate.HEAD, int(size), damage, no_writes(connection))
+            return StoreHealth(revision, migrate.HEAD, int(size), damage, no_writes(connection))
     except sa.exc.SQLAlchemyError as error:
         raise translate(error, database.url) from cause(error)
     finally:

@@ -14,7 +14,7 @@ MIN_AGE = 300 * SECOND  # microseconds from which a transaction is reported
 MANY = 100_000  # transactions that a slot or a standby, which have no time, may lag behind
 
 
-class Blocker(NamedTuple):
+class VacuumBlocker(NamedTuple):
     """``text``: the session, and since when; ``remedy``: what ends it."""
 
     text: str
@@ -45,11 +45,11 @@ FROM pg_stat_replication WHERE backend_xmin IS NOT NULL AND age(backend_xmin) >=
 """
 
 
-def holders(connection: sa.Connection, long: int | None = None, many: int | None = None) -> list[Blocker]:
+def holders(connection: sa.Connection, long: int | None = None, many: int | None = None) -> list[VacuumBlocker]:
     """Those that have done so for ``long`` microseconds, or for ``many`` transactions. Only for PostgreSQL."""
     bound = {"long": MIN_AGE if long is None else long, "many": MANY if many is None else many}
     found = [
-        Blocker(
+        VacuumBlocker(
             f"session {row.pid} ({row.name}, user {row.usename}, {row.state}) has a transaction open for "
             f"{span_text(row.age)}",
             f"SELECT pg_terminate_backend({row.pid}), or set idle_in_transaction_session_timeout",
@@ -57,21 +57,21 @@ def holders(connection: sa.Connection, long: int | None = None, many: int | None
         for row in connection.execute(prepared(_SESSIONS), {"long": bound["long"]})
     ]
     found += [
-        Blocker(
+        VacuumBlocker(
             f"the prepared transaction {row.gid!r} waits for {span_text(row.age)}",
             "COMMIT PREPARED or ROLLBACK PREPARED",
         )
         for row in connection.execute(prepared(_PREPARED), {"long": bound["long"]})
     ]
     found += [
-        Blocker(
+        VacuumBlocker(
             f"the replication slot {row.name!r} is {counted(row.age, 'transaction')} behind",
             "its reader has to catch up, or pg_drop_replication_slot",
         )
         for row in connection.execute(prepared(_SLOTS), {"many": bound["many"]})
     ]
     found += [
-        Blocker(
+        VacuumBlocker(
             f"the standby of session {row.pid} ({row.name}) is {counted(row.age, 'transaction')} behind",
             "end the long query there",
         )

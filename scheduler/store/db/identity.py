@@ -63,7 +63,7 @@ class Identity(NamedTuple):
         return (self.epoch - 1) * CLAIMS
 
 
-class Server(NamedTuple):
+class StoreServer(NamedTuple):
     """What the server says of itself; None for what it does not tell."""
 
     system: str | None
@@ -99,14 +99,14 @@ def read(raw: Any) -> Identity | None:
         raise
 
 
-def ask_server(raw: Any) -> Server:
+def ask_server(raw: Any) -> StoreServer:
     """Ask a PostgreSQL server, on a connection in autocommit."""
     try:
-        return Server(*raw.execute(f"SELECT {_SYSTEM}, {_TIMELINE}", prepare=False).fetchone())
+        return StoreServer(*raw.execute(f"SELECT {_SYSTEM}, {_TIMELINE}", prepare=False).fetchone())
     except Exception as error:
         if not _refused(error):
             raise
-    return Server(_ask(raw, _SYSTEM), _ask(raw, _TIMELINE))
+    return StoreServer(_ask(raw, _SYSTEM), _ask(raw, _TIMELINE))
 
 
 def _ask(raw: Any, what: str) -> str | None:
@@ -119,7 +119,7 @@ def _ask(raw: Any, what: str) -> str | None:
         return None
 
 
-def look(raw: Any, server: Server, now: int) -> Identity | None:
+def look(raw: Any, server: StoreServer, now: int) -> Identity | None:
     """The identity of the store behind this connection to ``server``, in autocommit; begins an epoch if it is due.
 
     None if the database has no tables yet.
@@ -142,7 +142,7 @@ def look(raw: Any, server: Server, now: int) -> Identity | None:
     return read(raw)
 
 
-def _begin_epoch(raw: Any, last: Identity, server: Server, now: int) -> None:
+def _begin_epoch(raw: Any, last: Identity, server: StoreServer, now: int) -> None:
     epoch = last.epoch + 1
     system, timeline = server.system or last.server, server.timeline or last.timeline
     with raw.transaction():

@@ -11,7 +11,7 @@ from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import IS_HELD
 
 
-class Entry(NamedTuple):
+class CheckpointEntry(NamedTuple):
     """A checkpoint to be written. ``note``: what is odd about it; times are microseconds."""
 
     task_id: int
@@ -52,7 +52,7 @@ class CheckpointRecord(NamedTuple):
     note: str | None
 
 
-def write(tx: Tx, entries: Sequence[Entry]) -> None:
+def write(tx: Tx, entries: Sequence[CheckpointEntry]) -> None:
     """Store checkpoints; the caller has made sure that the claims are held, and stay so until the commit.
 
     What is recorded stays as it is, unless a name is now of another type.

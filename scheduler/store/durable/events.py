@@ -17,7 +17,7 @@ from scheduler.store.predicates import exists, is_live, same
 BATCH = 500
 
 
-class Emit(NamedTuple):
+class EventEmit(NamedTuple):
     """An event to be emitted: its JSON payload (None: None), and the task that does it."""
 
     name: str
@@ -43,7 +43,7 @@ class EventRecord(NamedTuple):
     waiting: int
 
 
-def emit(tx: Tx, emits: Sequence[Emit], *, lock: bool = True) -> tuple[set[str], int]:
+def emit(tx: Tx, emits: Sequence[EventEmit], *, lock: bool = True) -> tuple[set[str], int]:
     """Emit events, of several with one name the first. Returns the names that were new, and how many tasks woke.
 
     ``lock`` False: the caller has locked the names.

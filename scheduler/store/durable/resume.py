@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from scheduler.model.checkpoint import CheckpointType
 from scheduler.store.db.tx import Tx
 from scheduler.store.durable import checkpoints, events, waits
-from scheduler.store.durable.checkpoints import Entry
+from scheduler.store.durable.checkpoints import CheckpointEntry
 
 MAX_CHECKPOINTS = 5_000  # checkpoints that one claim reads: where there are more, each handler reads its own
 LARGE_CHARS = 1_024  # characters of a value, or of a payload, from which on a handler asks for its own
@@ -52,7 +52,7 @@ def _recorded(tx: Tx, ids: Sequence[int]) -> dict[int, list[Recorded]]:
     return found
 
 
-def _happened(tx: Tx, claimed: Sequence[tuple[int, int]], found: dict[int, list[Recorded]]) -> list[Entry]:
+def _happened(tx: Tx, claimed: Sequence[tuple[int, int]], found: dict[int, list[Recorded]]) -> list[CheckpointEntry]:
     """The checkpoints of awaited events. Of the waits in which the last claim was suspended only: a handler meets those
     again."""
     met = tx.run(
@@ -65,13 +65,13 @@ def _happened(tx: Tx, claimed: Sequence[tuple[int, int]], found: dict[int, list[
     if not met:
         return []
     emitted = events.emitted(tx, [row.event for row in met])
-    entries: list[Entry] = []
+    entries: list[CheckpointEntry] = []
     places = {task_id: len(recorded) for task_id, recorded in found.items()}
     for task_id, name, event, until, _ in met:
         there = emitted.get(event)
         if there is not None and there.emitted_at <= until and len(there.payload or "") < LARGE_CHARS:
             places[task_id] += 1
             entries.append(
-                Entry(task_id, now_held[task_id], name, CheckpointType.EVENT, places[task_id], there.payload)
+                CheckpointEntry(task_id, now_held[task_id], name, CheckpointType.EVENT, places[task_id], there.payload)
             )
     return entries

@@ -23,7 +23,7 @@ _DUE = "run_at = :now, check_at = CASE WHEN check_at > :now THEN :now ELSE check
 _OVER = "NOT EXISTS (SELECT 1 FROM schedd_waits u WHERE u.task_id = w.task_id AND u.name = w.name AND u.met = 0)"
 
 
-class Wait(NamedTuple):
+class StoredWait(NamedTuple):
     """The head of a wait; ``event`` None: for tasks. Times are microseconds."""
 
     task_id: int
@@ -78,7 +78,7 @@ def progress(tx: Tx, labels: Sequence[tuple[int, str]]) -> dict[tuple[int, str],
     return {(row[0], row[1]): (row[2], row[3]) for row in rows}
 
 
-def register(tx: Tx, heads: Sequence[Wait]) -> None:
+def register(tx: Tx, heads: Sequence[StoredWait]) -> None:
     """Store that tasks wait for what has not happened; until when they do is decided once.
 
     The caller holds what they wait for such that it cannot happen unseen before the commit.

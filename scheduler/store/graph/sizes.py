@@ -33,7 +33,7 @@ _KINDS = "SELECT name, options FROM schedd_kinds WHERE name IN (SELECT kind FROM
 Usual = tuple[int, int | None]  # of a kind: slot type, how long it takes (microseconds)
 
 
-class _Fleet:
+class _GraphFleet:
     """The workers of a store, and the usual times of its kinds, as this process has read them. Callers of many threads
     share it, so what one of them works with is replaced, never emptied."""
 
@@ -75,14 +75,14 @@ class _Fleet:
         return sum(one.pool(level)[slot_type] for one in workers for level in range(priority, len(POOLS)))
 
 
-_fleets: weakref.WeakKeyDictionary[sa.Engine, _Fleet] = weakref.WeakKeyDictionary()
+_fleets: weakref.WeakKeyDictionary[sa.Engine, _GraphFleet] = weakref.WeakKeyDictionary()
 
 
 def mark(tx: Tx, specs: Sequence[TaskSpec]) -> None:
     """Give these new tasks the lanes of their graph's size, in queues where a live worker asks for it."""
     if not any(spec.edges for spec in specs):
         return
-    fleet = _fleets.setdefault(tx.connection.engine, _Fleet())
+    fleet = _fleets.setdefault(tx.connection.engine, _GraphFleet())
     fleet.read(tx)
     if not fleet.workers:
         return
@@ -106,7 +106,7 @@ def mark(tx: Tx, specs: Sequence[TaskSpec]) -> None:
                 one.lane = sized_lane(size, one.lane)
 
 
-def _delay(fleet: _Fleet, usual: Mapping[str, Usual], members: Sequence[TaskSpec]) -> float | None:
+def _delay(fleet: _GraphFleet, usual: Mapping[str, Usual], members: Sequence[TaskSpec]) -> float | None:
     """How much later than it does this graph is taken to come (microseconds); None if nothing is known of its kinds."""
     work, known, unknown = 0.0, 0, 0
     for (kind, queue, priority), number in Counter((one.kind, one.queue, one.priority) for one in members).items():

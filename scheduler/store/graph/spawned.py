@@ -16,7 +16,7 @@ _LIVE = (
 )
 
 
-class End(NamedTuple):
+class SpawnedEnd(NamedTuple):
     """How a task ended, if it has; ``result`` is JSON text. ``removed``: only its outcome is remembered; ``expired``:
     if it had a result, that is gone."""
 
@@ -96,10 +96,10 @@ def blocked(tx: Tx, parents: Sequence[int]) -> tuple[set[int], dict[int, int]]:
     return busy, {row.id: row.spawned_by for row in held.values() if row.state < CLAIMED}
 
 
-def ends(tx: Tx, ids: Sequence[int]) -> dict[int, End]:
+def ends(tx: Tx, ids: Sequence[int]) -> dict[int, SpawnedEnd]:
     """How these tasks stand or ended; ids that never were are left out."""
     found = {
-        row[0]: End(
+        row[0]: SpawnedEnd(
             row[0], TaskState.from_code(row[1]), row[2], row[3], row[4], expired=bool(row[5]) and row[3] is None
         )
         for row in tx.run(
@@ -115,7 +115,9 @@ def ends(tx: Tx, ids: Sequence[int]) -> dict[int, End]:
         for row in tx.run(
             f"SELECT task_id, state FROM schedd_outcomes WHERE task_id IN {tx.dialect.ids()}", ids=bind_rows(gone)
         ):
-            found[row[0]] = End(row[0], TaskState.from_code(row[1]), None, None, "its row has been removed", True)
+            found[row[0]] = SpawnedEnd(
+                row[0], TaskState.from_code(row[1]), None, None, "its row has been removed", True
+            )
     return found
 
 

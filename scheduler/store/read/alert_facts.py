@@ -45,14 +45,14 @@ class DeadGroup(NamedTuple):
     id: int
 
 
-class DeadLetters(NamedTuple):
+class DeadGroups(NamedTuple):
     """The groups of the newest dead letters, the largest first; ``whole``: these are all there are."""
 
     groups: list[DeadGroup]
     whole: bool
 
 
-def dead_letters(tx: Tx) -> DeadLetters:
+def dead_letters(tx: Tx) -> DeadGroups:
     """Dead letters by kind and cause, among the newest ``MAX_DEAD``."""
     rows = tx.run(
         "SELECT kind, error_class, fingerprint, count(*) AS n, max(id) AS id FROM "
@@ -61,7 +61,7 @@ def dead_letters(tx: Tx) -> DeadLetters:
         f"GROUP BY kind, error_class, fingerprint ORDER BY n DESC, kind LIMIT {MAX_GROUPS + 1}"
     ).fetchall()
     groups = [DeadGroup(r.kind, r.error_class, r.fingerprint, r.n, r.id) for r in rows[:MAX_GROUPS]]
-    return DeadLetters(groups, len(rows) <= MAX_GROUPS and sum(r.n for r in rows) < MAX_DEAD)
+    return DeadGroups(groups, len(rows) <= MAX_GROUPS and sum(r.n for r in rows) < MAX_DEAD)
 
 
 class Expiring(NamedTuple):
@@ -106,7 +106,7 @@ def retry_rates(tx: Tx, window: int) -> list[RetryRate]:
     return [RetryRate(r.kind, int(r.attempts), int(r.retried)) for r in rows]
 
 
-class Backlog(NamedTuple):
+class QueueBacklog(NamedTuple):
     """Tasks of a queue that only want a worker: their number, and the oldest one's time (microseconds) and kind.
 
     ``number``: ``MAX_BACKLOG`` for that many or more; -1 where a pause holds a part of it. ``cause``: why the oldest
@@ -120,7 +120,7 @@ class Backlog(NamedTuple):
     cause: str = ""
 
 
-def backlogs(tx: Tx) -> tuple[list[Backlog], set[str]]:
+def backlogs(tx: Tx) -> tuple[list[QueueBacklog], set[str]]:
     """The queues with ready tasks that no pause holds; and the queues where a pause holds some."""
     paused = pauses.records(tx)
     heads: dict[str, list[tuple[int, int, str, str]]] = {}
@@ -132,7 +132,7 @@ def backlogs(tx: Tx) -> tuple[list[Backlog], set[str]]:
             held.add(head.queue)
             continue
         heads.setdefault(head.queue, []).append((head.run_at, head.priority, head.lane, kind_of(head.lane)))
-    found: list[Backlog] = []
+    found: list[QueueBacklog] = []
     fleet: Fleet | None = None
     for queue, lanes in sorted(heads.items()):
         ready = []
@@ -147,7 +147,7 @@ def backlogs(tx: Tx) -> tuple[list[Backlog], set[str]]:
             if tx.now - since > _ASKED_AFTER and len(found) < _ASKED_QUEUES:
                 fleet = fleet or read_fleet(tx)
                 cause = cause_of(tx, row, fleet).words
-            found.append(Backlog(queue, number, since, kind, cause))
+            found.append(QueueBacklog(queue, number, since, kind, cause))
     return found, held
 
 
@@ -236,7 +236,7 @@ def errors_of(tx: Tx, ids: Sequence[int]) -> Mapping[int, str | None]:
     return {r.id: r.error for r in rows}
 
 
-class DeadMessages(NamedTuple):
+class SourceDeadMessages(NamedTuple):
     """Messages of one source that could become no task, and what the last one had. ``key``: its own."""
 
     source: str
@@ -245,7 +245,7 @@ class DeadMessages(NamedTuple):
     error: str | None
 
 
-def dead_messages(tx: Tx, within: int) -> list[DeadMessages]:
+def dead_messages(tx: Tx, within: int) -> list[SourceDeadMessages]:
     """Messages in dead-letter queues of transports that came within so many microseconds, the newest ``MAX_DEAD``."""
     dead = f"verdict = {inbox.DEAD} AND task_id IS NULL"
     rows = tx.run(
@@ -262,5 +262,5 @@ def dead_messages(tx: Tx, within: int) -> list[DeadMessages]:
             last=row.last,
             source=row.source,
         ).one()
-        found.append(DeadMessages(row.source, row.n, newest.message_key, newest.error))
+        found.append(SourceDeadMessages(row.source, row.n, newest.message_key, newest.error))
     return found

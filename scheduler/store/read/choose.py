@@ -16,7 +16,7 @@ _FAILED = frozenset({TaskState.FAILED, TaskState.DEAD})
 _BY_THEMSELVES = "t.ended_by IS NULL"  # a task that a parent's end ended comes back with that parent
 
 
-class Row(NamedTuple):
+class ChosenTask(NamedTuple):
     """A chosen task."""
 
     id: int
@@ -24,7 +24,7 @@ class Row(NamedTuple):
     state: TaskState
 
 
-def chosen_tasks(tx: Tx, wanted: TaskFilter, below: int | None, limit: int) -> tuple[list[Row], int | None]:
+def chosen_tasks(tx: Tx, wanted: TaskFilter, below: int | None, limit: int) -> tuple[list[ChosenTask], int | None]:
     """Up to ``limit`` tasks, the newest first, with ids under ``below``; and from where to go on, None at the end.
 
     The newest first: a task is mostly newer than what it waits for. With conditions on the payload there may be fewer,
@@ -37,7 +37,7 @@ def chosen_tasks(tx: Tx, wanted: TaskFilter, below: int | None, limit: int) -> t
     return _fitting(wanted, rows), rows[-1][0] if len(rows) == limit else None
 
 
-def _named_tasks(tx: Tx, wanted: TaskFilter, below: int | None, limit: int) -> tuple[list[Row], int | None]:
+def _named_tasks(tx: Tx, wanted: TaskFilter, below: int | None, limit: int) -> tuple[list[ChosenTask], int | None]:
     """:func:`chosen_tasks` among those whose ids the filter names."""
     ids = sorted((i for i in wanted.ids or () if below is None or i < below), reverse=True)
     page, states = ids[:limit], codes(wanted)
@@ -60,14 +60,14 @@ def _read(tx: Tx, wanted: TaskFilter, chosen: str, bound: dict[str, Any]) -> Seq
     return tx.run(sql, **bound).fetchall()
 
 
-def _fitting(wanted: TaskFilter, rows: Sequence[Any]) -> list[Row]:
-    return [Row(row[0], row[1], TaskState.from_code(row[2])) for row in rows if wanted.fits(row[3])]
+def _fitting(wanted: TaskFilter, rows: Sequence[Any]) -> list[ChosenTask]:
+    return [ChosenTask(row[0], row[1], TaskState.from_code(row[2])) for row in rows if wanted.fits(row[3])]
 
 
 class Ended(NamedTuple):
     """A page of ended tasks; ``last``: where the next one begins; ``more``: whether there may be one."""
 
-    rows: list[Row]
+    rows: list[ChosenTask]
     last: tuple[int, int]
     more: bool
 
@@ -102,7 +102,7 @@ def ended_tasks(tx: Tx, wanted: TaskFilter, limit: int, after: tuple[int, int] =
         f"WHERE t.state >= {FAILED} ORDER BY t.finished_at, t.id LIMIT :limit",
         **(bound | {"at": after[0], "id": after[1], "limit": limit}),
     ).fetchall()
-    fitting = [Row(row[0], row[2], TaskState.from_code(row[3])) for row in rows if wanted.fits(row[4])]
+    fitting = [ChosenTask(row[0], row[2], TaskState.from_code(row[3])) for row in rows if wanted.fits(row[4])]
     return Ended(fitting, (rows[-1][1], rows[-1][0]) if rows else after, len(rows) >= limit)
 
 

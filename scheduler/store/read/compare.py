@@ -11,7 +11,7 @@ from scheduler.model.state import SUCCESS, TaskState
 from scheduler.model.task_filter import TaskFilter, in_states, only
 from scheduler.store.db.tx import Tx
 from scheduler.store.read.choose import chosen_tasks
-from scheduler.store.read.graph import Graph, graph
+from scheduler.store.read.graph import StoredGraph, graph
 from scheduler.store.read.tasks import TaskRecord, get_task
 
 _RUNS = 20  # earlier runs of a schedule among which a good one is looked for
@@ -122,8 +122,8 @@ def compare(tx: Tx, task_id: int, other: int | None = None) -> Comparison | None
     )
 
 
-def _alone(whole: Graph, task_id: int) -> Graph:
-    return Graph([node for node in whole.nodes if node.id == task_id], [], False)
+def _alone(whole: StoredGraph, task_id: int) -> StoredGraph:
+    return StoredGraph([node for node in whole.nodes if node.id == task_id], [], False)
 
 
 class _Times(NamedTuple):
@@ -145,14 +145,14 @@ def _times(tx: Tx, ids: Sequence[int]) -> dict[int, _Times]:
     return found
 
 
-def _whole(one: Graph, times: Mapping[int, _Times]) -> int | None:
+def _whole(one: StoredGraph, times: Mapping[int, _Times]) -> int | None:
     known = [times[node.id] for node in one.nodes if node.id in times]
     firsts = [t.first for t in known if t.first is not None]
     lasts = [t.last for t in known if t.last is not None]
     return max(lasts) - min(firsts) if firsts and lasts else None
 
 
-def _roles(ours: Graph, theirs: Graph, times: Mapping[int, _Times]) -> list[RolePair]:
+def _roles(ours: StoredGraph, theirs: StoredGraph, times: Mapping[int, _Times]) -> list[RolePair]:
     """Pair what has the same role in both, then by kind what has none: a graph of another shape has other roles."""
     nodes = {node.id: node for node in (*ours.nodes, *theirs.nodes)}
     edges = [(edge.parent, edge.child) for edge in (*ours.edges, *theirs.edges)]

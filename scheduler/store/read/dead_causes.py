@@ -18,7 +18,7 @@ _LEAVING = ended_as(DEAD, "t", before=":before")
 _COLUMNS = "t.kind, t.error_class, t.fingerprint, t.id, t.finished_at"
 
 
-class Cause(NamedTuple):
+class DeadCause(NamedTuple):
     """Dead letters of one kind and cause. ``id`` and ``error``: of the newest task. Instants are microseconds.
 
     ``trend``: how many died in each of :data:`BUCKETS` equal parts of the time looked at. ``leaving``: how many
@@ -38,15 +38,15 @@ class Cause(NamedTuple):
     first_leaves: int | None
 
 
-class Causes(NamedTuple):
+class DeadCauses(NamedTuple):
     """The causes, the largest first. ``start``: where trends begin; ``whole``: these are all dead letters there are."""
 
-    causes: list[Cause]
+    causes: list[DeadCause]
     start: int
     whole: bool
 
 
-def causes(tx: Tx, *, kept: int | None = None, within: int = 0) -> Causes:
+def causes(tx: Tx, *, kept: int | None = None, within: int = 0) -> DeadCauses:
     """The causes of the newest :data:`WINDOW` dead letters.
 
     ``kept``: how long retention keeps them; None: unknown. ``within``: removals within it count (microseconds).
@@ -57,7 +57,7 @@ def causes(tx: Tx, *, kept: int | None = None, within: int = 0) -> Causes:
     ended = newest.replace(_COLUMNS, "t.finished_at")  # of the index alone: the table is read once, below
     first = tx.run(f"SELECT min(finished_at) AS first, count(*) AS n FROM ({ended}) d").one()
     if not first.n:
-        return Causes([], tx.now, True)
+        return DeadCauses([], tx.now, True)
     width = max(SECOND, (tx.now - first.first) // BUCKETS + 1)
     rows = tx.run(
         "SELECT kind, error_class, fingerprint, (finished_at - :start) / :width AS bucket, count(*) AS n, "
@@ -91,8 +91,8 @@ def causes(tx: Tx, *, kept: int | None = None, within: int = 0) -> Causes:
     for key, numbers in ordered:
         n, task_id, oldest, latest = numbers
         gone, at = leaving.get(key, (0, None))
-        found.append(Cause(*key, n, task_id, errors.get(task_id), oldest, latest, tuple(trends[key]), gone, at))
-    return Causes(found, int(first.first), first.n < WINDOW and len(groups) <= MAX_CAUSES)
+        found.append(DeadCause(*key, n, task_id, errors.get(task_id), oldest, latest, tuple(trends[key]), gone, at))
+    return DeadCauses(found, int(first.first), first.n < WINDOW and len(groups) <= MAX_CAUSES)
 
 
 def _leaving(tx: Tx, kept: int | None, within: int) -> dict[tuple[str, str | None, str | None], tuple[int, int | None]]:

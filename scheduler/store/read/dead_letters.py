@@ -22,7 +22,7 @@ BATCH = 500
 _DEAD = ended_as(DEAD, "t")
 
 
-class Group(NamedTuple):
+class CauseGroup(NamedTuple):
     """Dead letters with one cause, ``number`` of them. ``runs``: what failed, such as ``EmailTask.run``; ``id`` and
     ``error`` are those of the newest task; ``oldest`` and ``newest``: when they died (microseconds)."""
 
@@ -37,7 +37,7 @@ class Group(NamedTuple):
     newest: int
 
 
-class Metrics(msgspec.Struct, frozen=True):
+class DeadLetterFigures(msgspec.Struct, frozen=True):
     """How many dead letters there are, when the oldest died (microseconds; None: there is none), and how many by
     kind."""
 
@@ -115,7 +115,7 @@ def not_dead(task_id: int, state: TaskState) -> InvalidTransitionError:
     return InvalidTransitionError(f"task {task_id} is {state}; it is no dead letter")
 
 
-def groups(tx: Tx, wanted: TaskFilter, limit: int) -> list[Group]:
+def groups(tx: Tx, wanted: TaskFilter, limit: int) -> list[CauseGroup]:
     """Dead letters by kind and fingerprint of the error, the largest group first."""
     where, bound = letters(tx, wanted)
     rows = tx.run(
@@ -133,7 +133,7 @@ def groups(tx: Tx, wanted: TaskFilter, limit: int) -> list[Group]:
     }
     runs = {str(row.name): _runs(row.name, row.options) for row in tx.run(_KINDS)} if rows else {}
     return [
-        Group(
+        CauseGroup(
             r.n,
             r.kind,
             r.error_class,
@@ -155,13 +155,15 @@ def _runs(kind: str, options: str) -> str:
     return str(options_of(options).get("runs") or kind)
 
 
-def metrics(tx: Tx) -> Metrics:
+def metrics(tx: Tx) -> DeadLetterFigures:
     """Count and oldest of all, and counts by kind."""
     rows = tx.run(
         f"SELECT t.kind, count(*) AS n, min(t.finished_at) AS oldest FROM schedd_tasks t WHERE {_DEAD} "
         "GROUP BY t.kind ORDER BY t.kind"
     ).fetchall()
-    return Metrics(sum(r.n for r in rows), min((r.oldest for r in rows), default=None), {r.kind: r.n for r in rows})
+    return DeadLetterFigures(
+        sum(r.n for r in rows), min((r.oldest for r in rows), default=None), {r.kind: r.n for r in rows}
+    )
 
 
 def oldest(tx: Tx) -> int | None:

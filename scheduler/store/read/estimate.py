@@ -11,7 +11,7 @@ from scheduler.model.registry import PROCESS, THREAD
 from scheduler.model.state import CLAIMED, FIRST_TERMINAL, RUNNING, EdgeVerdict, TaskState, edge_verdict
 from scheduler.ports import FOREVER
 from scheduler.store.db.tx import Tx
-from scheduler.store.read.graph import Graph
+from scheduler.store.read.graph import StoredGraph
 from scheduler.store.read.workers import Fleet, read_fleet
 from scheduler.store.rollups import expected
 
@@ -33,7 +33,7 @@ def slots_of(fleet: Fleet, groups: Collection[Group]) -> dict[object, int]:
     }
 
 
-def graph_estimate(tx: Tx, graph: Graph) -> Estimate:
+def graph_estimate(tx: Tx, graph: StoredGraph) -> Estimate:
     """What is left of a graph: longest way, time until it has ended as a range, what blocks most."""
     states = {node.id: node.state for node in graph.nodes}
     stuck = {

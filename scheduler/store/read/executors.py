@@ -9,7 +9,7 @@ import msgspec
 import sqlalchemy as sa
 
 from scheduler.model.capacity import Capacity, Scale
-from scheduler.model.placement import Phase, PlacementState, placement_text
+from scheduler.model.placement import PlacementPhase, PlacementState, placement_text
 from scheduler.model.texts import counted, listed, rfc3339
 from scheduler.store import placements, worker_jobs
 from scheduler.store.db.tx import Tx
@@ -138,8 +138,8 @@ def waits_for_worker(tx: Tx, executor: ExecutorStatus) -> str:
         first = min(
             (one for one in worker_jobs.open_workers(tx, executor.name)), key=lambda one: (one.state, one.claim)
         )
-        phase = "submitted" if first.phase is None else Phase.from_code(first.phase)
-        word = "pending" if phase is Phase.QUEUED else phase
+        phase = "submitted" if first.phase is None else PlacementPhase.from_code(first.phase)
+        word = "pending" if phase is PlacementPhase.QUEUED else phase
         detail = ", ".join(part for part in (word, first.reason) if part)
         return f"{text}: {detail} ({first.name})"
     if scale.most <= running:

@@ -56,7 +56,7 @@ class GraphEdge(NamedTuple):
     otherwise: Otherwise
 
 
-class Graph(NamedTuple):
+class StoredGraph(NamedTuple):
     """Tasks connected with one another, nearest to the one asked for first; ``truncated``: there are more."""
 
     nodes: list[GraphNode]
@@ -101,7 +101,7 @@ def _edge(row: sa.Row[Any], end: int, kind: str | None, state: int) -> EdgeRecor
     return EdgeRecord(row.parent, row.child, when, otherwise, kind, TaskState.from_code(state), satisfied, end)
 
 
-def graph(tx: Tx, task_id: int, limit: int = 200) -> Graph:
+def graph(tx: Tx, task_id: int, limit: int = 200) -> StoredGraph:
     """The tasks that edges connect with this one, directly or not, at most ``limit`` of them.
 
     Raises UnknownTaskError.
@@ -144,7 +144,7 @@ def graph(tx: Tx, task_id: int, limit: int = 200) -> Graph:
         raise unknown(tx, task_id)
     nodes = [found[i] for i in order if i in found]
     kept = [e for e in edges.values() if e.parent in found and e.child in found]
-    return Graph(nodes, kept, truncated)
+    return StoredGraph(nodes, kept, truncated)
 
 
 class GraphSummary(NamedTuple):

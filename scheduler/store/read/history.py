@@ -12,7 +12,7 @@ from scheduler.model.envelope import Envelope
 from scheduler.model.outcome import AttemptEnd
 from scheduler.model.state import TaskState
 from scheduler.store.db.tx import Tx
-from scheduler.store.tasks.attempts import Standing, stack_name, standing_name
+from scheduler.store.tasks.attempts import AttemptStanding, stack_name, standing_name
 from scheduler.store.tasks.envelopes import envelope_of, kept
 from scheduler.store.unknown import unknown
 
@@ -157,7 +157,7 @@ def stack_of(tx: Tx, task_id: int, claim: int) -> str | None:
     return None if text is None else str(text)
 
 
-def standing_of(tx: Tx, task_id: int, claim: int) -> Standing | None:
+def standing_of(tx: Tx, task_id: int, claim: int) -> AttemptStanding | None:
     """Where the handler of this claim has stood for a minute or longer; None if it moves, or did when last seen."""
     text = tx.run(
         "SELECT value FROM schedd_task_values WHERE task_id = :id AND name = :name",
@@ -165,7 +165,7 @@ def standing_of(tx: Tx, task_id: int, claim: int) -> Standing | None:
         name=standing_name(claim),
     ).scalar()
     try:
-        return None if text is None else msgspec.json.decode(text, type=Standing | None)
+        return None if text is None else msgspec.json.decode(text, type=AttemptStanding | None)
     except msgspec.MsgspecError:
         return None
 

@@ -43,7 +43,7 @@ class Led(NamedTuple):
     values: Sequence[str]
 
 
-class Asked(NamedTuple):
+class TaskQuery(NamedTuple):
     """What is asked of tasks ``t``.
 
     ``conditions`` with their parameters ``bound``, none of which is named limit, cursor or like a lane; ``codes``: of
@@ -96,7 +96,7 @@ class Ids(NamedTuple):
     bound: bool = False
 
 
-def page_of(tx: Tx, asked: Asked, cursor: int, limit: int) -> tuple[str, dict[str, Any]]:
+def page_of(tx: Tx, asked: TaskQuery, cursor: int, limit: int) -> tuple[str, dict[str, Any]]:
     """The SELECT of a page's ids, below ``cursor``, and what it binds. It may walk down the whole table."""
     cursor = min(cursor, asked.top)
     by_index = _by_index(tx, asked, cursor, limit)
@@ -107,7 +107,7 @@ def page_of(tx: Tx, asked: Asked, cursor: int, limit: int) -> tuple[str, dict[st
     return f"SELECT t.id FROM schedd_tasks t WHERE {where} ORDER BY t.id DESC LIMIT :limit", bound
 
 
-def ids_of(tx: Tx, asked: Asked, cursor: int | None, limit: int, window: Window | None = None) -> Ids:
+def ids_of(tx: Tx, asked: TaskQuery, cursor: int | None, limit: int, window: Window | None = None) -> Ids:
     """A page of up to ``limit`` ids below ``cursor``. With a window it looks no further than that."""
     top = asked.top if cursor is None else min(cursor, asked.top)
     if window is not None and not window.left:
@@ -124,7 +124,7 @@ def ids_of(tx: Tx, asked: Asked, cursor: int | None, limit: int, window: Window 
     return Ids(ids[:limit], ids[limit - 1] if len(ids) > limit > 0 else None)
 
 
-def _walk(tx: Tx, asked: Asked, cursor: int, limit: int, window: Window) -> Ids:
+def _walk(tx: Tx, asked: TaskQuery, cursor: int, limit: int, window: Window) -> Ids:
     """Down the ids in pieces, each one statement that also counts what it has passed."""
     found: list[int] = []
     last = max(asked.least, tx.run("SELECT min(id) FROM schedd_tasks").scalar() or 0)
@@ -154,7 +154,7 @@ def _walk(tx: Tx, asked: Asked, cursor: int, limit: int, window: Window) -> Ids:
     return Ids(found, top, True) if top > last else Ids(found, None)
 
 
-def _by_index(tx: Tx, asked: Asked, cursor: int, limit: int) -> tuple[str, dict[str, Any]] | None:
+def _by_index(tx: Tx, asked: TaskQuery, cursor: int, limit: int) -> tuple[str, dict[str, Any]] | None:
     """The same as :func:`page_of`, if an index leads to few tasks; ``id + 0`` keeps the planners from the primary
     key."""
     bound: dict[str, Any] = {**asked.bound, "cursor": cursor, "limit": limit}
@@ -209,7 +209,7 @@ def _in(codes: Sequence[int]) -> str:
     return f"t.state IN ({', '.join(map(str, codes))})"
 
 
-def _ready(tx: Tx, asked: Asked) -> tuple[list[str], dict[str, Any]]:
+def _ready(tx: Tx, asked: TaskQuery) -> tuple[list[str], dict[str, Any]]:
     """What of the index of ready tasks to read, and what that binds: all of it, some queues, or the kinds' lanes."""
     everything = claimable("t")
     if asked.queues:
@@ -234,7 +234,9 @@ def _ready(tx: Tx, asked: Asked) -> tuple[list[str], dict[str, Any]]:
     return chosen, bound
 
 
-def _are_sorted(tx: Tx, chosen: Sequence[str], lanes: dict[str, Any], asked: Asked, cursor: int, limit: int) -> bool:
+def _are_sorted(
+    tx: Tx, chosen: Sequence[str], lanes: dict[str, Any], asked: TaskQuery, cursor: int, limit: int
+) -> bool:
     """Whether the tasks of these clauses are to be sorted, and not met on the way down the ids."""
     if _are_fewer(tx, chosen, lanes, _FEW):
         return True

@@ -12,12 +12,12 @@ from scheduler.model.checkpoint import CheckpointType
 from scheduler.model.outcome import AttemptEnd
 from scheduler.model.state import FIRST_TERMINAL, TaskState
 from scheduler.model.texts import rfc3339
-from scheduler.model.timeline import Attempted, Changed, Life, Span, spans, state_at
+from scheduler.model.timeline import Attempted, AuditedChange, Life, Span, spans, state_at
 from scheduler.ports import SECOND
 from scheduler.store.db.tx import Tx
 from scheduler.store.durable import checkpoints
 from scheduler.store.read import audit
-from scheduler.store.read.graph import Graph
+from scheduler.store.read.graph import StoredGraph
 from scheduler.store.read.paging import first_id
 from scheduler.store.read.stats import StatsRecord, stats
 from scheduler.store.read.tasks import get_task
@@ -66,9 +66,9 @@ def _read_chunk(tx: Tx, ids: Sequence[int]) -> dict[int, Life]:
         if outcome in range(len(AttemptEnd)):
             end = AttemptEnd.from_code(outcome)
             attempts.setdefault(task_id, []).append(Attempted(claim, number, claimed, started, finished, end))
-    changes: dict[int, list[Changed]] = {}
+    changes: dict[int, list[AuditedChange]] = {}
     for task_id, at, action, detail in read(_CHANGES, "task_id", most=_MOST_CHANGES):
-        changes.setdefault(task_id, []).append(Changed(at, action, _before(detail)))
+        changes.setdefault(task_id, []).append(AuditedChange(at, action, _before(detail)))
     parents = {row[0]: row for row in read(_PARENTS, "e.child")}
     found = {}
     for row in read(_TASKS, "id"):
@@ -182,7 +182,7 @@ class PastGraph(NamedTuple):
     absent: list[int]
 
 
-def graph_at(tx: Tx, graph: Graph, at: int) -> PastGraph:
+def graph_at(tx: Tx, graph: StoredGraph, at: int) -> PastGraph:
     """How the tasks of a graph stood at a past instant (microseconds). Raises ConfigError."""
     ids = [node.id for node in graph.nodes]
     states = states_at(tx, ids, at)

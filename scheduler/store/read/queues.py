@@ -24,7 +24,7 @@ from scheduler.store.read.names import claimable_queues
 from scheduler.store.read.ready import REMEDIES, first_of, ready_since, unserved_reason
 from scheduler.store.read.unserved import left_behind
 from scheduler.store.read.workers import Fleet, fleet_of, workers
-from scheduler.store.settings import Setting
+from scheduler.store.settings import StoredSetting
 from scheduler.store.tasks.claim import LaneHead, lane_heads
 
 MOST_QUEUES = 1_000  # that are listed, by name
@@ -88,7 +88,7 @@ class QueueRecord(NamedTuple):
     last: str | None
     remedy: str | None
     pause: Pause | None
-    limits: Setting | None
+    limits: StoredSetting | None
     arriving: float
     leaving: float
 

@@ -40,7 +40,7 @@ REMEDIES = {
 }
 
 
-class Cause(NamedTuple):
+class ReadyCause(NamedTuple):
     """``name``: a key of :data:`REMEDIES`. ``words`` go on from "due since …"."""
 
     name: str
@@ -53,7 +53,7 @@ class Cause(NamedTuple):
         return self.own_remedy or REMEDIES[self.name]
 
 
-class Holder(NamedTuple):
+class CapHolder(NamedTuple):
     """A task that fills a place under a cap, and since when (microseconds)."""
 
     id: int
@@ -66,7 +66,7 @@ class Full(NamedTuple):
 
     subject: str
     most: str
-    holders: list[Holder]
+    holders: list[CapHolder]
 
 
 def due_since(tx: Tx, row: sa.Row[Any]) -> str:
@@ -83,44 +83,48 @@ def first_of(tx: Tx, head: LaneHead) -> sa.Row[Any] | None:
     ).first()
 
 
-def cause_of(tx: Tx, row: sa.Row[Any], fleet: Fleet) -> Cause:
+def cause_of(tx: Tx, row: sa.Row[Any], fleet: Fleet) -> ReadyCause:
     """What keeps this task, which is due, from being claimed."""
     kept_out = out_of_reach(tx, row, fleet)
     if kept_out is not None:
         return kept_out
     holder = pg_blockers.holder(tx.connection, row.id)
     if holder is not None:
-        return Cause("locked", f", but its row is locked by {holder}: claims pass over it until that ends")
+        return ReadyCause("locked", f", but its row is locked by {holder}: claims pass over it until that ends")
     if row.lane.startswith(QUARANTINE_LANE) and executor_of(row.lane) is None:
-        return Cause("alone", "; it ran when its worker died, twice, so it runs alone once the others have ended")
+        return ReadyCause("alone", "; it ran when its worker died, twice, so it runs alone once the others have ended")
     limited = _limited(tx, row, fleet)
     if limited is not None:
         return limited
     named = executor_of(row.lane)
     executor = fleet.places(row.queue) if named is None else fleet.executors.get(named)
     if executor is not None and executor.scale is None:
-        return Cause("executor", f"; {executors.waits_there(tx, executor)}")
+        return ReadyCause("executor", f"; {executors.waits_there(tx, executor)}")
     if named is not None and executor is not None:  # no other worker takes it
-        return Cause("executor", f"; {executors.waits_for_worker(tx, executor)}")
+        return ReadyCause("executor", f"; {executors.waits_for_worker(tx, executor)}")
     taken = slot_usage.full_reason(tx, fleet, row)
     if executor is not None and (taken or not fleet.serving(row.queue, row.kind, row.schema_version)):
         waits = executors.waits_for_worker(tx, executor)
-        return Cause("executor", f"; {'' if taken is None else f'{taken}; '}{waits}")
-    return Cause("soon", "; a worker claims it at its next cycle") if taken is None else Cause("slots", f"; {taken}")
+        return ReadyCause("executor", f"; {'' if taken is None else f'{taken}; '}{waits}")
+    return (
+        ReadyCause("soon", "; a worker claims it at its next cycle")
+        if taken is None
+        else ReadyCause("slots", f"; {taken}")
+    )
 
 
-def out_of_reach(tx: Tx, row: sa.Row[Any], fleet: Fleet) -> Cause | None:
+def out_of_reach(tx: Tx, row: sa.Row[Any], fleet: Fleet) -> ReadyCause | None:
     """A pause, or that no live worker serves this task, due or not; None if some worker may run it."""
     paused = pauses.of_task(tx, row.queue, row.kind)
     if paused is not None:
-        return Cause("paused", f", but {paused.describe()}; `{paused.remedy}` ends that")
+        return ReadyCause("paused", f", but {paused.describe()}; `{paused.remedy}` ends that")
     unserved = unserved_reason(row, fleet)
     if unserved is None:
         return None
     if not unserved.startswith("no live worker serves"):
-        return Cause("unserved", f", but {unserved}")
+        return ReadyCause("unserved", f", but {unserved}")
     last, remedy = left_behind(tx, fleet, row.queue, row.kind)
-    return Cause("unserved", f", but {unserved}{'' if last is None else f'; {last}. {remedy}'}", remedy)
+    return ReadyCause("unserved", f", but {unserved}{'' if last is None else f'; {last}. {remedy}'}", remedy)
 
 
 def unserved_reason(row: sa.Row[Any], fleet: Fleet) -> str | None:
@@ -137,33 +141,33 @@ def full_cap(tx: Tx, queue: str, lane: str) -> Full | None:
     )
 
 
-def _full(tx: Tx, place: limits.Place, room: limits.Headroom) -> Full:
+def _full(tx: Tx, place: limits.LimitPlace, room: limits.Headroom) -> Full:
     subject = f"queue {place.name}" if place.scope == QUEUE else "its kind"
     return Full(subject, f"its cap of {room.limit.cap}{_of_key(place)}", _holders(tx, place))
 
 
-def _of_key(place: limits.Place) -> str:
+def _of_key(place: limits.LimitPlace) -> str:
     _, separator, key = place.name.partition(LANE_SEPARATOR)
     return f" for concurrency key {key!r}" if separator and place.scope == KEY else ""
 
 
-def _limited(tx: Tx, row: sa.Row[Any], fleet: Fleet) -> Cause | None:
+def _limited(tx: Tx, row: sa.Row[Any], fleet: Fleet) -> ReadyCause | None:
     """Which limit it waits for, if any: of its kind, its concurrency key, its queue, or of each worker."""
     for place, room in limits.read(tx, row.queue, row.lane).items():
         if room.free == 0:
             full = _full(tx, place, room)
-            return Cause("cap", f"; {full.subject} is at {full.most}: {holding(full.holders, tx.now)}")
+            return ReadyCause("cap", f"; {full.subject} is at {full.most}: {holding(full.holders, tx.now)}")
         if room.starts == 0:
             of = f" of queue {place.name}" if place.scope == QUEUE else _of_key(place)
             again = rfc3339(room.again, exact=False)
-            return Cause("rate", f"; rate limit {room.limit.rate}{of}, next start at {again}")
+            return ReadyCause("rate", f"; rate limit {room.limit.rate}{of}, next start at {again}")
         if room.limit.per_worker is not None and _fills(tx, row, fleet, room.limit.per_worker):
             most = f"its cap of {room.limit.per_worker} on each worker that would claim it"
-            return Cause("cap", f"; its kind is at {most}")
+            return ReadyCause("cap", f"; its kind is at {most}")
     return None
 
 
-def _holders(tx: Tx, place: limits.Place) -> list[Holder]:
+def _holders(tx: Tx, place: limits.LimitPlace) -> list[CapHolder]:
     """The tasks that count under this cap, claimed first."""
     column, value = ("queue", place.name) if place.scope == QUEUE else ("kind", kind_of(place.name))
     rows = tx.rows(
@@ -172,13 +176,13 @@ def _holders(tx: Tx, place: limits.Place) -> list[Holder]:
         value=value,
     )
     return [
-        Holder(task_id, kind, since or tx.now)
+        CapHolder(task_id, kind, since or tx.now)
         for task_id, kind, lane, since in rows
         if place.scope != KEY or base_lane(lane) == place.name
     ]
 
 
-def holding(holders: list[Holder], now: int) -> str:
+def holding(holders: list[CapHolder], now: int) -> str:
     """``tasks 4, 5 hold it``."""
     if not holders:
         return "its room is free again"

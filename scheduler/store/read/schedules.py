@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from scheduler.errors import InvalidScheduleError, UnknownScheduleError
-from scheduler.model.recurrence import Recurrence, Unreadable, fold_marks
+from scheduler.model.recurrence import Recurrence, UnreadableRule, fold_marks
 from scheduler.model.state import RETRY, SUCCESS, TaskState
 from scheduler.model.times import LAST
 from scheduler.ports import FOREVER
@@ -61,11 +61,11 @@ def _record_of(row: sa.Row[tuple[object, ...]]) -> ScheduleRecord:
     try:
         values["recurrence"] = Recurrence.from_json(row.recurrence)
     except InvalidScheduleError as error:
-        values |= {"recurrence": Unreadable("cron", str(error)), "trouble": str(error)}
+        values |= {"recurrence": UnreadableRule("cron", str(error)), "trouble": str(error)}
     for name in _NUMBERS:
         if values[name] is not None and not isinstance(values[name], int):
             trouble = f"{name} is no number; see `schedctl doctor`"
-            values |= {name: FOREVER, "recurrence": Unreadable("cron", trouble), "trouble": trouble}
+            values |= {name: FOREVER, "recurrence": UnreadableRule("cron", trouble), "trouble": trouble}
     return ScheduleRecord(**values)
 
 

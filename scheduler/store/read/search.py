@@ -9,7 +9,7 @@ from scheduler.model.task_filter import Term as Term
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
 from scheduler.store.read.paging import BIGGEST, Ids, Window, ids_of
-from scheduler.store.read.tasks import Found, get_tasks
+from scheduler.store.read.tasks import FoundTasks, get_tasks
 from scheduler.store.read.where import asked
 
 WINDOW = 100_000  # tasks that are looked at for one page where no index leads to them, the newest first
@@ -26,14 +26,14 @@ def search(
     window: Window | None = None,
     whole: bool = False,
     broken: Callable[[str], object] | None = None,
-) -> Found:
+) -> FoundTasks:
     """A page of the tasks that a filter chooses, by ids under ``cursor``.
 
     ``window``: how far to look where no index leads to them; None: down ``WINDOW`` tasks, with ``whole`` down all.
     ``broken``: called with each row that cannot be read, which is left out.
     """
     page = search_ids(tx, wanted, limit=limit, cursor=cursor, window=window, whole=whole)
-    return Found(get_tasks(tx, page.ids, broken), page.cursor, page.bound)
+    return FoundTasks(get_tasks(tx, page.ids, broken), page.cursor, page.bound)
 
 
 def search_ids(

@@ -93,7 +93,7 @@ class OfKind(Protocol):
     def number(self) -> int: ...
 
 
-class Letters(OfKind, Protocol):
+class CauseLetters(OfKind, Protocol):
     """The same with the newest of them, and when they died."""
 
     @property
@@ -125,19 +125,19 @@ def by_common_text(found: Iterable[T], error_of: Callable[[T], str | None]) -> l
     return made
 
 
-def merged(found: Iterable[Letters]) -> list[SharedCause]:
+def merged(found: Iterable[CauseLetters]) -> list[SharedCause]:
     """Causes of single kinds that have their error in common, as one."""
     made = [_shared(part) for _, part in by_common_text(found, lambda one: one.error)]
     return sorted(made, key=lambda one: (-one.number, -one.newest))
 
 
-def over_kinds(tx: Tx, found: Iterable[Letters], kind: str | None = None) -> list[SharedCause]:
+def over_kinds(tx: Tx, found: Iterable[CauseLetters], kind: str | None = None) -> list[SharedCause]:
     """Those of several kinds, the largest first, their errors for anybody to read. ``kind``: with letters of it."""
     made = [one for one in merged(found) if len(one.kinds) > 1 and kind in (None, *one.kinds)][:SHOWN]
     return [one._replace(error=hidden(tx, one.kinds[0], one.id, one.error)) for one in made]
 
 
-def _shared(several: list[Letters]) -> SharedCause:
+def _shared(several: list[CauseLetters]) -> SharedCause:
     newest = max(several, key=lambda one: one.newest)
     return SharedCause(
         sum(one.number for one in several),

@@ -12,7 +12,7 @@ from scheduler.model.state import TaskState
 from scheduler.model.times import SECOND
 from scheduler.store import pauses
 from scheduler.store.db.tx import Tx
-from scheduler.store.inbox_held import Held, held
+from scheduler.store.inbox_held import HeldMessage, held
 from scheduler.store.pauses import Pause
 from scheduler.store.predicates import HELD
 from scheduler.store.read import dead_letters
@@ -21,7 +21,7 @@ from scheduler.store.read.counts import about, pools
 from scheduler.store.read.flow import Flow, flows
 from scheduler.store.read.message_counts import DeadMessages, recent_dead
 from scheduler.store.read.problems import problems
-from scheduler.store.read.ready import Cause, cause_of, first_of, ready_since
+from scheduler.store.read.ready import ReadyCause, cause_of, first_of, ready_since
 from scheduler.store.read.shared_causes import SharedCauses, shared_causes
 from scheduler.store.read.snapshot import Snapshot, due_ids
 from scheduler.store.read.workers import Fleet, WorkerRecord
@@ -49,7 +49,7 @@ class ReadyTask(NamedTuple):
     kind: str
     queue: str
     since: int
-    cause: Cause | None = None
+    cause: ReadyCause | None = None
 
 
 class PausedWork(NamedTuple):
@@ -70,7 +70,7 @@ class Status(NamedTuple):
     stuck: list[Problem]
     paused: list[PausedWork]
     capped: frozenset[str] = frozenset()  # states that may have more; "pools": so may pools
-    held: Sequence[Held] = ()  # messages that wait for others before them
+    held: Sequence[HeldMessage] = ()  # messages that wait for others before them
     idle: Problem | None = None  # that no worker takes tasks
     by_hand: Sequence[ByHand] = ()  # what people have set and not taken back
     flows: Sequence[Flow] = ()  # of queues whose backlog is some minutes old

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from scheduler.model.compare import Change, changes
+from scheduler.model.compare import FieldChange, changes
 from scheduler.model.redact import redact
 from scheduler.model.secrets import HIDDEN, MARK, Mask, hide_in, is_secret_name
 from scheduler.store.db.tx import Tx
@@ -102,7 +102,7 @@ class TaskMasks:
         return self.mask(self._masks.get(kind), payloads)
 
 
-def payload_changes(masks: Sequence[TaskMask], payloads: Sequence[str | None]) -> list[Change]:
+def payload_changes(masks: Sequence[TaskMask], payloads: Sequence[str | None]) -> list[FieldChange]:
     """The differences of two payloads, masked. Of two hidden values that differ it says that they do."""
     shown = [mask.payload(text) for mask, text in zip(masks, payloads, strict=True)]
     found = changes(*shown)
@@ -111,7 +111,7 @@ def payload_changes(masks: Sequence[TaskMask], payloads: Sequence[str | None]) -
         path = _hidden_at(shown[1], change.path) if change.added else _hidden_at(shown[0], change.path)
         if path is not None and path not in seen:
             seen.add(path)
-            found.append(Change(path, MASK, f"{MASK} (another)"))
+            found.append(FieldChange(path, MASK, f"{MASK} (another)"))
     return found
 
 

@@ -189,7 +189,7 @@ def _one(tx: Tx, task_id: int) -> sa.Row[Any] | None:
     return tx.run(sql, id=task_id).first()
 
 
-class Found(NamedTuple):
+class FoundTasks(NamedTuple):
     """A page of tasks, the newest first.
 
     ``cursor``: only ids below it come next; None: there is nothing more. ``bound``: it had looked at as many tasks as
@@ -218,7 +218,7 @@ def list_tasks(
     cursor: int | None = None,
     window: Window | None = None,
     broken: Callable[[str], object] | None = None,
-) -> Found:
+) -> FoundTasks:
     """A page of tasks.
 
     ``correlation`` also finds the task that has this id and no correlation of its own. ``since`` and ``until``: created
@@ -235,7 +235,7 @@ def list_tasks(
     ages = (Term("stored", (at,), how=how) for at, how in ((since, SINCE), (until, BEFORE)) if at is not None)
     terms += [*ages, *([] if states is None else [in_states(states)])]
     page = ids_of(tx, asked(tx, TaskFilter(tuple(terms))), cursor, limit, window)
-    return Found(get_tasks(tx, page.ids, broken), page.cursor, page.bound)
+    return FoundTasks(get_tasks(tx, page.ids, broken), page.cursor, page.bound)
 
 
 def removed_at(tx: Tx, task_id: int) -> int | None:

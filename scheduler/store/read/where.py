@@ -12,7 +12,7 @@ from scheduler.model.task import Priority
 from scheduler.model.task_filter import EXACTLY, SINCE, TEXTS, TaskFilter, Term, number_of
 from scheduler.ports import SECOND
 from scheduler.store.db.tx import Tx
-from scheduler.store.read.paging import BIGGEST, Asked, Led, as_id, first_id
+from scheduler.store.read.paging import BIGGEST, Led, TaskQuery, as_id, first_id
 
 _SLACK = 600 * SECOND  # ids and creation times may be this much out of step
 _COLUMNS = {"class": "t.error_class", "type": "coalesce(t.message_type, t.kind)"}
@@ -64,7 +64,7 @@ def codes(wanted: TaskFilter) -> list[int] | None:
     return None if found is None else sorted(found)
 
 
-def asked(tx: Tx, wanted: TaskFilter) -> Asked:
+def asked(tx: Tx, wanted: TaskFilter) -> TaskQuery:
     """What a page is asked for: the index that leads to it, the bounds of its ids, and all conditions but the
     payload's."""
     led = next((term for field in _INDEXED for term in wanted.of(field) if term.plain), None)
@@ -84,7 +84,7 @@ def asked(tx: Tx, wanted: TaskFilter) -> Asked:
         bound["ids"] = tx.dialect.bind_ids(sorted(ids))
     by_index = None if led is None else Led(led.field, led.values)
     kinds, queues = wanted.names("kind"), wanted.names("queue")
-    return Asked(conditions, bound, codes(wanted), by_index, kinds, queues, least, top)
+    return TaskQuery(conditions, bound, codes(wanted), by_index, kinds, queues, least, top)
 
 
 def _condition(term: Term, bind: Callable[[object], str], exponent: str) -> str:

@@ -18,7 +18,7 @@ LONGEST = 12  # links of a chain that are shown
 _MOST = 1000  # that are followed
 
 
-class Link(NamedTuple):
+class ChainLink(NamedTuple):
     """A task of the chain, and why it does not run, or how it ended. ``event``: it waits for this one.
 
     ``by_parent``: it ended because another task did.
@@ -32,7 +32,7 @@ class Link(NamedTuple):
     event: str | None = None
 
 
-def why_chain(tx: Tx, task: TaskRecord) -> list[Link]:
+def why_chain(tx: Tx, task: TaskRecord) -> list[ChainLink]:
     """The task itself, then what it waits for or ended with, down to what an operator can do something about.
 
     Of a chain longer than :data:`LONGEST` the last link follows the first ones.
@@ -84,10 +84,10 @@ def _walk(tx: Tx, task: TaskRecord) -> tuple[list[TaskRecord], bool]:
     return found, False
 
 
-def _link(tx: Tx, task: TaskRecord) -> Link:
+def _link(tx: Tx, task: TaskRecord) -> ChainLink:
     awaited = waits.records(tx, task.id) if task.state is TaskState.SUSPENDED else []
     event = next((wait.event for wait in awaited if wait.event is not None), None)
-    return Link(task.id, task.kind, task.state.value, _words(tx, task), task.ended_by is not None, event)
+    return ChainLink(task.id, task.kind, task.state.value, _words(tx, task), task.ended_by is not None, event)
 
 
 def _next(tx: Tx, task: TaskRecord) -> int | None:

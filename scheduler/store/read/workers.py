@@ -35,7 +35,7 @@ _ROW = (
 )
 
 
-class Running(NamedTuple):
+class WorkerTask(NamedTuple):
     """A handler that is under way. ``since``: microseconds."""
 
     id: int
@@ -65,7 +65,7 @@ class WorkerRecord(NamedTuple):
     heartbeat_at: int
     lease_until: int
     skew: int
-    running: tuple[Running, ...]
+    running: tuple[WorkerTask, ...]
     versions: Mapping[str, int]  # the schema_version that it knows of each of its kinds
     unknown_schema: str | None = None  # of the database, if its program does not know it
 
@@ -127,13 +127,13 @@ def workers(tx: Tx, *, every: bool = False) -> list[WorkerRecord]:
         row.worker: row.n
         for row in tx.run(f"SELECT worker, count(*) AS n FROM schedd_tasks WHERE {HELD} GROUP BY worker")
     }
-    running: dict[int, list[Running]] = {}
+    running: dict[int, list[WorkerTask]] = {}
     # The sum keeps SQLite from walking all tasks by their ids instead of those that are held.
     for row in tx.run(
         f"SELECT worker, id, kind, started_at FROM schedd_tasks WHERE {HELD} "
         f"AND state + 0 = {RUNNING} ORDER BY id + 0 LIMIT {_MAX_RUNNING}"
     ):
-        running.setdefault(row.worker, []).append(Running(row.id, row.kind, row.started_at))
+        running.setdefault(row.worker, []).append(WorkerTask(row.id, row.kind, row.started_at))
     schema = tx.run(f"SELECT {migrate.VERSION}").scalar_one()
     kinds: dict[int, dict[str, int]] = {}
     for row in tx.run(

@@ -16,10 +16,10 @@ from scheduler.ports import FOREVER
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
 from scheduler.store.durable import checkpoints, waits
-from scheduler.store.durable.checkpoints import Entry
-from scheduler.store.durable.waits import Wait
+from scheduler.store.durable.checkpoints import CheckpointEntry
+from scheduler.store.durable.waits import StoredWait
 from scheduler.store.graph import spawned
-from scheduler.store.graph.spawned import End
+from scheduler.store.graph.spawned import SpawnedEnd
 from scheduler.store.requests.request import Answer, AttemptRequest, Work
 from scheduler.store.tasks.enqueue import enqueue
 from scheduler.store.unknown import unknown
@@ -74,21 +74,21 @@ def _enqueue_isolated(work: Work, specs: Sequence[TaskSpec]) -> list[TaskId] | N
 
 def _store(work: Work, made: dict[int, tuple[AttemptRequest, list[TaskId]]], answers: list[Answer | None]) -> None:
     adopted: list[tuple[int, int]] = []
-    entries: list[Entry] = []
-    heads: list[Wait] = []
+    entries: list[CheckpointEntry] = []
+    heads: list[StoredWait] = []
     items: list[tuple[int, str, int]] = []
     for i, (a, ids) in made.items():
         adopted += [(task_id, a.task_id) for task_id in ids if task_id.created]
         value = msgspec.json.encode([[int(task_id), task_id.created] for task_id in ids]).decode()
         entries.append(
-            Entry(
+            CheckpointEntry(
                 a.task_id, a.claim, a.args["name"], CheckpointType.SPAWN, a.args["seq"], value, note=a.args.get("note")
             )
         )
         answers[i] = {"value": value}
         group = a.args.get("group")
         if group is not None:
-            heads.append(Wait(a.task_id, group, None, FOREVER, a.claim))
+            heads.append(StoredWait(a.task_id, group, None, FOREVER, a.claim))
             items += [(a.task_id, group, int(task_id)) for task_id in ids if task_id.created]
     if adopted:
         spawned.adopt(work.tx, adopted)
@@ -108,7 +108,7 @@ def await_tasks(work: Work, asked: Sequence[AttemptRequest]) -> list[Answer | No
     ends = waits.deadlines(work.tx, [a.label for a in asked])
     progress = waits.progress(work.tx, [a.label for a in asked])
     answers: list[Answer | None] = []
-    entries: list[Entry] = []
+    entries: list[CheckpointEntry] = []
     for a in asked:
         timeout = a.args["timeout"]
         until = ends.get(a.label, FOREVER if timeout is None else work.tx.now + timeout)
@@ -117,7 +117,7 @@ def await_tasks(work: Work, asked: Sequence[AttemptRequest]) -> list[Answer | No
         given = _await(work, a, until, in_time, progress.get(a.label, (0, 0)))
         answers.append(given)
         if given is not None and ("value" in given or "failure" in given):
-            entry = Entry(
+            entry = CheckpointEntry(
                 a.task_id, a.claim, a.args["name"], CheckpointType.TASK, a.args["seq"], note=a.args.get("note")
             )
             entries.append(entry._replace(value=given.get("value"), failure=given.get("failure")))
@@ -139,7 +139,7 @@ def _await(work: Work, a: AttemptRequest, until: int, in_time: int, progress: tu
     if until <= work.tx.now:
         subject = f"task {items[0]} has" if len(items) == 1 else f"{len(live) or still_open} of {len(items)} tasks have"
         return _failed(TimeoutError(f"{subject} not ended in time"))
-    waits.register(work.tx, [Wait(*a.label, None, until, a.claim)])
+    waits.register(work.tx, [StoredWait(*a.label, None, until, a.claim)])
     waits.register_items(work.tx, [(*a.label, i) for i in sorted(live)])
     return {"until": until}
 
@@ -175,7 +175,7 @@ def _ended(work: Work, a: AttemptRequest, in_time: int) -> Answer | None:
     return {"value": end.result} if error is None else _failed(error)
 
 
-def error_of(end: End) -> Exception | None:
+def error_of(end: SpawnedEnd) -> Exception | None:
     """What awaiting a task that has ended raises."""
     if end.state is TaskState.CANCELLED:
         return TaskCancelledError(end.id)

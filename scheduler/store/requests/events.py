@@ -9,9 +9,9 @@ import msgspec
 from scheduler.model.checkpoint import CheckpointType, failure_of
 from scheduler.ports import FOREVER
 from scheduler.store.durable import checkpoints, events, waits
-from scheduler.store.durable.checkpoints import Entry
-from scheduler.store.durable.events import Emit, lock_name
-from scheduler.store.durable.waits import Wait
+from scheduler.store.durable.checkpoints import CheckpointEntry
+from scheduler.store.durable.events import EventEmit, lock_name
+from scheduler.store.durable.waits import StoredWait
 from scheduler.store.requests.request import Answer, AttemptRequest, Work
 
 
@@ -21,11 +21,11 @@ def emit(work: Work, asked: Sequence[AttemptRequest]) -> list[Answer | None]:
     able = [a for a in asked if lock_name(a.args["event"]) in locked]
     if not able:
         return [None] * len(asked)
-    emits = [Emit(a.args["event"], a.args["payload"], a.task_id) for a in able]
+    emits = [EventEmit(a.args["event"], a.args["payload"], a.task_id) for a in able]
     new, woken = events.emit(work.tx, emits, lock=False)
     work.woken += woken
     answers: list[Answer | None] = []
-    entries: list[Entry] = []
+    entries: list[CheckpointEntry] = []
     for a in asked:
         if lock_name(a.args["event"]) not in locked:
             answers.append(None)
@@ -34,7 +34,7 @@ def emit(work: Work, asked: Sequence[AttemptRequest]) -> list[Answer | None]:
         new.discard(a.args["event"])  # of several in this cycle, only one is
         value = msgspec.json.encode(first).decode()
         entries.append(
-            Entry(
+            CheckpointEntry(
                 a.task_id, a.claim, a.args["name"], CheckpointType.EMIT, a.args["seq"], value, note=a.args.get("note")
             )
         )
@@ -50,8 +50,8 @@ def await_event(work: Work, asked: Sequence[AttemptRequest]) -> list[Answer | No
     ends = waits.deadlines(tx, [a.label for a in asked])
     happened = events.emitted(tx, [a.args["event"] for a in asked])
     answers: list[Answer | None] = []
-    entries: list[Entry] = []
-    pending: list[Wait] = []
+    entries: list[CheckpointEntry] = []
+    pending: list[StoredWait] = []
     for a in asked:
         name, timeout = a.args["event"], a.args["timeout"]
         until = ends.get(a.label, FOREVER if timeout is None else now + timeout)
@@ -59,7 +59,9 @@ def await_event(work: Work, asked: Sequence[AttemptRequest]) -> list[Answer | No
         if lock_name(name) not in locked:
             answers.append(None)
             continue
-        entry = Entry(a.task_id, a.claim, a.args["name"], CheckpointType.EVENT, a.args["seq"], note=a.args.get("note"))
+        entry = CheckpointEntry(
+            a.task_id, a.claim, a.args["name"], CheckpointType.EVENT, a.args["seq"], note=a.args.get("note")
+        )
         # What counts is when it was emitted, not when a worker reads it. An event from before the wait began
         # is in time, even if the clock was set back since.
         if event is not None and (a.label not in ends or event.emitted_at <= until):
@@ -70,7 +72,7 @@ def await_event(work: Work, asked: Sequence[AttemptRequest]) -> list[Answer | No
             entries.append(entry._replace(failure=failure))
             answers.append({"failure": failure})
         else:
-            pending.append(Wait(*a.label, name, until, a.claim))
+            pending.append(StoredWait(*a.label, name, until, a.claim))
             answers.append({"until": until})
     checkpoints.write(tx, entries)
     waits.end(tx, [(e.task_id, e.name) for e in entries if (e.task_id, e.name) in ends])

@@ -16,7 +16,7 @@ from scheduler.model.checkpoint import CheckpointType, failure_of
 from scheduler.store.db.dialect import bind_rows, fence
 from scheduler.store.db.tx import Tx
 from scheduler.store.durable import checkpoints
-from scheduler.store.durable.checkpoints import Entry
+from scheduler.store.durable.checkpoints import CheckpointEntry
 from scheduler.store.predicates import IS_HELD
 from scheduler.store.requests import children, events
 from scheduler.store.requests.request import Answer, AttemptRequest, Work
@@ -108,14 +108,14 @@ def _isolated(tx: Tx, worker: int, one: AttemptRequest) -> tuple[Answer | None, 
 
 def _record(work: Work, asked: Sequence[AttemptRequest]) -> list[Answer | None]:
     """Steps that have succeeded."""
-    checkpoints.write(work.tx, [Entry(a.task_id, a.claim, type=CheckpointType.STEP, **a.args) for a in asked])
+    checkpoints.write(work.tx, [CheckpointEntry(a.task_id, a.claim, type=CheckpointType.STEP, **a.args) for a in asked])
     return [{} for _ in asked]
 
 
 def _sleep(work: Work, asked: Sequence[AttemptRequest]) -> list[Answer | None]:
     """Sleeps that begin: until when is recorded, so that they end then whatever happens."""
     entries = [
-        Entry(
+        CheckpointEntry(
             a.task_id,
             a.claim,
             a.args["name"],

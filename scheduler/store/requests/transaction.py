@@ -13,7 +13,7 @@ from scheduler.store.db.dialect import dialect_of, fence
 from scheduler.store.db.handler_transaction import Transaction
 from scheduler.store.db.tx import Tx
 from scheduler.store.durable import checkpoints
-from scheduler.store.durable.checkpoints import Entry
+from scheduler.store.durable.checkpoints import CheckpointEntry
 from scheduler.store.predicates import IS_HELD
 from scheduler.store.tasks import control
 from scheduler.store.tasks.complete import finish
@@ -67,7 +67,7 @@ def _commit(transaction: Transaction) -> None:
     FAILPOINTS.hit("after transaction commit")
 
 
-def record_step(transaction: Transaction, worker: int, entry: Entry, now: int, lease: int) -> str:
+def record_step(transaction: Transaction, worker: int, entry: CheckpointEntry, now: int, lease: int) -> str:
     """Commit the handler's rows with the checkpoint of a step. Returns HELD, or why nothing was committed."""
     tx = Tx(transaction, now)
     with transaction.ending():

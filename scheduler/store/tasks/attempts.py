@@ -98,7 +98,7 @@ def stack_name(claim: int) -> str:
     return f"stack:{claim}"
 
 
-class Standing(msgspec.Struct, frozen=True):
+class AttemptStanding(msgspec.Struct, frozen=True):
     """Where an attempt has stood since ``since`` (microseconds): ``file:line function``, and the whole stack."""
 
     since: int
@@ -111,7 +111,7 @@ def standing_name(claim: int) -> str:
     return f"standing:{claim}"
 
 
-def write_standing(tx: Tx, worker: int, rows: Sequence[tuple[int, int, Standing | None]]) -> None:
+def write_standing(tx: Tx, worker: int, rows: Sequence[tuple[int, int, AttemptStanding | None]]) -> None:
     """Write where attempts stand, rows (id, claim, where), under the fence; None: they go on."""
     source = tx.dialect.rows({"id": int, "claim": int, "name": str, "value": str})
     values = [(i, claim, standing_name(claim), msgspec.json.encode(found).decode()) for i, claim, found in rows]

@@ -26,7 +26,7 @@ from scheduler.store.graph import debug_log, sizes
 from scheduler.store.graph.cycles import lock_graph, refuse_cycle
 from scheduler.store.graph.release import release
 from scheduler.store.tasks import keys
-from scheduler.store.tasks.keys import Holder
+from scheduler.store.tasks.keys import KeyHolder
 from scheduler.store.tasks.replace import debounced, defer_replacement, replace_now
 from scheduler.store.tasks.row import (
     COLUMNS,
@@ -219,7 +219,7 @@ class _Batch:
         self.ours = ours
         self.ids: list[TaskId] = [TaskId(0)] * len(specs)
         self.parents = Parents()
-        self.holders: dict[int, Holder] = {}  # position -> the task that holds its key
+        self.holders: dict[int, KeyHolder] = {}  # position -> the task that holds its key
         self.keyed: set[int] = set()  # positions that were stored as they took their key
         self.again: set[int] = set()  # ids that another position of the batch gives another set
         self.reserved: dict[int, int] = {}
@@ -227,7 +227,7 @@ class _Batch:
         self.decided: list[list[Any]] = []
         self.values: list[tuple[int, str, str]] = []
         self.edges: list[int] = []
-        self.replaced: dict[int, tuple[Holder, TaskSpec, Placed]] = {}  # by id: of several sets only the last counts
+        self.replaced: dict[int, tuple[KeyHolder, TaskSpec, Placed]] = {}  # by id: of several sets only the last counts
 
     def store(self) -> list[TaskId]:
         if all(map(_stands_alone, self.specs)):
@@ -448,7 +448,7 @@ class _Batch:
         if self.edges:
             insert(self.tx, "schedd_edges", _EDGE_COLUMNS, [self.edges], ours=self.ours)
 
-    def _replace(self, holder: Holder, spec: TaskSpec, placed: Placed) -> None:
+    def _replace(self, holder: KeyHolder, spec: TaskSpec, placed: Placed) -> None:
         if holder.state in HELD:
             defer_replacement(self.tx, holder.id, spec)
         else:

@@ -23,14 +23,14 @@ from scheduler.store.db.tx import Tx
 _OVER = f"t.state = {SUCCESS} AND t.key_until <= :now"
 
 
-class Holder(NamedTuple):
+class KeyHolder(NamedTuple):
     """The task that holds a key."""
 
     id: int
     state: TaskState
 
 
-def holder_of(tx: Tx, kind: str, key: str, lock: str = "") -> Holder | None:
+def holder_of(tx: Tx, kind: str, key: str, lock: str = "") -> KeyHolder | None:
     """The task that holds this key, None if it is free. ``lock``: SQL for the SELECT (``Dialect.share``)."""
     row = tx.run(
         "SELECT t.id, t.state FROM schedd_tasks t WHERE t.kind = :kind AND t.held_key = :key "
@@ -39,10 +39,10 @@ def holder_of(tx: Tx, kind: str, key: str, lock: str = "") -> Holder | None:
         key=key,
         now=tx.now,
     ).first()
-    return None if row is None else Holder(row.id, TaskState.from_code(row.state))
+    return None if row is None else KeyHolder(row.id, TaskState.from_code(row.state))
 
 
-def keeps_out(holder: Holder, states: int | None) -> bool:
+def keeps_out(holder: KeyHolder, states: int | None) -> bool:
     """Whether the holder keeps another task out that is unique in these states (bits by code; None: all)."""
     return states is None or bool(states >> holder.state.code & 1)
 

@@ -47,16 +47,16 @@ class Limit(NamedTuple):
         return self.cap is not None or self.rate is not None
 
 
-class Place(NamedTuple):
+class LimitPlace(NamedTuple):
     """What a limit is of. ``scope``: KIND, KEY (``name`` is the lane), or QUEUE."""
 
     scope: str
     name: str
 
     @property
-    def lock(self) -> Place:
+    def lock(self) -> LimitPlace:
         """The place whose row is locked for it: a kind's for its lanes."""
-        return Place(KIND, kind_of(self.name)) if self.scope == KEY else self
+        return LimitPlace(KIND, kind_of(self.name)) if self.scope == KEY else self
 
     @property
     def starts(self) -> str:
@@ -111,16 +111,16 @@ class KnownLimits:
         """Whether some limit is of this queue or kind."""
         return kind in self.kinds or queue in self.queues
 
-    def of(self, queue: str, lane: str) -> dict[Place, Limit]:
+    def of(self, queue: str, lane: str) -> dict[LimitPlace, Limit]:
         """Each limit that tasks of this lane and queue fall under."""
         kind, found = kind_of(lane), {}
         limit = self.kinds.get(kind)
         if limit is not None:
             lane = base_lane(lane)
-            found[Place(KIND, kind)] = limit._replace(cap=None)
-            found[Place(KEY, lane)] = limit_of({"max_concurrency": limit.cap, **self.keys.get(lane, _NONE)})
+            found[LimitPlace(KIND, kind)] = limit._replace(cap=None)
+            found[LimitPlace(KEY, lane)] = limit_of({"max_concurrency": limit.cap, **self.keys.get(lane, _NONE)})
         if queue in self.queues:
-            found[Place(QUEUE, queue)] = self.queues[queue]
+            found[LimitPlace(QUEUE, queue)] = self.queues[queue]
         return {place: limit for place, limit in found.items() if limit != _UNLIMITED}
 
     def rate(self, starts: str) -> Rate | None:
@@ -140,7 +140,7 @@ class KnownLimits:
             self.weights,
         )
 
-    def as_locked(self, found: Mapping[Place, Limit]) -> KnownLimits:
+    def as_locked(self, found: Mapping[LimitPlace, Limit]) -> KnownLimits:
         """With what these kinds and queues say now."""
         kinds, queues = (
             {**before, **{place.name: limit for place, limit in found.items() if place.scope == scope}}
@@ -188,7 +188,7 @@ def _key_of(name: str) -> tuple[str, str]:
     return kind, key
 
 
-def lock(tx: Tx, places: Iterable[Place]) -> dict[Place, Limit]:
+def lock(tx: Tx, places: Iterable[LimitPlace]) -> dict[LimitPlace, Limit]:
     """Lock these kinds and queues and return their limits as they are now.
 
     One is left out while another worker claims its tasks, or if its row is gone. Nothing is waited for, so that no
@@ -204,18 +204,18 @@ def lock(tx: Tx, places: Iterable[Place]) -> dict[Place, Limit]:
             f"ORDER BY t.name {tx.dialect.skip_locked}",
             rows=bind_rows(names[KIND]),
         )
-        found = {Place(KIND, row.name): limit_of({**options_of(row.options), **decode(row.live)}) for row in rows}
+        found = {LimitPlace(KIND, row.name): limit_of({**options_of(row.options), **decode(row.live)}) for row in rows}
     if names[QUEUE]:
         rows = tx.run(
             f"SELECT t.name, t.value FROM {source} j JOIN schedd_settings t ON t.scope = '{QUEUE}' AND t.name = j.name "
             f"ORDER BY t.name, t.scope {tx.dialect.skip_locked}",
             rows=bind_rows(names[QUEUE]),
         )
-        found |= {Place(QUEUE, row.name): limit_of(decode(row.value)) for row in rows}
+        found |= {LimitPlace(QUEUE, row.name): limit_of(decode(row.value)) for row in rows}
     return found
 
 
-def headroom(tx: Tx, limits: Mapping[Place, Limit], *, locked: bool = True) -> dict[Place, Headroom]:
+def headroom(tx: Tx, limits: Mapping[LimitPlace, Limit], *, locked: bool = True) -> dict[LimitPlace, Headroom]:
     """The headroom under each of these limits; not ``locked``: for display.
 
     In statements of their own, after the lock: on PostgreSQL only they see what the last holder has claimed.
@@ -236,7 +236,7 @@ def headroom(tx: Tx, limits: Mapping[Place, Limit], *, locked: bool = True) -> d
     return made
 
 
-def read(tx: Tx, queue: str, lane: str) -> dict[Place, Headroom]:
+def read(tx: Tx, queue: str, lane: str) -> dict[LimitPlace, Headroom]:
     """The headroom of tasks of this lane and queue under each limit of theirs, without a lock, for display."""
     return headroom(tx, known(tx).of(queue, lane), locked=False)
 

@@ -20,7 +20,7 @@ from scheduler.store.durable import checkpoints
 from scheduler.store.graph.release import release
 from scheduler.store.predicates import HELD
 from scheduler.store.tasks import envelopes
-from scheduler.store.tasks.keys import Holder
+from scheduler.store.tasks.keys import KeyHolder
 from scheduler.store.tasks.row import COLUMNS, Placed, edge_row, insert_edges, insert_values, read_parents, row_of
 
 log = logging.getLogger("scheduler.store")
@@ -75,7 +75,7 @@ def replace_now(
         insert_edges(tx, [edge_row(edge, task_id) for edge in spec.edges])
 
 
-def debounced(tx: Tx, holder: Holder, spec: TaskSpec) -> tuple[TaskSpec, int | None]:
+def debounced(tx: Tx, holder: KeyHolder, spec: TaskSpec) -> tuple[TaskSpec, int | None]:
     """The new set of a task that no worker holds, and when its first call was made, if the set is debounced.
 
     The calls before a task's first attempt are of one run: the last one counts, and the first one's time bounds it.

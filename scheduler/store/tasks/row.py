@@ -74,7 +74,7 @@ _unusual_of = attrgetter(*_UNUSUAL)
 _NOTHING_UNUSUAL = (None,) * len(_UNUSUAL)
 
 
-class End(NamedTuple):
+class TaskEnd(NamedTuple):
     """The end of a task in the transaction that stores it: an edge was broken already."""
 
     state: TaskState
@@ -86,7 +86,7 @@ class Placed(NamedTuple):
     """The effect of a task's edges: how many are open, and its end if they end it at once."""
 
     unmet: int = 0
-    end: End | None = None
+    end: TaskEnd | None = None
 
     @property
     def state(self) -> int:
@@ -105,7 +105,7 @@ class Parents:
     def place(self, edges: Iterable[EdgeSpec]) -> Placed:
         """Judge a new task's edges. The first that fails it is named, else the first that skips it."""
         unmet = 0
-        broken: dict[EdgeVerdict, End] = {}
+        broken: dict[EdgeVerdict, TaskEnd] = {}
         ends = self.ends
         for edge in edges:
             state = ends.get(edge.parent)
@@ -116,10 +116,10 @@ class Parents:
             if verdict is EdgeVerdict.WAIT and edge.parent not in self.removed:
                 unmet += 1
             elif verdict is EdgeVerdict.WAIT:
-                broken.setdefault(EdgeVerdict.FAIL, End(TaskState.FAILED, removed_text(edge.parent), edge.parent))
+                broken.setdefault(EdgeVerdict.FAIL, TaskEnd(TaskState.FAILED, removed_text(edge.parent), edge.parent))
             elif verdict in (EdgeVerdict.FAIL, EdgeVerdict.SKIP):
                 ended = TaskState.FAILED if verdict is EdgeVerdict.FAIL else TaskState.SKIPPED
-                broken.setdefault(verdict, End(ended, broken_text([(edge.parent, state)], ended), edge.parent))
+                broken.setdefault(verdict, TaskEnd(ended, broken_text([(edge.parent, state)], ended), edge.parent))
         return Placed(unmet, broken.get(EdgeVerdict.FAIL) or broken.get(EdgeVerdict.SKIP))
 
 

@@ -55,7 +55,7 @@ def stalled(tx: Tx) -> list[Stalled]:
     return sorted(found, key=lambda one: (-one.quiet, one.id))
 
 
-class Reclaimed(NamedTuple):
+class ReclaimedStalls(NamedTuple):
     """``again``: (id, claim) that run again; ``ended``: id -> end of those that do not."""
 
     again: list[tuple[int, int]]
@@ -69,7 +69,7 @@ def reclaim(
     *,
     end: AttemptEnd = AttemptEnd.LOST,
     error_class: str = "Stalled",
-) -> Reclaimed:
+) -> ReclaimedStalls:
     """Reclaim these tasks from their handlers: rows (id, claim, started_at, text).
 
     ``end``, ``error_class``: how the attempts are recorded.
@@ -95,13 +95,13 @@ def reclaim(
         blocked = lock_descendants(tx, ends).blocked | blocked_replacements(tx, replaced)
         rows = [row for row in rows if row.id not in blocked]
     if not rows:
-        return Reclaimed([], {})
+        return ReclaimedStalls([], {})
     _write(tx, worker, rows, states, end, error_class)
     ended = {row.id: TaskState.from_code(states[row.id]) for row in rows if states[row.id] >= FIRST_TERMINAL}
     release(tx, ended.items())
     if replaced:
         apply_deferred(tx, [row.id for row in rows])
-    return Reclaimed([(row.id, row.claim) for row in rows], ended)
+    return ReclaimedStalls([(row.id, row.claim) for row in rows], ended)
 
 
 def _next(row: sa.Row[tuple[int, ...]]) -> int:

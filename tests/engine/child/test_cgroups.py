@@ -23,7 +23,7 @@ from scheduler import Scheduler, TaskFailedError
 from scheduler.engine.child import cgroups
 from scheduler.engine.child import fork_server as forkserver
 from scheduler.engine.processes.child_handle import describe_exit
-from scheduler.model.limits import Limits
+from scheduler.model.limits import ResourceLimits
 from support.databases import Database, one_database
 
 FILES = ("cgroup.procs", "cgroup.subtree_control", "cgroup.controllers", "cgroup.kill", "memory.max")
@@ -297,12 +297,12 @@ def test_a_limit_holds_while_the_handler_runs(tmp_path: Path) -> None:
     for name in ("memory.max", "memory.swap.max"):
         (tmp_path / name).write_text("max")
     (tmp_path / "memory.current").write_text("1000\n")
-    with cgroups.bounded(str(tmp_path), Limits(memory=2**20)):
+    with cgroups.bounded(str(tmp_path), ResourceLimits(memory=2**20)):
         assert (tmp_path / "memory.max").read_text() == str(2**20 + 1000)
         assert (tmp_path / "memory.swap.max").read_text() == "0"
     assert (tmp_path / "memory.max").read_text() == "max"
     assert (tmp_path / "memory.swap.max").read_text() == "max"
-    with cgroups.bounded(str(tmp_path), Limits(cpu=1)), cgroups.bounded(None, Limits(memory=2**20)):
+    with cgroups.bounded(str(tmp_path), ResourceLimits(cpu=1)), cgroups.bounded(None, ResourceLimits(memory=2**20)):
         assert (tmp_path / "memory.max").read_text() == "max"
 
 
@@ -375,9 +375,9 @@ def test_an_end_is_reported_when_all_have_gone_however_long_that_takes(
 
 
 def test_the_error_names_the_limit() -> None:
-    described = describe_exit(-signal.SIGKILL, Limits(memory=2**28), out_of_memory=False, over_memory=True)
+    described = describe_exit(-signal.SIGKILL, ResourceLimits(memory=2**28), out_of_memory=False, over_memory=True)
     assert described.endswith("SIGKILL: with all that it had started it was over its limit of 256 MiB of memory")
-    assert describe_exit(-signal.SIGKILL, Limits(memory=2**28), out_of_memory=True).startswith(
+    assert describe_exit(-signal.SIGKILL, ResourceLimits(memory=2**28), out_of_memory=True).startswith(
         "its process was killed by SIGKILL: the system ran out of memory"
     )
 

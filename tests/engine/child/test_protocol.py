@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from scheduler.engine.child.protocol import MAX_MESSAGE_BYTES, FrameDecoder, frame
-from scheduler.engine.processes.messages import Message, frames_of_child
+from scheduler.engine.processes.messages import ChildMessage, frames_of_child
 
 PLAIN = some.none() | some.booleans() | some.integers(-(2**63), 2**63) | some.text()
 VERBS = some.sampled_from(["ready", "unfit", "ask", "start", "said", "log", "decided", "done", "computed", "hooked"])
@@ -82,6 +82,6 @@ def test_a_message_that_is_too_long_is_not_waited_for() -> None:
 def test_whatever_a_child_says_is_a_message_or_breaks_the_stream(written: list[bytes]) -> None:
     frames = frames_of_child()
     for data in written:
-        assert all(isinstance(one, Message) for one in frames.feed(data))
+        assert all(isinstance(one, ChildMessage) for one in frames.feed(data))
     if frames.broken:
         assert frames.feed(frame("ready")) == []

@@ -377,7 +377,7 @@ def test_queues_without_limits_are_not_counted(fleet: Fleet, monkeypatch: pytest
     assert locked == []
     jobs.task(load).schedule()
     drain(jobs)
-    assert set(locked) == {caps.Place("queue", "etl")}
+    assert set(locked) == {caps.LimitPlace("queue", "etl")}
 
 
 def test_many_lanes_wait_for_their_queue(fleet: Fleet) -> None:

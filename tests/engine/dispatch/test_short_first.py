@@ -237,13 +237,13 @@ def test_a_graph_is_stored_while_another_caller_has_kinds_measured_anew(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs = worker(fleet)
-    slots = sizes._Fleet.slots
+    slots = sizes._GraphFleet.slots
 
-    def forgets(one: sizes._Fleet, *given: Any) -> int:
+    def forgets(one: sizes._GraphFleet, *given: Any) -> int:
         one.usual = {}  # as another thread's call does, a minute after the last
         return slots(one, *given)
 
-    monkeypatch.setattr(sizes._Fleet, "slots", forgets)
+    monkeypatch.setattr(sizes._GraphFleet, "slots", forgets)
     ids = fork(jobs, "both", [slow, quick, quick])
     assert len(set(ids)) == 3
     drain(jobs)

@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from scheduler import LeaseLost, PermanentError, Snooze
-from scheduler.engine.execution.transaction import _Scope
+from scheduler.engine.execution.transaction import _TransactionScope
 from scheduler.errors import Cancelled, Collided
 from scheduler.ports import FAILPOINTS
 from scheduler.store.db import database as store
@@ -240,7 +240,7 @@ def test_a_handler_that_waits_for_another_transaction_holds_nothing_that_others_
 ) -> None:
     """Two that end at once may each have some of the children that they share: both would wait for ever."""
     free: list[int] = []
-    wait = _Scope._wait
+    wait = _TransactionScope._wait
 
     def waits(scope: Any) -> None:
         free.extend(row.id for row in rows(stage.jobs, "SELECT id FROM schedd_tasks FOR UPDATE SKIP LOCKED"))
@@ -253,7 +253,7 @@ def test_a_handler_that_waits_for_another_transaction_holds_nothing_that_others_
 
     task_id = stage.start(body, kind)
     first, second = (stage.start(body, kind, depend_on=[task_id]) for _ in range(2))
-    monkeypatch.setattr(_Scope, "_wait", waits)
+    monkeypatch.setattr(_TransactionScope, "_wait", waits)
     with stage.jobs.database.connect() as held:
         held.execute(sa.text("SELECT 1 FROM schedd_tasks WHERE id = :id FOR SHARE"), {"id": second})
         stage.drain()

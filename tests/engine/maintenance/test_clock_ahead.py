@@ -7,7 +7,7 @@ import pytest
 from scheduler import Context, Scheduler, task
 from scheduler.alerts.service import AlertService
 from scheduler.config.alerts import Alerts, AlertSink
-from scheduler.config.model import Config, Store
+from scheduler.config.model import Config, StoreSection
 from scheduler.daemon.companions import AlertCompanion
 from scheduler.ports import SystemClock
 from support.databases import Database, one_database
@@ -67,7 +67,7 @@ def test_alerts_of_a_daemon_ahead_take_no_other_worker_for_lost(database: Databa
     jobs = Scheduler(database.url)
     jobs.database.server_clock.offset = -HOUR * 1_000_000
     sinks = {"ops": AlertSink(type="command", command=("true",))}
-    config = Config(store=Store(url=database.url), alerts=Alerts(sinks=sinks))
+    config = Config(store=StoreSection(url=database.url), alerts=Alerts(sinks=sinks))
     companion = AlertCompanion(config)
     companion.keep_to(jobs.database)
     changed = Config(store=config.store, alerts=Alerts(sinks=sinks, label="other"))

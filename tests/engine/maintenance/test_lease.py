@@ -14,7 +14,7 @@ from scheduler.engine.attempt.attempt import Attempt
 from scheduler.engine.attempt.outcomes import outcome_of_external_end
 from scheduler.engine.durable.calls import Durable
 from scheduler.engine.execution.executor import execute
-from scheduler.engine.maintenance.lease import CHECKS_PER_LEASE, MAX_PAUSE_S, Lease
+from scheduler.engine.maintenance.lease import CHECKS_PER_LEASE, MAX_PAUSE_S, WorkerLease
 from scheduler.errors import LeaseLost, StoreUnavailableError
 from scheduler.model.outcome import AttemptEnd
 from scheduler.ports import SECOND
@@ -297,7 +297,7 @@ def test_a_lease_counts_from_before_it_was_asked_for(bench: Bench, monkeypatch: 
     """The server's answer may be late: the others count from when it wrote the row."""
     notify_and_step(bench.jobs)
     engine = engine_of(bench.jobs)
-    lease = Lease(engine.engine_state, lapses=True)
+    lease = WorkerLease(engine.engine_state, lapses=True)
     real = workers.renew
 
     def late(*given: Any) -> bool:

@@ -260,7 +260,7 @@ def test_what_could_not_be_taken_back_is_not_taken_for_lost(
 ) -> None:
     """Another transaction holds its row."""
     jobs = fleet.worker(*KINDS, state=room)
-    monkeypatch.setattr(store_stalls, "reclaim", lambda *_, **__: store_stalls.Reclaimed([], {}))
+    monkeypatch.setattr(store_stalls, "reclaim", lambda *_, **__: store_stalls.ReclaimedStalls([], {}))
 
     def body(ctx: Context) -> None:
         let_pass(clock, 61, jobs)

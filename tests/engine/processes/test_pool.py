@@ -23,9 +23,9 @@ from scheduler.engine.execution.executor import execute
 from scheduler.engine.options import ProcessOptions
 from scheduler.engine.processes import children as children
 from scheduler.engine.processes import timeouts as patience
-from scheduler.engine.processes.child_handle import CHUNK_BYTES, ChildHandle, Job
+from scheduler.engine.processes.child_handle import CHUNK_BYTES, ChildHandle, ChildJob
 from scheduler.engine.processes.host import ChildHost
-from scheduler.engine.processes.orders import Cancel, Submit
+from scheduler.engine.processes.orders import CancelOrder, SubmitOrder
 from scheduler.engine.processes.pool import ProcessPool, ProcessSlots
 from scheduler.errors import ProcessDied
 from scheduler.model.registry import PROCESS
@@ -210,10 +210,10 @@ def test_a_function_that_no_child_has_taken_ends_with_the_pool(made: Pool) -> No
     (attempt,) = made.claim("task")
     answers: list[CpuFuture[Any]] = []
     for _ in range(2):
-        job = Job(MEDIUM, ("cpu", "os:getpid", b""), attempt)
+        job = ChildJob(MEDIUM, ("cpu", "os:getpid", b""), attempt)
         job.future = CpuFuture()
         answers.append(job.future)
-        made.pool.orders.post(Submit(job))
+        made.pool.orders.post(SubmitOrder(job))
         if len(answers) == 1:
             made.obey()  # this one has been heard of, the other has not
     made.pool._end()
@@ -221,12 +221,12 @@ def test_a_function_that_no_child_has_taken_ends_with_the_pool(made: Pool) -> No
         assert isinstance(answer.exception(0), ProcessDied)
 
 
-def asked(made: Pool) -> Job:
+def asked(made: Pool) -> ChildJob:
     """A job of a function whose caller waits for it."""
     (attempt,) = made.claim("task")
-    job = Job(MEDIUM, ("cpu", "os:getpid", b""), attempt)
+    job = ChildJob(MEDIUM, ("cpu", "os:getpid", b""), attempt)
     job.future = CpuFuture()
-    made.pool.orders.post(Submit(job))
+    made.pool.orders.post(SubmitOrder(job))
     made.obey()
     return job
 
@@ -241,7 +241,7 @@ def test_a_cancelled_function_does_not_begin(made: Pool, where: str) -> None:
         assert made.pool.queue.give(made.child)
         if where != "it was given":
             made.child.peer.recv(CHUNK_BYTES)
-    made.pool.orders.post(Cancel(job))
+    made.pool.orders.post(CancelOrder(job))
     made.obey()
     if where == "it was taken, and its process has died":
         assert not job.future.done()
@@ -260,7 +260,7 @@ def test_a_cancelled_function_has_ended_when_its_caller_gets_the_answer(made: Po
     made.child.peer.recv(CHUNK_BYTES)
     made.says("start", job.number, 0)
     made.hear()
-    made.pool.orders.post(Cancel(job))
+    made.pool.orders.post(CancelOrder(job))
     made.obey()
     assert made.child.kill_at is not None
     if how == "it says so":
@@ -499,7 +499,7 @@ class ExitsWhenLoaded:
 @pytest.mark.parametrize("value", [b"no pickle", pickle.dumps("no error"), pickle.dumps(ExitsWhenLoaded())])
 def test_a_function_whose_process_tells_nonsense_has_failed(made: Pool, value: bytes) -> None:
     (attempt,) = made.claim("first")
-    job = Job(MEDIUM, (), attempt)
+    job = ChildJob(MEDIUM, (), attempt)
     job.number = 1
     job.future, job.started = CpuFuture(), True
     made.child.jobs[1] = job
@@ -552,7 +552,7 @@ def test_one_job_that_cannot_be_reported_keeps_no_other_from_it(made: Pool, monk
         made.says("start", number, made.engine_state.now())
     died = made.pool.host.died
 
-    def refuses_the_first(job: Job, how: str) -> Job | None:
+    def refuses_the_first(job: ChildJob, how: str) -> ChildJob | None:
         if job.attempt is first:
             raise ValueError("no")
         return died(job, how)

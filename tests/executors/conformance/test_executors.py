@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from scheduler import TaskState
-from scheduler.executors.ports import NOT_MINE, Phase
+from scheduler.executors.ports import NOT_MINE, PlacementPhase
 from scheduler.model.placement import PlacementState
 from scheduler.store import placements
 from scheduler.store.db.tx import Tx
@@ -315,7 +315,7 @@ def test_why_says_what_the_engine_says(place: Place) -> None:
     task_id = place.schedule()
     with place.jobs.database.read() as tx:
         assert "no daemon has had [executors.it] in its configuration" in str(why(tx, task_id))
-    place.until(lambda: place.placements(task_id) and place.placements(task_id)[0].phase is Phase.RUNNING)
+    place.until(lambda: place.placements(task_id) and place.placements(task_id)[0].phase is PlacementPhase.RUNNING)
     with place.jobs.database.read() as tx:
         said = str(why(tx, task_id))
     name = place.placements(task_id)[0].name
@@ -344,4 +344,4 @@ def test_jobs_of_another_store_are_left_alone(place: Place, tmp_path: Path, sett
 
 
 def _running(place: Place) -> bool:
-    return any(seen.phase is Phase.RUNNING for seen in place.seen())
+    return any(seen.phase is PlacementPhase.RUNNING for seen in place.seen())

@@ -14,7 +14,7 @@ from scheduler.model.state import TaskState
 from scheduler.ports import FOREVER
 from scheduler.store.db.tx import Tx
 from scheduler.store.durable import events, waits
-from scheduler.store.durable.events import Emit
+from scheduler.store.durable.events import EventEmit
 from scheduler.store.requests import handle as requests
 from scheduler.store.requests.request import AttemptRequest
 from scheduler.store.tasks.claim import Claimed
@@ -70,7 +70,7 @@ class Waiter:
 
 def emit(bare: Bare, connection: sa.Connection | None = None) -> int:
     if connection is not None:
-        return events.emit(Tx(connection, bare.clock.now()), [Emit(EVENT, "1")])[1]
+        return events.emit(Tx(connection, bare.clock.now()), [EventEmit(EVENT, "1")])[1]
     with bare.store.write() as tx:
         return emit(bare, tx.connection)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scheduler import UnknownTaskError
-from scheduler.model.compare import Change, changes, pattern, text_diff
+from scheduler.model.compare import FieldChange, changes, pattern, text_diff
 from scheduler.model.state import TaskState
 from scheduler.ports import SECOND
 from scheduler.store.read.compare import Comparison, compare, last_good
@@ -122,15 +122,15 @@ def test_changes_of_values() -> None:
     before = {"to": "ada", "lines": [{"id": 1}, {"id": 2}], "paid": 1, "gone": None}
     after = {"to": "bob", "lines": [{"id": 1, "n": 3}], "paid": True, "new": [1]}
     assert changes(before, after) == [
-        Change("to", "ada", "bob"),
-        Change("lines[0].n", None, 3, added=True),
-        Change("lines[1]", {"id": 2}, None, removed=True),
-        Change("paid", 1, True),
-        Change("gone", None, None, removed=True),
-        Change("new", None, [1], added=True),
+        FieldChange("to", "ada", "bob"),
+        FieldChange("lines[0].n", None, 3, added=True),
+        FieldChange("lines[1]", {"id": 2}, None, removed=True),
+        FieldChange("paid", 1, True),
+        FieldChange("gone", None, None, removed=True),
+        FieldChange("new", None, [1], added=True),
     ]
     assert changes(1, 1) == []
-    assert changes([], {}) == [Change("", [], {})]
+    assert changes([], {}) == [FieldChange("", [], {})]
     assert len(changes(list(range(1000)), [])) == 200
 
 

@@ -13,7 +13,7 @@ from scheduler.model.task_filter import Term
 from scheduler.store.read import paging
 from scheduler.store.read.paging import Window
 from scheduler.store.read.search import search
-from scheduler.store.read.tasks import Found, list_tasks
+from scheduler.store.read.tasks import FoundTasks, list_tasks
 from support.bench import Bench
 from support.fleet import no_autovacuum, write
 from support.plans import Seen, plan
@@ -22,12 +22,12 @@ READY = "ix_schedd_tasks_ready"
 MANY = 20_000
 
 
-def listed(jobs: Scheduler, window: Window | None = None, **asked: Any) -> Found:
+def listed(jobs: Scheduler, window: Window | None = None, **asked: Any) -> FoundTasks:
     with jobs.database.read() as tx:
         return list_tasks(tx, window=window, **asked)
 
 
-def ids(found: Found) -> list[int]:
+def ids(found: FoundTasks) -> list[int]:
     return [task.id for task in found.tasks]
 
 
@@ -77,7 +77,7 @@ def test_a_window_that_is_wide_enough_says_nothing_of_older_ones(bench: Bench) -
 def test_a_walk_ends_at_the_lowest_id_whatever_that_is(bench: Bench) -> None:
     made = int(bench.step("a").schedule())
     bench.execute("UPDATE schedd_tasks SET id = 0 WHERE id = :id", id=made)
-    assert listed(bench.jobs, Window(5), queue="rare") == Found([], None, False)
+    assert listed(bench.jobs, Window(5), queue="rare") == FoundTasks([], None, False)
 
 
 def test_one_window_goes_for_all_pages(bench: Bench) -> None:
@@ -87,7 +87,7 @@ def test_one_window_goes_for_all_pages(bench: Bench) -> None:
     assert (ids(first), first.bound) == (made[:2:-1], False)
     second = listed(bench.jobs, window, limit=3, cursor=first.cursor)
     assert (ids(second), second.bound) == (made[2::-1], False)  # a page that needs no search is never cut
-    assert listed(bench.jobs, window, limit=3, cursor=made[2]) == Found([], made[2], True)
+    assert listed(bench.jobs, window, limit=3, cursor=made[2]) == FoundTasks([], made[2], True)
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_pending_tasks_of_a_kind_or_queue_are_found_by_their_lanes(
             found = listed(jobs, Window(1), states=pending, **asked)
         assert ([task.kind for task in found.tasks], found.bound) == (["soft", "soft"], False), asked
         check(jobs, seen)
-    assert listed(jobs, Window(1), states=pending, kind="none") == Found([], None, False)
+    assert listed(jobs, Window(1), states=pending, kind="none") == FoundTasks([], None, False)
     with jobs.database.read() as tx:
         terms = [Term("state", ("scheduled",)), Term("kind", ("soft",))]
         assert [task.kind for task in search(tx, terms).tasks] == ["soft", "soft"]

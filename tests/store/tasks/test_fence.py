@@ -401,7 +401,7 @@ class TestOnPostgreSQL:
         claimed = {c.id: c for c in bare.claim(worker)}
         with bare.store.write() as tx:  # another worker's turn, which answers await_task()
             tx.connection.execute(sa.text("SELECT id FROM schedd_tasks WHERE id = :id FOR SHARE"), {"id": awaited})
-            head = waits.Wait(waiter, "w", None, never, claimed[waiter].claim)
+            head = waits.StoredWait(waiter, "w", None, never, claimed[waiter].claim)
             waits.register(tx.at(bare.clock.now()), [head])
             waits.register_items(tx.at(bare.clock.now()), [(waiter, "w", awaited)])
             done = bare.finish_meanwhile(worker, bare.outcome(claimed[awaited]), skip_locks=skip_locks)
