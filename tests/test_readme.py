@@ -15,6 +15,7 @@ import pytest
 
 from scheduler.cli.root import COMMANDS, root
 from scheduler.config.load import load
+from support import strict_mypy
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -160,22 +161,10 @@ def test_the_shop_runs_on_a_daemon(tmp_path: Path) -> None:
     assert "daily-report  daily_report  0 6 * * * Europe/Berlin" in schedules
 
 
-@pytest.mark.timeout(300)  # without its cache mypy reads everything anew
+@pytest.mark.timeout(420)
 def test_programs_pass_mypy_strict(tmp_path: Path) -> None:
     """As a user's would, who installed schedd and has no configuration for mypy."""
-    (tmp_path / "mypy.ini").write_text("[mypy]\n")
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent"),
-            *("--config-file", tmp_path / "mypy.ini", "--cache-dir", ROOT / ".mypy_cache" / "readme"),
-            *(f"{name}.py" for name in PROGRAMS),
-        ],
-        cwd=EXAMPLES,
-        env=os.environ | {"MYPYPATH": f"{ROOT}:{EXAMPLES / 'shop'}"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = strict_mypy.check(EXAMPLES, *(f"{name}.py" for name in PROGRAMS), settings=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

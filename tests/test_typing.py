@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -24,9 +23,7 @@ from scheduler.model.state import (
 )
 from scheduler.model.task import Priority, PriorityName
 from scheduler.testing import drain
-from support import pyright
-
-ROOT = Path(__file__).parents[1]
+from support import pyright, strict_mypy
 
 PROGRAM = """
 from dataclasses import dataclass
@@ -249,10 +246,7 @@ async def prefixed_later(ctx: AsyncContext[App], text: str) -> str:
 def check(program: str, directory: Path) -> subprocess.CompletedProcess[str]:
     source = directory / "program.py"
     source.write_text(program, encoding="utf-8")
-    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--show-error-codes"]
-    command += ["--follow-imports", "silent"]  # as of an installed package: only the program's own mistakes
-    command += ["--cache-dir", str(ROOT / ".mypy_cache"), "--config-file", str(ROOT / "pyproject.toml")]
-    return subprocess.run([*command, str(source)], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+    return strict_mypy.check(directory, source, settings=directory)
 
 
 @pytest.mark.timeout(420)
