@@ -28,7 +28,7 @@ _MOST = 100  # statements that one connection keeps prepared, as many as the dri
 
 class _Prepared(NamedTuple):
     name: bytes  # empty: sent whole each time
-    formats: tuple[int, ...]
+    formats: list[int]  # not a tuple, which psycopg 3.2 refuses
 
 
 class Singles:
@@ -105,7 +105,7 @@ def _send(raw: Any, text: str, values: Sequence[int | str]) -> None:
     prepared = known.get(text)
     bound = [value.encode() if isinstance(value, str) else b"%d" % value for value in values]
     if prepared is None:
-        formats = tuple(_BINARY if isinstance(value, str) else _TEXT for value in values)
+        formats = [_BINARY if isinstance(value, str) else _TEXT for value in values]
         # Behind a pooler the next statement may meet another process of the server.
         named = raw.prepare_threshold is not None and len(known) < _MOST
         prepared = _Prepared(b"schedd_%d" % len(known) if named else b"", formats)

@@ -81,8 +81,8 @@ def test_rows_are_inserted_and_notified(
     given = ["plain", "žluťoučký 🐎", 'with "quotes" and \\', "", "plain, too"]
     made = [emit(store, name, HEARD if i % 2 else None, i) for i, name in enumerate(given)]
     assert made == [0, 1, 2, 3, 4]
+    assert heard(other) == ["by whom", "by whom"]  # first: psycopg 3.2 drops what comes with another answer
     assert names(other) == given
-    assert heard(other) == ["by whom", "by whom"]
     (raw,) = kept(store)
     with store.alone() as connection:  # the answers that nobody has read are no answers to this
         assert connection.connection.dbapi_connection is raw
@@ -118,8 +118,8 @@ def test_a_notification_that_fails_is_lost_and_the_row_is_not(store: Store, othe
     (raw,) = kept(store)
     emit(store, "b", HEARD)
     assert kept(store) == [raw]
-    assert names(other) == ["a", "b"]
     assert heard(other) == ["by whom"]
+    assert names(other) == ["a", "b"]
 
 
 def test_one_with_unread_answers_comes_back_to_the_pool_as_it_was(
