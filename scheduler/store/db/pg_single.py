@@ -92,7 +92,7 @@ def settle(raw: Any) -> None:
 
 def _by_driver(raw: Any, text: str, values: Sequence[int | str], notice: Notice | None) -> bytes | None:
     with psycopg.RawCursor(raw) as cursor:
-        row = cursor.execute(text, values).fetchone()
+        row = cursor.execute(text.encode(), values).fetchone()
         if notice is not None:
             with suppress(psycopg.DatabaseError):
                 cursor.execute(_NOTIFY, notice)
