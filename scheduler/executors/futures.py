@@ -43,7 +43,7 @@ class FuturesExecutor(DirectoryExecutor):
 
     capabilities = Capabilities(names_unique=True, has_logs=True)
 
-    class FuturesSettings(msgspec.Struct, frozen=True, kw_only=True):
+    class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """``directory``: of the jobs' files, the same on the daemon's machine and wherever the pool runs functions, on
         a file system with locks. ``factory``: ``module:function``, called once without arguments: it returns the pool.
         """
@@ -51,7 +51,7 @@ class FuturesExecutor(DirectoryExecutor):
         directory: str
         factory: str
 
-    def __init__(self, name: str, settings: FuturesSettings) -> None:
+    def __init__(self, name: str, settings: Settings) -> None:
         super().__init__(name, settings.directory)
         if ":" not in settings.factory:
             raise ConfigError(f'executors.{name}.factory must be "module:function", not {settings.factory!r}')

@@ -37,7 +37,7 @@ class KubernetesExecutor:
 
     capabilities = Capabilities(names_unique=True, has_logs=True)
 
-    class KubernetesSettings(msgspec.Struct, frozen=True, kw_only=True):
+    class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """``image``: of the jobs; ``images``: others that tasks may name. ``python``: the interpreter's path in them.
         ``server``, ``token_file``, ``ca_file``, ``namespace``: of the cluster; None: as its own pods have them.
         ``pod``, ``container``: fields of Kubernetes' PodSpec and Container for all jobs. ``labels``, ``annotations``:
@@ -63,7 +63,7 @@ class KubernetesExecutor:
         timeout: Duration = 10.0
         grace: Duration = 10.0
 
-    def __init__(self, name: str, settings: KubernetesSettings) -> None:
+    def __init__(self, name: str, settings: Settings) -> None:
         require("httpx2", "kubernetes", f"executor {name}, of type kubernetes,")
         if settings.timeout <= 0:
             raise ConfigError(f"executors.{name}.timeout: must be above 0 seconds")

@@ -54,7 +54,7 @@ class ProcessExecutor(DirectoryExecutor):
 
     capabilities = Capabilities(names_unique=True, has_logs=True)
 
-    class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
+    class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """``directory``: of the jobs' files, for this executor alone. ``cpus``, ``memory``, ``gpus``: what all jobs
         together may ask for; 0 and None: what the machine has, which for gpus is none. A job that does not say how many
         cores it needs counts as one. ``prefix``: a command that
@@ -68,7 +68,7 @@ class ProcessExecutor(DirectoryExecutor):
         prefix: tuple[str, ...] = ()
         warm: bool = False
 
-    def __init__(self, name: str, settings: ProcessSettings) -> None:
+    def __init__(self, name: str, settings: Settings) -> None:
         super().__init__(name, settings.directory)
         self._prefix = settings.prefix
         self._started_in = os.getcwd()  # a task's module may change the daemon's

@@ -55,7 +55,7 @@ class RayExecutor:
 
     capabilities = Capabilities(names_unique=True, has_logs=True)
 
-    class RaySettings(msgspec.Struct, frozen=True, kw_only=True):
+    class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """``url``: of the dashboard, such as http://head:8265. ``token``: goes with each request as a bearer.
         ``ca_file``: certificates to trust instead of the system's. ``defaults``: ``executor_options`` of tasks that do
         not have them. ``python``: the nodes' interpreter, if it has another path than the daemon's. ``timeout``:
@@ -69,7 +69,7 @@ class RayExecutor:
         timeout: Annotated[Duration, msgspec.Meta(gt=0)] = 20.0
         grace: Annotated[Duration, msgspec.Meta(gt=0)] = 10.0
 
-    def __init__(self, name: str, settings: RaySettings) -> None:
+    def __init__(self, name: str, settings: Settings) -> None:
         require("httpx2", "ray", f"executor {name}, of type ray,")
         if not settings.url.startswith(("http://", "https://")):
             raise ConfigError(f"executors.{name}.url must begin with http:// or https://, not {settings.url!r:.80}")

@@ -57,7 +57,7 @@ class SlurmExecutor:
 
     capabilities = Capabilities(names_unique=True, has_logs=True)
 
-    class SlurmSettings(msgspec.Struct, frozen=True, kw_only=True):
+    class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """``directory``: of the jobs' files, shared with the nodes, for this executor of this store alone.
         ``defaults``: ``executor_options`` of tasks that do not have them. ``environment``: names of variables of the
         daemon that jobs get, too. ``slurm_conf``: instead of what ``SLURM_CONF`` or Slurm itself says."""
@@ -67,7 +67,7 @@ class SlurmExecutor:
         environment: tuple[str, ...] = ()
         slurm_conf: str | None = None
 
-    def __init__(self, name: str, settings: SlurmSettings) -> None:
+    def __init__(self, name: str, settings: Settings) -> None:
         self._place = Path(settings.directory).expanduser()
         if not self._place.is_absolute() or not re.fullmatch(r"[^%\\\x00-\x1f]+", str(self._place)):
             raise ConfigError(
