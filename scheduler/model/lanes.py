@@ -57,6 +57,10 @@ class Parts(NamedTuple):
 @lru_cache(16_384)
 def parts_of(lane: str) -> Parts:
     """A lane in its parts."""
+    if lane[:1] == FAIR_LANE and WEIGHT_SEPARATOR not in lane:  # mostly, and there may be very many
+        key, _, rest = lane[1:].partition(LANE_SEPARATOR)
+        kind = rest.partition(LANE_SEPARATOR)[0]
+        return Parts("", None, 0, None, Fairness(key), rest, kind, kind)
     rest, executor, rank, size, fairness = lane.lstrip(QUARANTINE_LANE), None, 0, None, _NO_FAIRNESS
     if rest[:1] == PLACED_LANE:
         executor, _, rest = rest[1:].partition(LANE_SEPARATOR)

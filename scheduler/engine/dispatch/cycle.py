@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -91,6 +92,7 @@ class _Cycle:
     every: Sequence[LaneHead] | None = None  # due lanes, if all lanes were read
     plan: ClaimPlan = field(default_factory=lambda: ClaimPlan([], {}))
     claimed: list[Claimed] = field(default_factory=list)
+    got: Mapping[tuple[str, str, int], int] = field(default_factory=Counter)  # of it, by lane; 0 for any other
     recorded: Mapping[int, Sequence[Recorded]] = field(default_factory=dict)  # of claimed tasks that go on
     start_by: Mapping[tuple[str, str], CountedStarts] = field(default_factory=dict)
     again: int = FOREVER  # when something that is due and was refused may be claimed (microseconds)
@@ -332,16 +334,16 @@ class DispatchCycle:
             tx, self.worker, plan.picks, lanes.offsets.start, cycle.ready_children, self.engine_state.claims_above
         )
         claimed = self.planner.turns.charge(claimed, plan.picks)
-        cycle.due, cycle.claimed = due, claimed
+        cycle.due, cycle.claimed, cycle.got = due, claimed, claimed_per_lane(plan.picks, claimed)
         self.in_vain = bool(plan.picks) and not claimed
         again = [(one.id, one.claim) for one in claimed if one.claim > 1]
         if again:
             cycle.recorded = resume(tx, again)
         admission.count(claimed)
         if not urgent:
-            lanes.on_claimed(plan.picks, claimed)
+            lanes.on_claimed(plan.picks, cycle.got)
             if not lanes.whole:
-                lanes.remember(admission.worth_remembering(due), plan.picks, claimed, self.planner.turns)
+                lanes.remember(admission.refused(due), plan.picks, cycle.got, self.planner.turns)
         self.quarantine.isolate(tx, self.worker, plan.picks, claimed)
         cycle.start_by, cycle.again = admission.start_by, admission.again
         if self.engine_state.metrics is not None and self.limits.known:
@@ -357,12 +359,18 @@ class DispatchCycle:
         overridden = finished is not None and finished.overridden  # a replaced task may run again
         rely = cycle.ended.over and not (ready or overridden or self.lost_commits.pending or cycle.requests or known)
         due = self.lanes.scan(
-            tx, self.planner.serves, fresh=cycle.fresh, rely=rely, ready_children=cycle.ready_children
+            tx,
+            self.planner.serves,
+            fresh=cycle.fresh,
+            rely=rely,
+            ready_children=cycle.ready_children,
+            starts=self.planner.batch,
         )
         if self.lanes.whole:
             cycle.every = due
         elif known:
             freed = [head for head in self.limits.freed(cycle.ended.pairs) if self.planner.serves(head)]
+            self.lanes.add(freed)
             due = list({claim.LANE_OF(h): h for h in (*due, *freed)}.values())
         return due
 
@@ -407,8 +415,8 @@ class DispatchCycle:
             if key in engine_state.held:
                 engine_state.held[key].marked = True
         busy = cycle.requests.send_answers() or busy
-        picked = {claim.LANE_OF(p): p.limit for p in plan.picks}
-        got = claimed_per_lane(plan.picks, claimed)
+        picked = {pick[:3]: pick.limit for pick in plan.picks}
+        got = cycle.got
         backlog = any(0 < most <= got[lane] for lane, most in picked.items())
         if cycle.recording is None:
             if cycle.finished is not None:

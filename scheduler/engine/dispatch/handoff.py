@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 from types import MappingProxyType
@@ -28,12 +28,17 @@ HOLD_MIN_TASKS = 50  # fewer are not worth holding back
 STILL_RUNNING_DELAY_US = SECOND  # until a task is claimable again whose last attempt still runs here
 
 
-def _alike(plan: ClaimPlan) -> bool:
-    """Whether all is of one lane, or of lanes of one kind that differ by their keys only, for one pool."""
+def _by_pool(plan: ClaimPlan, claimed: Sequence[Claimed]) -> list[tuple[tuple[str, str, int], Sequence[Claimed]]]:
+    """What was claimed, by pool, with one of its lanes: if all is of one lane, or of lanes of one kind that differ by
+    their keys only. Else nothing."""
     if len(plan.picks) == 1:
-        return True
-    pools = {share.pool for shares in plan.shares.values() for share in shares}
-    return len(pools) == 1 and len(set(map(turn_of, plan.picks))) == 1
+        return [(claim.LANE_OF(plan.picks[0]), claimed)]
+    pools: dict[int, list[Claimed]] = {}
+    if any(len(shares) > 1 for shares in plan.shares.values()) or len(set(map(turn_of, plan.picks))) > 1:
+        return []
+    for one in claimed:
+        pools.setdefault(plan.shares[claim.LANE_OF(one)][0].pool, []).append(one)
+    return [(claim.LANE_OF(rows[0]), rows) for rows in pools.values()]
 
 
 class SlotFeeder:
@@ -74,10 +79,12 @@ class SlotFeeder:
             for one_claimed in claimed:
                 log.debug("task claimed", extra=log_fields(one_claimed) | {"claim": one_claimed.claim})
         at, timeout = engine_state.monotonic(), engine_state.options.default_timeout
-        left = {key: [[share.pool, share.most] for share in shares] for key, shares in plan.shares.items()}
         batches: dict[SlotKey, list[Attempt]] = {}
-        one = claimed and not start_by and _alike(plan)  # mostly
-        lanes = [(claim.LANE_OF(plan.picks[0]), claimed)] if one else groupby(claimed, key=claim.LANE_OF)
+        alike = _by_pool(plan, claimed) if claimed and not start_by else []  # mostly
+        lanes: Iterable[tuple[tuple[str, str, int], Iterable[Claimed]]]
+        lanes = alike or groupby(claimed, key=claim.LANE_OF)
+        planned = {lane: plan.shares[lane] for lane, _ in alike} if alike else plan.shares
+        left = {lane: [[share.pool, share.most] for share in shares] for lane, shares in planned.items()}
         for lane, rows in lanes:
             kind = engine_state.registry.get(kind_of(lane[1]))
             assert kind is not None, "only lanes of registered kinds are claimed"

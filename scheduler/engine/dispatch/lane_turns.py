@@ -9,11 +9,11 @@ saved up by having had no work.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from heapq import heapify, heapreplace
+from heapq import heapreplace
 from types import MappingProxyType
 
 from scheduler.engine.dispatch.lanes import Turn, turn_of
-from scheduler.model.lanes import Parts, delay_of, fairness_of, parts_of
+from scheduler.model.lanes import SIZED_LANE, Parts, delay_of, fairness_of, parts_of
 from scheduler.store.tasks.claim import LANE_OF, Claimed, LaneClaim, LaneHead
 
 MAX_REMEMBERED_LANES = 4096  # when each was last looked at; an older one goes first, like a new one
@@ -85,20 +85,30 @@ class LaneTurns:
             return {heads[0]: number}
         keys: dict[str, list[LaneHead]] = {}
         for head in self._by_last_look(heads):
-            keys.setdefault(fairness_of(head.lane).key, []).append(head)
+            key = parts_of(head.lane).fairness.key
+            if key in keys:
+                keys[key].append(head)
+            else:
+                keys[key] = [head]
         if len(keys) == 1:
             return evenly(next(iter(keys.values())), number)
         clock = self._clocks.get(turn_of(heads[0]), _NEW)
-        line = [
-            (clock.start(key), 0, place, key, self._step(parts_of(lanes[0].lane)))
-            for place, (key, lanes) in enumerate(keys.items())
-        ]
-        heapify(line)
+        now, known = clock.now, clock.next
+        line: list[tuple[float, int, int, str, float]] = []
+        for place, (key, lanes) in enumerate(keys.items()):
+            start = known.get(key, now)
+            line.append((max(now, start), 0, place, key, self._step(parts_of(lanes[0].lane))))
+        line.sort()
+        if number <= len(line):
+            first = line[:number]
+            last = first[-1][0]
+            if all(start + step >= last for start, _, _, _, step in first):  # mostly: one each
+                return {keys[key][0]: 1 for _, _, _, key, _ in first}
         counts: dict[str, int] = {}
         for _ in range(number):
-            start, count, place, key, step = line[0]
+            start, count, place, key, step_on = line[0]
             counts[key] = count + 1
-            heapreplace(line, (start + step, count + 1, place, key, step))
+            heapreplace(line, (start + step_on, count + 1, place, key, step_on))
         shares: dict[LaneHead, int] = {}
         for key, count in counts.items():
             shares |= evenly(keys[key], count)
@@ -108,19 +118,20 @@ class LaneTurns:
         """When the next turn of its key begins; compared with others of the kind only."""
         return self._clocks.get(turn_of(pick), _NEW).start(fairness_of(pick.lane).key) if self._clocks else 0.0
 
-    def owed(self, head: LaneHead) -> bool:
+    def owed(self, lane: LaneClaim) -> bool:
         """Whether its key, which has just had a turn, has another one before those that had none: it weighs more."""
-        if not self._clocks or self._step(parts_of(head.lane)) >= 1:
+        if not self._clocks or self._step(parts_of(lane.lane)) >= 1:
             return False
-        clock = self._clocks.get(turn_of(head), _NEW)
-        return clock.start(fairness_of(head.lane).key) < clock.now + _ALMOST
+        clock = self._clocks.get(turn_of(lane), _NEW)
+        return clock.start(fairness_of(lane.lane).key) < clock.now + _ALMOST
 
     def record(self, lanes: Sequence[tuple[str, str, int]]) -> None:
         """These were claimed from, or would have been but for a limit."""
         self._serial += 1
+        looked_at, serial = self._looked_at, self._serial
         for lane in lanes:
-            self._looked_at.pop(lane, None)
-            self._looked_at[lane] = self._serial
+            looked_at.pop(lane, None)
+            looked_at[lane] = serial
         while len(self._looked_at) > MAX_REMEMBERED_LANES:
             del self._looked_at[next(iter(self._looked_at))]
 
@@ -135,7 +146,7 @@ class LaneTurns:
             turn, key = (pick.queue, pick.priority, parts.turn), parts.fairness.key
             if key or turn in self._clocks:
                 clock = self._clocks.get(turn) or self._begin(turn)
-                lanes[LANE_OF(pick)] = clock, key, self._step(parts)
+                lanes[pick[:3]] = clock, key, self._step(parts)
                 tags[clock] = []
         if len(picks) == 1:  # as many turns of one key
             for clock, key, step in lanes.values():
@@ -146,14 +157,16 @@ class LaneTurns:
             found = lanes.get(LANE_OF(one))
             if found is not None:
                 clock, key, step = found
-                start = clock.start(key)
+                start = clock.next.get(key, 0.0)
+                if start < clock.now:
+                    start = clock.now
                 clock.next[key] = start + step
                 tags[clock].append((start, place))
         ordered = list(claimed)
         for clock, starts in tags.items():
             if starts:
                 in_order = sorted(starts)
-                for (_, place), (_, other) in zip(starts, in_order, strict=True):
+                for (_, place), (_, other) in zip(starts, in_order, strict=True) if in_order != starts else ():
                     ordered[place] = claimed[other]
                 clock.now = max(clock.now, in_order[-1][0])
                 if len(clock.next) > MAX_REMEMBERED_KEYS:
@@ -166,20 +179,24 @@ class LaneTurns:
         made = self._clocks[turn] = _Clock()
         return made
 
-    def _by_last_look(self, heads: Iterable[LaneHead]) -> list[LaneHead]:
+    def _by_last_look(self, heads: Sequence[LaneHead]) -> list[LaneHead]:
         """Lanes of graphs with a size go by that and their age."""
-        looked_at = self._looked_at
+        looked_at = self._looked_at.get
 
         def turn(head: LaneHead) -> tuple[int, int]:
             delay = delay_of(head.lane)
-            last = looked_at.get((head.queue, head.lane, head.priority), 0)
+            last = looked_at(head[:3], 0)
             return (0, last) if delay is None else (head.run_at + delay, last)
 
-        return sorted(heads, key=turn)
+        if any(SIZED_LANE in head.lane for head in heads):
+            return sorted(heads, key=turn)
+        return sorted(heads, key=lambda head: looked_at(head[:3], 0))
 
     def _step(self, parts: Parts) -> float:
         """How far a start of a lane moves its key on."""
         key, weight = parts.fairness
+        if weight == 1 and not self.weights:
+            return 1.0
         if self.weights:
             live = self.weights.get((parts.kind, key))
             weight = self.weights.get(("", key), weight) if live is None else live

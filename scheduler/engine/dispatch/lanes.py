@@ -2,8 +2,9 @@
 
 Mostly one stretch is everything, and nothing needs to be remembered. Of very many lanes a cycle scans one stretch at
 most, and the next one goes on there. Lanes that are known to hold work are remembered meanwhile, so many of each kind,
-and while these are enough nothing is scanned. So what a cycle looks at hangs on what can start, not on how many
-lanes wait, and a kind with many lanes puts no other one out of mind.
+and while these are enough nothing is scanned. A cycle is given the first ones of each kind in the order of their turns.
+So what it looks at hangs on what can start, not on how many lanes wait, and a kind with many lanes puts no other one
+out of mind. What is remembered is a hint: the claim says what a lane holds, and other workers may have been there.
 
 While reading from the start is slow, as behind an old snapshot on PostgreSQL, it is remembered where each lane of the
 ready index begins, to skip the dead entries before it. Tasks that become ready before an offset (released, committed
@@ -15,9 +16,10 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Protocol
 
-from scheduler.model.lanes import without_key
+from scheduler.model.lanes import parts_of
 from scheduler.ports import FOREVER, SECOND
 from scheduler.store.db.tx import Tx
 from scheduler.store.tasks.claim import LANE_OF, Claimed, LaneClaim, LaneHead, heads_of, lane_heads
@@ -118,8 +120,9 @@ def _places(heads: Sequence[LaneHead]) -> dict[Lane, Place]:
 
 
 LANES_PER_SCAN = 128  # in one cycle
-MAX_REMEMBERED_LANES = 128  # over all kinds; the next round finds the others again
-MIN_REMEMBERED_LANES = 32  # of each kind, however many kinds there are
+MAX_REMEMBERED_LANES = 8192  # over all kinds; the next round finds the others again
+LANES_PER_PLAN = 128  # of them, in one cycle; as many as it may start, if that is more
+MIN_LANES = 32  # of each kind, however many kinds there are
 ENOUGH_LANES = 16  # of a kind with more lanes than are remembered; below that it is scanned for them
 RELY_ON_SCAN_S = 0.25  # how long a whole scan's result is relied on
 MAX_RECENT_LANES = 32  # recently claimed lanes, read first when there may be new work
@@ -130,7 +133,7 @@ Turn = tuple[str, int, str]
 
 def turn_of(head: LaneHead | LaneClaim) -> Turn:
     """Lanes for which this is the same take turns as one: a kind's in a queue and priority, whatever its keys."""
-    return head.queue, head.priority, without_key(head.lane)
+    return head[0], head[2], parts_of(head[1]).turn
 
 
 def claimed_per_lane(picks: Sequence[LaneClaim], claimed: Sequence[Claimed]) -> Mapping[tuple[str, str, int], int]:
@@ -142,10 +145,33 @@ def claimed_per_lane(picks: Sequence[LaneClaim], claimed: Sequence[Claimed]) -> 
 class Order(Protocol):
     """In which order lanes have their turns; see lane_turns.py."""
 
-    def in_turn(self, heads: list[LaneHead]) -> list[LaneHead]: ...
-    def owed(self, head: LaneHead) -> bool:
+    def owed(self, lane: LaneClaim) -> bool:
         """Whether a lane that was claimed from has another turn before those that were not."""
         ...
+
+
+class _Known:
+    """The lanes of one kind that are remembered. ``new``: as they were found; ``again``: those that have given
+    something since, which come after the others."""
+
+    __slots__ = ("again", "new")
+
+    def __init__(self) -> None:
+        self.new: dict[Lane, LaneHead] = {}
+        self.again: dict[Lane, LaneHead] = {}
+
+    def __len__(self) -> int:
+        return len(self.new) + len(self.again)
+
+    def add(self, head: LaneHead) -> None:
+        lane = head[:3]
+        (self.again if lane in self.again else self.new)[lane] = head
+
+    def pop(self, lane: Lane) -> LaneHead | None:
+        return self.new.pop(lane, None) or self.again.pop(lane, None)
+
+    def first(self, most: int) -> Iterable[LaneHead]:
+        return islice(chain(self.new.values(), self.again.values()), most)
 
 
 class LaneScanner:
@@ -154,27 +180,29 @@ class LaneScanner:
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self.offsets = LaneOffsets(monotonic)
         self.whole = True  # whether the last stretch was everything
-        self._known: dict[tuple[str, str, int], LaneHead] = {}  # in the order in which they were found
-        self._remembered: Counter[Turn] = Counter()  # how many of these each kind has
+        self._known: dict[Turn, _Known] = {}
+        self._beyond: set[Turn] = set()  # kinds that have more than the last cycle was given
         self._dropped: set[Turn] = set()  # kinds with lanes that were found and not remembered, in the last round
         self._dropping: set[Turn] = set()  # and in this one
         self._used: dict[tuple[str, str, int], None] = {}  # the oldest first
         self._cursor: LaneHead | None = None
         self._used_up = False  # a stretch is used up by one cycle: the next one may be longer
         self._passes_left = 0  # rounds still to end before every lane was read since ``fresh``
+        self._untried = False  # some gave less, or nothing, and others of their kind have not been looked at
         self._monotonic = monotonic
         self._known_nonempty: list[LaneHead] = []  # due lanes of the last whole scan
         self._known_until = 0.0
         self._empty_until = 0.0  # the last look was at the whole, and nothing was due
         self._rescan_at = FOREVER  # when (microseconds) that is over, if a cycle relies on it
         self._used_known = False  # whether the last cycle looked at nothing else
+        self._most = LANES_PER_PLAN  # for one cycle, over all kinds
         self._first_later = FOREVER  # when the first task comes due that this round has met
         self._last_later = FOREVER  # the same of the last whole round
 
     @property
     def unfinished(self) -> bool:
         """Whether lanes are left to scan before the worker may be called idle."""
-        return self._passes_left > 0
+        return self._passes_left > 0 or self._untried
 
     @property
     def next_due(self) -> int:
@@ -189,12 +217,14 @@ class LaneScanner:
         fresh: bool,
         rely: bool,
         ready_children: ReadyChildren | None = None,
+        starts: int = 0,
     ) -> list[LaneHead]:
-        """Known lanes with due tasks.
+        """Known lanes with due tasks, of each kind those whose turn it is.
 
         ``fresh``: other workers or programs may have changed them. ``rely``: this worker has changed nothing itself,
-        except for ``ready_children``.
+        except for ``ready_children``. ``starts``: how many tasks may be claimed.
         """
+        self._most = max(LANES_PER_PLAN, starts)
         rely = rely and not (fresh or (ready_children is not None and ready_children.scheduled))
         if not ready_children:
             return self._scan(tx, serves, fresh=fresh, rely=rely)
@@ -216,9 +246,10 @@ class LaneScanner:
         self._rescan_at = FOREVER
         if fresh:
             self._passes_left = 1 if self._cursor is None else 2  # the rest of this round, and a new one
+        self._untried = False
         if not self.whole and self._known and not self._passes_left:
-            if all(self._remembered[turn] >= ENOUGH_LANES for turn in self._dropped):
-                return [head for head in self._known.values() if serves(head)]
+            if all(len(self._known.get(turn, ())) >= ENOUGH_LANES for turn in self._dropped):
+                return self._first(serves)
             self._passes_left = 1
         most = 2 * LANES_PER_SCAN if self._used_up else LANES_PER_SCAN
         if self._cursor is None:
@@ -229,7 +260,14 @@ class LaneScanner:
         ended = len(stretch) < most or bool(self.offsets.start)
         self.whole = ended and self._cursor is None
         self._cursor = None if ended else stretch[-1]
-        found = [head for head in stretch if serves(head)]
+        served: dict[Turn, bool] = {}
+        found = []
+        for head in stretch:
+            turn = turn_of(head)
+            if turn not in served:
+                served[turn] = serves(head)
+            if served[turn]:
+                found.append(head)
         self._first_later = min((head.run_at for head in found if head.run_at > tx.now), default=self._first_later)
         if ended:
             self._last_later = self._first_later
@@ -244,7 +282,26 @@ class LaneScanner:
         if fresh and self._used:
             used = heads_of(tx, list(self._used))
             due += [head for head in used if head.run_at <= tx.now and serves(head)]
-        return list((self._known | {LANE_OF(head): head for head in due}).values())
+        self.add(due)
+        return self._first(serves)
+
+    def _first(self, serves: Callable[[LaneHead], bool]) -> list[LaneHead]:
+        """The first lanes of each kind."""
+        most, first = max(MIN_LANES, self._most // len(self._known)) if self._known else 0, []
+        for known in self._known.values():
+            heads = [*known.first(most)]
+            if serves(heads[0]):
+                first += heads
+        self._beyond = {turn for turn, lanes in self._known.items() if len(lanes) > most}
+        return first
+
+    def add(self, heads: Iterable[LaneHead]) -> None:
+        """These may be claimed from, too."""
+        for head in heads:
+            turn = turn_of(head)
+            if turn not in self._known:
+                self._known[turn] = _Known()
+            self._known[turn].add(head)
 
     def reset(self) -> None:
         """Rely on no earlier scan: there may be work in other lanes."""
@@ -257,53 +314,74 @@ class LaneScanner:
         self._cursor = None
         self._first_later = self._last_later = FOREVER
 
-    def on_claimed(self, picks: Sequence[LaneClaim], claimed: Sequence[Claimed]) -> None:
+    def on_claimed(self, picks: Sequence[LaneClaim], got: Mapping[tuple[str, str, int], int]) -> None:
         """Note a claim. A lane that gave less than asked is empty: scan all before the worker is idle."""
-        got = claimed_per_lane(picks, claimed)
-        if any(got[LANE_OF(pick)] < pick.limit for pick in picks):
+        if any(got[pick[:3]] < pick.limit for pick in picks):
             self._known_nonempty = []
             self._passes_left = max(self._passes_left, int(self._used_known))
 
     def remember(
         self,
-        left: Iterable[LaneHead],
+        refused: Iterable[LaneHead],
         picks: Sequence[LaneClaim],
-        claimed: Sequence[Claimed],
+        got: Mapping[tuple[str, str, int], int],
         order: Order,
     ) -> None:
-        """Remember which lanes may hold more after this claim. Not needed after a whole scan."""
-        got = claimed_per_lane(picks, claimed)
-        picked = {LANE_OF(pick): got[LANE_OF(pick)] < pick.limit for pick in picks}  # whether it is spent
-        for lane in got:
-            self._used.pop(lane, None)
-            self._used[lane] = None
+        """Remember which lanes may hold more after this claim. Not needed after a whole scan.
+
+        ``refused``: by a limit, so that they need not be remembered.
+        """
+        for lane, number in got.items():
+            if number:
+                self._used.pop(lane, None)
+                self._used[lane] = None
         while len(self._used) > MAX_RECENT_LANES:
             del self._used[next(iter(self._used))]
-        turns: dict[Turn, list[LaneHead]] = {}
-        for head in left:
-            turns.setdefault(turn_of(head), []).append(head)
-        most = max(MIN_REMEMBERED_LANES, MAX_REMEMBERED_LANES // max(1, len(turns)))
-        self._known.clear()
-        self._remembered.clear()
-        for turn, heads in turns.items():
-            rotates, again, kept = turn in self._dropped or turn in self._dropping, False, []
-            for head in heads:
-                spent = picked.get(LANE_OF(head))
-                if spent is None or not (spent or (rotates and not order.owed(head))):
-                    kept.append(head)
-                elif not spent:
-                    again = True
-            if again or len(kept) > most:  # the next round finds them, in their turn
-                self._dropping.add(turn)
-                self._dropped.add(turn)
-            if len(kept) > most:
-                kept = order.in_turn(kept)[:most]
-            self._known |= {LANE_OF(head): head for head in kept}
-            self._remembered[turn] = len(kept)
+        for head in refused:
+            turn = turn_of(head)
+            if turn in self._known:
+                self._known[turn].pop(head[:3])
+            if turn in self._beyond:
+                self._untried = True
+                self._drops(turn)
+        asked: Counter[Turn] = Counter()
+        spent: Counter[Turn] = Counter()
+        for pick in picks:
+            turn, lane = turn_of(pick), pick[:3]
+            known = self._known.get(turn)
+            if known is None:
+                continue
+            asked[turn] += 1
+            if got[lane] < pick.limit:
+                spent[turn] += 1
+                known.pop(lane)
+            elif turn in self._dropped and not order.owed(pick):
+                known.pop(lane)  # the next round finds it, in its turn
+                self._drops(turn)
+            elif not order.owed(pick):
+                found = known.pop(lane)
+                if found is not None:
+                    known.again[lane] = found
+        for turn, number in spent.items():
+            if turn in self._beyond:
+                self._untried = True
+                if number >= ENOUGH_LANES and 2 * number > asked[turn]:  # what is known of them is too old
+                    del self._known[turn]
+                    self._passes_left = max(self._passes_left, 1)
+        most = max(MIN_LANES, MAX_REMEMBERED_LANES // max(1, len(self._known)))
+        for turn, known in list(self._known.items()):
+            if not known:
+                del self._known[turn]
+            while len(known) > most:
+                (known.new or known.again).popitem()
+                self._drops(turn)
+        self._used_up = sum(map(bool, got.values())) >= LANES_PER_SCAN // 2
 
-        self._used_up = len(got) >= LANES_PER_SCAN // 2
+    def _drops(self, turn: Turn) -> None:
+        self._dropping.add(turn)
+        self._dropped.add(turn)
 
     def _forget_known(self) -> None:
         self._known.clear()
-        self._remembered.clear()
+        self._beyond, self._untried = set(), False
         self._dropped, self._dropping = set(), set()

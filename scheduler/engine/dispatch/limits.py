@@ -167,14 +167,13 @@ class Admission:
                 self._refused[LANE_OF(head)] = place
         return admitted
 
-    def worth_remembering(self, due: Sequence[LaneHead]) -> list[LaneHead]:
-        """Those that may be claimed from, as far as was looked at, after the ones that wait for their queue: the end of
-        a task of any other lane may open it."""
+    def refused(self, due: Sequence[LaneHead]) -> list[LaneHead]:
+        """Those that may not be claimed from, as far as was looked at, without the ones that wait for their queue: the
+        end of a task of any other lane may open it."""
         if not self._refused:
-            return list(due)
+            return []
         refused = [self._refused.get(LANE_OF(head)) for head in due]
-        waiting = [h for h, place in zip(due, refused, strict=True) if place is not None and place.scope == QUEUE]
-        return [*waiting, *(head for head, place in zip(due, refused, strict=True) if place is None)]
+        return [h for h, place in zip(due, refused, strict=True) if place is not None and place.scope != QUEUE]
 
     def full_lanes(self, looked: Iterable[LaneHead]) -> list[LaneHead]:
         """Those of these that a limit of the lane itself has refused."""

@@ -47,6 +47,7 @@ MAX_BATCHES_AHEAD = 2  # one runs while the other is recorded
 FEW_STARTS = 16  # fewer go to the lanes with the shortest graphs first
 SHORT_TASK_S = 0.0005  # one thread runs shorter tasks faster than eight
 PRIORITIES = (0, 1, 2)
+_new = tuple.__new__  # faster than the named tuple's own constructor
 Share = Callable[[Sequence[LaneHead], int], dict[LaneHead, int]]
 PlaceOf = Callable[[LaneHead], float | None]
 
@@ -120,7 +121,7 @@ class ClaimPlanner:
         if not self.limits.known:
             plan = self._plan(due, held)
             if len(due) > 1:
-                self.turns.record([claim.LANE_OF(pick) for pick in plan.picks])
+                self.turns.record([pick[:3] for pick in plan.picks])
             self._note(plan)
             return plan
         waiting = self.turns.by_kind(due)
@@ -192,7 +193,9 @@ class ClaimPlanner:
         if not due or self.alone is not None:
             return ClaimPlan([], {})
         self._rotation += 1
-        ordinary = [h for h in due if not h.lane.startswith(QUARANTINE_LANE) or self.slot_type_of(h) == PROCESS]
+        ordinary = due
+        if any(h.lane[:1] == QUARANTINE_LANE for h in due):
+            ordinary = [h for h in due if h.lane[:1] != QUARANTINE_LANE or self.slot_type_of(h) == PROCESS]
         if len(ordinary) < len(due):
             # A suspect runs beside no young attempt: if the process dies, only the suspect can be blamed. An attempt
             # that has run for a while is not the one that kills workers.
@@ -242,7 +245,8 @@ class ClaimPlanner:
 
     def _in_processes(self, heads: list[LaneHead], taken: Counter[SlotKey]) -> dict[int, int]:
         """How many tasks of each priority to claim for the shared child processes: not more than are free."""
-        in_children = [h for h in heads if (h.priority, PROCESS) in self.slots and self.slot_type_of(h) == PROCESS]
+        kinds = {turn_of(h): h for h in heads}.values()
+        in_children = [h for h in kinds if (h.priority, PROCESS) in self.slots and self.slot_type_of(h) == PROCESS]
         due = sorted({head.priority for head in in_children})
         shares = dict.fromkeys(due, 0)
         if not due:
@@ -339,20 +343,25 @@ def allocate(
     the order in which they take of the budget; ``share``: shares starts out over the lanes of a kind; ``place``: of the
     lanes that have one those of a queue take their kinds' turns as one, the lowest first.
     """
+    waiting: dict[int, list[LaneHead]] = {}
+    for head in heads:
+        waiting.setdefault(head.priority, []).append(head)
     shares: dict[tuple[str, str, int], list[PoolShare]] = {}
     counts: dict[LaneHead, int] = {}
     for pool in pools:
         for priority in [pool, *range(pool)]:
-            lanes = [h for h in heads if h.priority == priority]
+            lanes = waiting.get(priority)
+            if not lanes:
+                continue
             taken = _share_out(lanes, pool, room, min(budget, most), rotation, share, place)
+            one = PoolShare(pool, 1)
             for head, count in taken.items():
-                key = (head.queue, head.lane, head.priority)
-                shares.setdefault(key, []).append(PoolShare(pool, count))
+                shares.setdefault(head[:3], []).append(one if count == 1 else PoolShare(pool, count))
                 counts[head] = counts.get(head, 0) + count
                 budget -= count
             if taken:
                 break  # this pool has work of this priority: the priorities above have pools of their own
-    picks = [LaneClaim(h.queue, h.lane, h.priority, n) for h, n in counts.items()]
+    picks = [_new(LaneClaim, (*head[:3], count)) for head, count in counts.items()]
     return ClaimPlan(picks, shares)
 
 
@@ -367,16 +376,23 @@ def _share_out(
 ) -> dict[LaneHead, int]:
     """By rank first; then evenly over the kinds, then over the lanes of each, or over those that have a place."""
     taken: dict[LaneHead, int] = {}
-    if not lanes or budget <= 0:
+    if budget <= 0:
         return taken
+    turns: dict[Turn, list[LaneHead]] = {}
+    for head in lanes:
+        turns.setdefault(turn_of(head), []).append(head)
     ranks: dict[int, dict[Turn, list[LaneHead]]] = {}
     places: dict[LaneHead, float] = {}
-    for head in lanes:
-        turn = turn_of(head)
-        if place is not None and (at := place(head)) is not None:
-            places[head] = at
-            turn = (head.queue, head.priority, "")  # no kind's
-        ranks.setdefault(rank_of(head.lane), {}).setdefault(turn, []).append(head)
+    for turn, of_kind in turns.items():
+        of_rank = ranks.setdefault(rank_of(of_kind[0].lane), {})
+        if place is None:
+            of_rank[turn] = of_kind
+            continue
+        for head in of_kind:
+            at = place(head)
+            if at is not None:
+                places[head] = at
+            of_rank.setdefault(turn if at is None else (turn[0], turn[1], ""), []).append(head)  # "": no kind's
     rooms: dict[Turn, int] = {}
 
     def room_of(head: LaneHead) -> int:

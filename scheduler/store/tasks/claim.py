@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import sqlalchemy as sa
 
-from scheduler.model.lanes import delay_of, kind_of, rank_of
+from scheduler.model.lanes import RANKED_LANE, SIZED_LANE, delay_of, kind_of, rank_of
 from scheduler.model.state import CLAIMED, RUNNING, SUSPENDED, WAITING
 from scheduler.store.db import migrate
 from scheduler.store.db.dialect import PostgreSQL, SQLite, bind_rows, fence
@@ -130,13 +130,27 @@ WITH RECURSIVE head(id, n) AS (
 )
 SELECT t.queue, t.lane, t.priority, t.run_at, t.id FROM head JOIN schedd_tasks t ON t.id = head.id ORDER BY head.n
 """
+_AFTER_HEAD = NEXT_HEAD.format(queue="h.queue", priority="h.priority", lane="h.lane")
+# Each row is looked up once here. PostgreSQL might read the whole table for this join.
+_SQLITE_HEADS = f"""
+WITH RECURSIVE head(queue, lane, priority, run_at, id, n) AS (
+  SELECT queue, lane, priority, run_at, id, 1 FROM schedd_tasks WHERE id = {{first}}
+  UNION ALL
+  SELECT t.queue, t.lane, t.priority, t.run_at, t.id, h.n + 1
+  FROM head h CROSS JOIN schedd_tasks t ON t.id = {_AFTER_HEAD}
+  WHERE h.n < :most
+)
+SELECT queue, lane, priority, run_at, id FROM head
+"""
 # In the index's order, so that no planner takes the table for it.
 FIRST = f"SELECT id FROM schedd_tasks WHERE {CLAIMABLE} ORDER BY queue, priority, lane, run_at, id LIMIT 1"
-_HEADS_FROM_START = _HEADS.format(first=f"({FIRST})")
-_HEADS_AFTER = _HEADS.format(
-    first=NEXT_HEAD.format(
-        queue="CAST(:queue AS text)", priority="CAST(:priority AS smallint)", lane="CAST(:lane AS text)"
-    )
+_NEXT = NEXT_HEAD.format(
+    queue="CAST(:queue AS text)", priority="CAST(:priority AS smallint)", lane="CAST(:lane AS text)"
+)
+_HEADS_FROM_START, _HEADS_AFTER = _HEADS.format(first=f"({FIRST})"), _HEADS.format(first=_NEXT)
+_SQLITE_HEADS_FROM_START, _SQLITE_HEADS_AFTER = (
+    _SQLITE_HEADS.format(first=f"({FIRST})"),
+    _SQLITE_HEADS.format(first=_NEXT),
 )
 
 _SQLITE_FIRST = f"""
@@ -197,12 +211,13 @@ _START = (-(2**62), 0)
 
 def lane_heads(tx: Tx, after: LaneHead | None = None, most: int = 10**9) -> list[LaneHead]:
     """The heads of up to ``most`` lanes with a claimable task, due or not, after this one."""
+    sqlite = tx.dialect.name == "sqlite"
     if after is None:
-        rows = tx.rows(_HEADS_FROM_START, most=most)
+        rows = tx.rows(_SQLITE_HEADS_FROM_START if sqlite else _HEADS_FROM_START, most=most)
     else:
         bound = {"queue": after.queue, "priority": after.priority, "lane": after.lane, "most": most}
-        rows = tx.rows(_HEADS_AFTER, **bound)
-    return [LaneHead._make(row) for row in rows]
+        rows = tx.rows(_SQLITE_HEADS_AFTER if sqlite else _HEADS_AFTER, **bound)
+    return [_new(LaneHead, row) for row in rows]
 
 
 _LANE_COLUMNS: Columns = (("queue", str), ("lane", str), ("priority", int))
@@ -240,8 +255,11 @@ def claim(
             return []
         few = [pick for pick in picks if pick.limit <= FEW] if not ready_children else []
         if len(few) >= MANY_LANES:
-            for queue, priority in dict.fromkeys((pick.queue, pick.priority) for pick in few):
-                claimed += _claim_few(tx, worker, [p for p in few if (p.queue, p.priority) == (queue, priority)])
+            levels: dict[tuple[str, int], list[LaneClaim]] = {}
+            for pick in few:
+                levels.setdefault((pick.queue, pick.priority), []).append(pick)
+            for of_level in levels.values():
+                claimed += _claim_few(tx, worker, of_level)
             picks = [pick for pick in picks if pick.limit > FEW]
         for pick in picks:
             bound = {"worker": worker, "now": tx.now, **pick._asdict()}
@@ -266,9 +284,9 @@ def claim(
             start.update((_LANE_OF_ROW(row), (row[_RUN_AT], row[0])) for row in rows)
         claimed = [_new(Claimed, row + _NOTHING_RARE) for row in rows]
     if len(picks) > 1:
-        if any(delay_of(pick.lane) is not None for pick in picks):
+        if any(SIZED_LANE in pick.lane and delay_of(pick.lane) is not None for pick in picks):
             claimed.sort(key=_place)
-        if any(rank_of(pick.lane) for pick in picks):
+        if any(RANKED_LANE in pick.lane and rank_of(pick.lane) for pick in picks):
             claimed.sort(key=_rank_from_first)
     return _completed(tx, claimed)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from scheduler import ConfigError, Context, PayloadError, RetryPolicy, Scheduler, Task, task
-from scheduler.engine.dispatch.lanes import LANES_PER_SCAN, MAX_REMEMBERED_LANES
+from scheduler.engine.dispatch.lanes import LANES_PER_PLAN, LANES_PER_SCAN
 from scheduler.model.lanes import (
     Fairness,
     base_lane,
@@ -235,7 +235,7 @@ def test_each_of_very_many_keys_has_its_turn(jobs: Scheduler) -> None:
 
 
 def test_a_heavy_one_of_very_many_keys(jobs: Scheduler) -> None:
-    keys = 2 * MAX_REMEMBERED_LANES
+    keys = 2 * LANES_PER_PLAN
     backlog(jobs, {f"customer {n}": 4 for n in range(keys)} | {"heavy": 40})
     jobs.live_settings.key(None, "heavy", weight=6)
     counted = run(jobs, most=2 * keys)
