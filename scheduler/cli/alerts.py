@@ -156,12 +156,12 @@ def unsilence(session: Session, /, number: int) -> int:
 
 
 def _silence_view(one: SilenceRecord) -> dict[str, Any]:
+    from scheduler.client.json_views import fields
+
     return {
-        "id": one.id,
-        "rule": one.rule,
+        **fields(one, "id", "rule"),
         "about": one.kind,
-        "fingerprint": one.fingerprint,
-        "until": time(one.until),
+        **fields(one, "fingerprint", "until"),
         "since": time(one.at),
         "by": one.actor,
         "reason": one.reason,

@@ -191,23 +191,19 @@ def trigger(session: Session, /, name: str, slot: int | None) -> None:
 @prints(_RUN_FIELDS)
 def runs_of(session: Session, /, name: str, limit: int, cursor: int | None) -> None:
     """The runs of a schedule whose tasks are stored, newest first, one line each (a graph is one run)."""
+    from scheduler.client.json_views import fields
     from scheduler.operations.schedules import runs
 
     with session.desk.read() as tx:
         found = runs(tx, name, limit + 1, cursor)
     rows = [
         {
-            "first": r.first,
-            "run": r.run,
+            **fields(r, "first", "run"),
             "slot": time(r.slot),
-            "origin": r.origin,
-            "state": r.state.value,
+            **fields(r, "origin", "state"),
             "tasks": sum(r.states.values()),
             "states": {state.value: count for state, count in r.states.items()},
-            "created_at": time(r.created_at),
-            "started_at": time(r.started_at),
-            "finished_at": time(r.finished_at),
-            "error": r.error,
+            **fields(r, "created_at", "started_at", "finished_at", "error"),
         }
         for r in found[:limit]
     ]

@@ -109,6 +109,7 @@ def from_apscheduler_command(session: Session, /, url: str, table: str, kinds: t
 
     Each job is printed with its differences. No code that the store's pickles name is run.
     """
+    from scheduler.client.json_views import fields
     from scheduler.operations import apscheduler as operations
 
     named = {one.partition("=")[0]: one.partition("=")[2] for one in kinds}
@@ -118,11 +119,7 @@ def from_apscheduler_command(session: Session, /, url: str, table: str, kinds: t
     desk = session.desk if dry_run else session.making()
     rows = [
         {
-            "job": line.job,
-            "function": line.function,
-            "action": line.action,
-            "name": line.name,
-            "when": line.when,
+            **fields(line, "job", "function", "action", "name", "when"),
             "notes": "; ".join([*([line.left_out] if line.left_out else []), *line.notes]) or None,
         }
         for line in operations.move(desk, jobs, named, dry_run=dry_run)

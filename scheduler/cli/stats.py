@@ -89,12 +89,10 @@ def _instant(given: int | None, now: int, default: int) -> int:
 
 def stats_view(one: KindStats) -> dict[str, Any]:
     """The numbers of one kind, for programs; times in seconds, ``throughput`` a second."""
+    from scheduler.client.json_views import fields
+
     return {
-        "kind": one.kind,
-        "attempts": one.attempts,
-        "outcomes": one.outcomes,
-        "throughput": one.throughput,
-        "failure_rate": one.failure_rate,
+        **fields(one, "kind", "attempts", "outcomes", "throughput", "failure_rate"),
         **{f"run_{name}": getattr(one.run, name) for name in ("mean", "p50", "p95", "p99")},
         "waited": one.wait.count,
         **{f"wait_{name}": getattr(one.wait, name) for name in ("mean", "p50", "p95", "p99")},

@@ -169,29 +169,21 @@ def _clock(seconds: int) -> str:
 
 
 def _view(found: Top, now: int) -> dict[str, Any]:
+    from scheduler.client.json_views import fields
+
     rate, failed = _rates(found, now)
     return {
         "at": time(now),
         "workers": sum(worker.alive for worker in found.workers),
-        "slots": found.slots,
-        "held": found.held,
-        "due": found.due,
-        "later": found.later,
+        **fields(found, "slots", "held", "due", "later"),
         "at_least": found.capped,
         "throughput": rate,
         "failure_rate": failed,
         "running": [
             {
-                "id": task.id,
-                "kind": task.kind,
-                "queue": task.queue,
-                "key": task.key,
-                "attempt": task.attempt,
-                "since": time(task.since),
+                **fields(task, "id", "kind", "queue", "key", "attempt", "since"),
                 "seconds": None if task.since is None else seconds(max(0, now - task.since)),
-                "progress": task.progress,
-                "message": task.message,
-                "worker": task.worker,
+                **fields(task, "progress", "message", "worker"),
             }
             for task in found.running
         ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from scheduler.client.json_views import seconds, time
+from scheduler.client.json_views import fields, seconds, time
 from scheduler.client.threads import in_thread
 from scheduler.errors import ConfigError
 from scheduler.model.critical_path import Estimate
@@ -111,21 +111,16 @@ def estimate_view(found: Estimate) -> dict[str, Any]:
         "path": found.path,
         "path_low": seconds(found.path_low),
         "work_low": seconds(found.work_low),
-        "remaining": found.remaining,
-        "stuck": found.stuck,
-        "unknown": found.unknown,
-        "blockers": [{"id": one.id, "below": one.below} for one in found.blockers],
+        **fields(found, "remaining", "stuck", "unknown"),
+        "blockers": [fields(one, "id", "below") for one in found.blockers],
     }
 
 
 def graph_view(found: StoredGraph) -> dict[str, Any]:
     """Tasks and the edges between them; ``truncated``: there are others."""
     return {
-        "nodes": [{"id": n.id, "kind": n.kind, "state": n.state.value} for n in found.nodes],
-        "edges": [
-            {"parent": e.parent, "child": e.child, "when": e.when.value, "otherwise": e.otherwise.value}
-            for e in found.edges
-        ],
+        "nodes": [fields(one, "id", "kind", "state") for one in found.nodes],
+        "edges": [fields(one, "parent", "child", "when", "otherwise") for one in found.edges],
         "truncated": found.truncated,
     }
 
@@ -133,8 +128,7 @@ def graph_view(found: StoredGraph) -> dict[str, Any]:
 def forecast_view(found: Forecast) -> dict[str, Any]:
     """The runs that schedules will make; durations in seconds."""
     return {
-        "since": time(found.since),
-        "until": time(found.until),
+        **fields(found, "since", "until"),
         "schedules": [schedule_forecast_view(one) for one in found.schedules],
         "collisions": [collision_view(one) for one in found.collisions],
         "clock_changes": [
@@ -156,22 +150,15 @@ def forecast_view(found: Forecast) -> dict[str, Any]:
 def schedule_forecast_view(one: ScheduleForecast) -> dict[str, Any]:
     """The runs that one schedule will make."""
     return {
-        "name": one.name,
-        "kind": one.kind,
-        "recurrence": one.recurrence,
-        "tz": one.tz,
-        "paused": one.paused,
+        **fields(one, "name", "kind", "recurrence", "tz", "paused"),
         "next_at": time(one.fires[0]) if one.fires else None,
         "count": one.fire_count,
         "fires": [time(at) for at in one.fires],
         "every": seconds(one.every),
-        "tasks": one.tasks,
-        "pools": list(one.pools),
+        **fields(one, "tasks", "pools"),
         "p50": seconds(one.p50),
         "p90": seconds(one.p90),
-        "approximate": one.approximate,
-        "trouble": one.trouble,
-        "unserved": one.unserved,
+        **fields(one, "approximate", "trouble", "unserved"),
     }
 
 
@@ -181,8 +168,7 @@ def collision_view(one: Collision) -> dict[str, Any]:
         "from": time(one.start),
         "to": time(one.end),
         "slots_of": group_text(one.group),
-        "wants": one.wants,
-        "slots": one.slots,
+        **fields(one, "wants", "slots"),
         "schedules": list(one.names),
     }
 

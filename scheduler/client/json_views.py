@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +59,25 @@ def decoded(text: str | None) -> Any:
         return text
 
 
+_INSTANTS = frozenset(("at", "since", "until", "began"))
+
+
+def fields(record: object, *names: str) -> dict[str, Any]:
+    """These fields of a record as JSON has them: enums by their values, tuples as lists, instants as RFC 3339.
+
+    Instants are the integers called ``at``, ``since``, ``until``, ``began`` or ``…_at``.
+    """
+    return {name: _plain(name, getattr(record, name)) for name in names}
+
+
+def _plain(name: str, value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, tuple):
+        return list(value)
+    return time(value) if name in _INSTANTS or name.endswith("_at") else value
+
+
 def _text_of(name: str) -> Callable[[TaskRecord], Any]:
     """How a column is shown: times as RFC 3339, spans in seconds, others as they are."""
     get = attrgetter(name)
@@ -102,38 +122,20 @@ def task_view(task: TaskRecord) -> dict[str, Any]:
 
 def edge_view(edge: EdgeRecord, other: int) -> dict[str, Any]:
     """An edge as seen from one of its ends; ``other``: the id of the task at the other end."""
-    return {
-        "id": other,
-        "kind": edge.kind,
-        "state": edge.state.value,
-        "when": edge.when.value,
-        "otherwise": edge.otherwise.value,
-        "satisfied": edge.satisfied,
-    }
+    return {"id": other, **fields(edge, "kind", "state", "when", "otherwise", "satisfied")}
 
 
 def children_view(shown: Iterable[ChildRecord], count: int) -> dict[str, Any]:
     """Some of the tasks that a task spawned, and how many there are."""
-    return {"count": count, "tasks": [{"id": c.id, "kind": c.kind, "state": c.state.value} for c in shown]}
+    return {"count": count, "tasks": [fields(c, "id", "kind", "state") for c in shown]}
 
 
 def placement_view(placement: PlacementRecord) -> dict[str, Any]:
     """One job of an executor, and the claim that it is for."""
     return {
-        "claim": placement.claim,
-        "executor": placement.executor,
-        "name": placement.name,
-        "handle": placement.handle,
-        "state": placement.state.value,
-        "phase": None if placement.phase is None else placement.phase.value,
-        "reason": placement.reason,
-        "node": placement.node,
+        **fields(placement, "claim", "executor", "name", "handle", "state", "phase", "reason", "node"),
         "submissions": placement.tries,
-        "reserved_at": time(placement.reserved_at),
-        "submitted_at": time(placement.submitted_at),
-        "attached_at": time(placement.attached_at),
-        "seen_at": time(placement.seen_at),
-        "lost": placement.lost,
+        **fields(placement, "reserved_at", "submitted_at", "attached_at", "seen_at", "lost"),
     }
 
 
@@ -143,24 +145,12 @@ def attempt_view(attempt: AttemptRecord) -> dict[str, Any]:
     envelope = attempt.envelope
     return {
         "attempt": attempt.number,
-        "claim": attempt.claim,
-        "outcome": attempt.outcome.value,
-        "worker": attempt.worker,
-        "claimed_at": time(attempt.claimed_at),
-        "started_at": time(attempt.started_at),
-        "finished_at": time(attempt.finished_at),
+        **fields(attempt, "claim", "outcome", "worker", "claimed_at", "started_at", "finished_at"),
         "seconds": seconds(ran),
-        "error": attempt.error,
-        "error_class": attempt.error_class,
-        "fingerprint": attempt.fingerprint,
-        "status_code": attempt.status_code,
+        **fields(attempt, "error", "error_class", "fingerprint", "status_code"),
         "correlation": envelope.correlation_id,
         "causation": envelope.causation_id,
-        "idempotency_key": envelope.idempotency_key,
-        "subject": envelope.subject,
-        "message_type": envelope.message_type,
-        "schema_version": envelope.schema_version,
-        "sequence": envelope.sequence,
+        **fields(envelope, "idempotency_key", "subject", "message_type", "schema_version", "sequence"),
         "created_at": envelope.created_at.isoformat().replace("+00:00", "Z"),
         "payload": decoded(envelope.payload),
         "payload_ref": envelope.payload_ref,
@@ -178,32 +168,24 @@ def trace_view(traceparent: str | None) -> dict[str, Any]:
 
 def audit_view(entry: AuditRecord) -> dict[str, Any]:
     """One entry of the audit."""
-    return {**entry._asdict(), "at": time(entry.at)}
+    return fields(entry, *entry._fields)
 
 
 def worker_view(worker: WorkerRecord, now: int) -> dict[str, Any]:
     """One worker; ``heartbeat_age`` and ``lease_left`` are seconds at ``now``, ``skew`` its clock behind the server."""
     return {
-        "id": worker.id,
-        "incarnation": worker.incarnation,
-        "host": worker.host,
-        "pid": worker.pid,
-        "version": worker.version,
-        "state": worker.state,
-        "queues": list(worker.queues),
+        **fields(worker, "id", "incarnation", "host", "pid", "version", "state", "queues"),
         "pools": {name: {"slots": s, "async_slots": a} for name, (s, a) in worker.capacity.pools.items()},
         "processes": worker.capacity.processes,
         "max_concurrent_tasks": worker.capacity.most,
-        "kinds": list(worker.kinds),
-        "holds": worker.holds,
+        **fields(worker, "kinds", "holds"),
         "orphans": {"count": worker.orphans, "tasks": list(worker.orphaned_tasks)},
         "hung": [
             {"id": one.task, "kind": one.kind, "since": time(one.since), "blocks_loop": one.blocks}
             for one in worker.hung
         ],
-        "running": [{"id": one.id, "kind": one.kind, "since": time(one.since)} for one in worker.running],
-        "started_at": time(worker.started_at),
-        "heartbeat_at": time(worker.heartbeat_at),
+        "running": [fields(one, "id", "kind", "since") for one in worker.running],
+        **fields(worker, "started_at", "heartbeat_at"),
         "heartbeat_age": seconds(max(0, now - worker.heartbeat_at)),
         "lease_left": seconds(max(0, worker.lease_until - now)) if worker.alive else None,
         "skew": seconds(worker.skew),
@@ -221,15 +203,13 @@ def queue_view(queue: QueueRecord, now: int) -> dict[str, Any]:
         "oldest_age": None if queue.oldest is None else seconds(max(0, now - queue.oldest)),
         "in": round(queue.arriving, 3),
         "out": round(queue.leaving, 3),
-        "workers": list(queue.workers),
-        "unserved": queue.unserved,
+        **fields(queue, "workers", "unserved"),
         "last_served": queue.last,
         "remedy": queue.remedy,
         "paused": None
         if pause is None
         else {"scope": pause.scope, "since": time(pause.at), "by": pause.actor, "reason": pause.reason},
-        "max_concurrency": queue.max_concurrency,
-        "rate_limit": queue.rate_limit,
+        **fields(queue, "max_concurrency", "rate_limit"),
     }
 
 
@@ -244,10 +224,7 @@ def status_view(found: Status, now: int) -> dict[str, Any]:
         "oldest_ready": None
         if oldest is None
         else {
-            "id": oldest.id,
-            "kind": oldest.kind,
-            "queue": oldest.queue,
-            "since": time(oldest.since),
+            **fields(oldest, "id", "kind", "queue", "since"),
             "age": seconds(max(0, now - oldest.since)),
             "cause": None if oldest.cause is None else oldest.cause.name,
         },
@@ -277,10 +254,7 @@ def status_view(found: Status, now: int) -> dict[str, Any]:
             "whole": found.causes.whole,
             "largest": [
                 {
-                    "number": one.number,
-                    "kinds": list(one.kinds),
-                    "error_class": one.error_class,
-                    "error": one.error,
+                    **fields(one, "number", "kinds", "error_class", "error"),
                     "since": time(one.oldest),
                     "task": one.id,
                 }
@@ -288,14 +262,7 @@ def status_view(found: Status, now: int) -> dict[str, Any]:
             ],
         },
         "by_hand": [
-            {
-                "sort": one.sort,
-                "text": one.text,
-                "since": time(one.since),
-                "by": one.actor,
-                "reason": one.reason,
-                "undo": one.undo,
-            }
+            {**fields(one, "sort", "text", "since"), "by": one.actor, **fields(one, "reason", "undo")}
             for one in found.by_hand
         ],
         "paused": [
@@ -325,31 +292,13 @@ SHOWN_CAUSES = 5  # of dead letters
 
 def problem_view(problem: Problem) -> dict[str, Any]:
     """One thing that is wrong."""
-    return {
-        "problem": problem.name,
-        "text": problem.text,
-        "number": problem.number,
-        "tasks": list(problem.tasks),
-        "since": time(problem.since),
-        "remedy": problem.remedy,
-    }
+    return {"problem": problem.name, **fields(problem, "text", "number", "tasks", "since", "remedy")}
 
 
 def health_view(found: HealthStatus) -> dict[str, Any]:
     """A verdict, with its causes."""
-    causes = [
-        {
-            "problem": one.problem,
-            "bad": one.bad,
-            "text": one.text,
-            "tasks": list(one.tasks),
-            "since": time(one.since),
-            "remedy": one.remedy,
-            "next": one.next,
-        }
-        for one in found.causes
-    ]
-    return {"verdict": found.verdict.value, "at": time(found.at), "causes": causes}
+    causes = [fields(one, "problem", "bad", "text", "tasks", "since", "remedy", "next") for one in found.causes]
+    return {**fields(found, "verdict", "at"), "causes": causes}
 
 
 def checkpoint_view(checkpoint: CheckpointRecord) -> dict[str, Any]:
@@ -359,8 +308,7 @@ def checkpoint_view(checkpoint: CheckpointRecord) -> dict[str, Any]:
     return {
         "name": checkpoint.name,
         "type": checkpoint.type.label,
-        "claim": checkpoint.claim,
-        "started_at": time(checkpoint.started_at),
+        **fields(checkpoint, "claim", "started_at"),
         "recorded_at": time(checkpoint.at),
         "seconds": seconds(took),
         "size": checkpoint.size,
@@ -377,11 +325,7 @@ def alert_view(alert: Alert) -> dict[str, Any]:
         "about": alert.key.kind or None,
         "fingerprint": alert.key.fingerprint or None,
         "state": alert.phase.name.lower(),
-        "since": time(alert.since),
-        "began": time(alert.began),
-        "number": alert.number,
-        "text": alert.text,
-        "notified_at": time(alert.notified_at),
+        **fields(alert, "since", "began", "number", "text", "notified_at"),
         "detail": dict(alert.detail),
     }
 
@@ -389,11 +333,7 @@ def alert_view(alert: Alert) -> dict[str, Any]:
 def wait_view(wait: WaitRecord) -> dict[str, Any]:
     """One wait of a task: for an event, a task, or ``items`` tasks, ``open`` of them not ended."""
     return {
-        "name": wait.name,
-        "event": wait.event,
-        "task": wait.task,
-        "items": wait.items,
-        "open": wait.open,
+        **fields(wait, "name", "event", "task", "items", "open"),
         "since": time(wait.at),
         "until": time(wait.until),
     }
@@ -402,11 +342,7 @@ def wait_view(wait: WaitRecord) -> dict[str, Any]:
 def event_view(event: EventRecord) -> dict[str, Any]:
     """One event."""
     return {
-        "name": event.name,
-        "emitted_at": time(event.emitted_at),
-        "emitted_by": event.emitted_by,
-        "waiting": event.waiting,
-        "size": event.size,
+        **fields(event, "name", "emitted_at", "emitted_by", "waiting", "size"),
         "payload": None if event.payload is None else msgspec.json.decode(event.payload),
     }
 
@@ -416,9 +352,7 @@ def dead_group_view(group: CauseGroup, total: tuple[int, int], hidden: ViewMasks
     return {
         "count": group.number,
         "what": f"{group.error_class or 'error'} in {group.runs}",
-        "kind": group.kind,
-        "error_class": group.error_class,
-        "fingerprint": group.fingerprint,
+        **fields(group, "kind", "error_class", "fingerprint"),
         "oldest": time(group.oldest),
         "newest": time(group.newest),
         "id": group.id,
@@ -432,25 +366,20 @@ def schedule_view(one: ScheduleRecord, found: SchedulesNow, hidden: ViewMasks) -
     from scheduler.operations import schedules
 
     return {
-        "name": one.name,
-        "kind": one.kind,
+        **fields(one, "name", "kind"),
         "recurrence": one.recurrence.describe(),
         "next_at": time(one.next_at),
         "next_local": schedules.local_time(one),
         "last_slot": time(one.last_slot),
-        "last_task": one.last_task,
-        "paused": one.paused,
+        **fields(one, "last_task", "paused"),
         "orphan": one.name in found.orphans,
         "unserved": found.unserved.get(one.name),
-        "catchup": one.catchup,
-        "overlap": one.overlap,
+        **fields(one, "catchup", "overlap"),
         "jitter": seconds(one.jitter),
         "owner": one.owner,
         "tasks": schedules.nodes(one),
         "payload": None if one.graph is not None else hidden.payload(one.kind, decoded(one.payload)),
-        "created_at": time(one.created_at),
-        "updated_at": time(one.updated_at),
-        "seen_at": time(one.seen_at),
+        **fields(one, "created_at", "updated_at", "seen_at"),
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from scheduler.client.json_views import queue_view, time
+from scheduler.client.json_views import fields, queue_view, time
 from scheduler.config.sources import parse_duration
 from scheduler.console.masks import PageTaskMasks, masked_text
 from scheduler.console.render import ActionDone, RenderedPage
@@ -158,10 +158,7 @@ def _one(
 def _now_view(now: WorkNow, at: int) -> dict[str, Any]:
     """``capped``: counts that are "at least" what is said."""
     return {
-        "running": now.running,
-        "claimed": now.claimed,
-        "retry": now.retry,
-        "suspended": now.suspended,
+        **fields(now, "running", "claimed", "retry", "suspended"),
         "oldest_ready_since": time(now.since),
         "oldest_ready_age": None if now.since is None else (at - now.since) / SECOND,
         "capped": sorted(now.capped),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from scheduler.client.json_views import status_view, time
+from scheduler.client.json_views import fields, status_view, time
 from scheduler.console.masks import masked_text
 from scheduler.console.render import ActionDone, RenderedPage
 from scheduler.console.roles import Verb
@@ -90,8 +90,8 @@ def now(visit: Visit) -> RenderedPage:
     }
     data = status_view(found, at) | {
         "verdict": health.verdict.value,
-        "wrong": [{"problem": w.problem, "text": w.text, "remedy": w.remedy, "next": w.next} for w in wrong],
-        "minutes": [{"at": time(m.at), "succeeded": m.succeeded, "failed": m.failed, "other": m.other} for m in series],
+        "wrong": [fields(w, "problem", "text", "remedy", "next") for w in wrong],
+        "minutes": [fields(m, "at", "succeeded", "failed", "other") for m in series],
     }
     return RenderedPage("now.html", data, context, "schedctl status")
 
@@ -106,8 +106,7 @@ def _past(visit: Visit) -> RenderedPage:
         "at": time(found.at),
         "states": counts,
         "looked_at": found.looked_at,
-        "more": found.more,
-        "running": found.running,
+        **fields(found, "more", "running"),
         "workers": [worker.label for worker in found.workers],
         "changes": len(found.changes),
     }

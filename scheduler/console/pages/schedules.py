@@ -7,7 +7,7 @@ from datetime import UTC, timedelta, tzinfo
 from typing import Any, NamedTuple
 
 from scheduler.client.analysis import forecast_view
-from scheduler.client.json_views import time
+from scheduler.client.json_views import fields, time
 from scheduler.console.masks import masked_json, masked_text
 from scheduler.console.render import ActionDone, RenderedPage
 from scheduler.console.roles import Verb
@@ -99,26 +99,18 @@ def _view(one: ScheduleRecord, unserved: Mapping[str, str]) -> dict[str, Any]:
         "next_at": time(one.next_at),
         "next_local": operations.local_time(one),
         "last_slot": time(one.last_slot),
-        "last_task": one.last_task,
-        "paused": one.paused,
-        "catchup": one.catchup,
-        "overlap": one.overlap,
-        "owner": one.owner,
-        "trouble": one.trouble,
+        **fields(one, "last_task", "paused", "catchup", "overlap", "owner", "trouble"),
         "unserved": unserved.get(one.name),
     }
 
 
 def _run_view(run: RunRecord) -> dict[str, Any]:
     return {
-        "run": run.run,
-        "first": run.first,
+        **fields(run, "run", "first"),
         "slot": time(run.slot),
-        "origin": run.origin,
-        "state": run.state.value,
+        **fields(run, "origin", "state"),
         "states": {state.value: count for state, count in run.states.items()},
-        "started_at": time(run.started_at),
-        "finished_at": time(run.finished_at),
+        **fields(run, "started_at", "finished_at"),
         "error": masked_text(run.error),
     }
 

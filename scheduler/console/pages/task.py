@@ -15,6 +15,7 @@ from scheduler.client.json_views import (
     checkpoint_view,
     children_view,
     edge_view,
+    fields,
     task_view,
     time,
     wait_view,
@@ -303,8 +304,8 @@ def _no_key(
         "kind": kind,
         "key": key,
         "id": None,
-        "same_key": [{"id": one.id, "kind": one.kind, "state": one.state.value} for one in others],
-        "newest": [{"id": one.id, "key": one.key, "state": one.state.value} for one in newest],
+        "same_key": [fields(one, "id", "kind", "state") for one in others],
+        "newest": [fields(one, "id", "key", "state") for one in newest],
     }
     kept = None if config is None else config.retention
     context = {"kind": kind, "key": key, "others": others, "newest": newest, "kept": kept}
