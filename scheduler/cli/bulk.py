@@ -12,7 +12,7 @@ from scheduler.cli.echo import say
 from scheduler.cli.exits import CommandGroup
 from scheduler.cli.filters import filter_options, filter_text, task_filter
 from scheduler.cli.options import Number, acts, common
-from scheduler.cli.output import masks_of, print_object, print_rows, time
+from scheduler.cli.output import masks_of, print_object, print_rows
 from scheduler.cli.session import Session, note, note_stale, prints
 
 if TYPE_CHECKING:
@@ -245,8 +245,9 @@ def _notes(tx: Tx, items: Sequence[BulkItem]) -> dict[int, str | None]:
 
 
 def _view(one: BulkRecord, session: Session) -> dict[str, Any]:
-    from scheduler.client.bulks import bulk_values
+    from scheduler.client.bulks import bulk_info
+    from scheduler.client.json_views import fields
 
-    given = bulk_values(one, session.database.now())
-    times = {name: time(getattr(one, name)) for name in ("created_at", "updated_at", "finished_at")}
-    return {**{name: given[name] for name in _FIELDS}, "state": given["state"].value, **times}
+    found = bulk_info(one, session.database.now())
+    shown = {name: getattr(found, name) for name in _FIELDS}
+    return {**shown, "state": found.state.value, **fields(one, "created_at", "updated_at", "finished_at")}

@@ -9,13 +9,14 @@ from typing import Any
 
 import msgspec
 
+from scheduler.client.info import info
 from scheduler.client.threads import in_thread
 from scheduler.errors import ConfigError
 from scheduler.model.actor import acting_as
 from scheduler.model.spec import check_id
-from scheduler.model.times import instant_us, to_datetime
+from scheduler.model.times import instant_us
 from scheduler.operations import masks
-from scheduler.operations.audit import AuditFilter, AuditRecord, entries
+from scheduler.operations.audit import AuditFilter, entries
 from scheduler.operations.desk import Desk
 
 MAX_ENTRIES = 100_000
@@ -42,11 +43,6 @@ class AuditEntry(msgspec.Struct, frozen=True):
     filter: dict[str, Any] | None = None
     before: Any = None
     after: Any = None
-
-
-def audit_entry(record: AuditRecord) -> AuditEntry:
-    """A stored entry as programs see it."""
-    return AuditEntry(*record._replace(at=to_datetime(record.at)))  # type: ignore[arg-type]
 
 
 class AuditOperations:
@@ -97,7 +93,7 @@ class AuditOperations:
         wanted = AuditFilter(task, action, by, subject, via, bulk, first, end)
         with self.desk.read() as tx:
             found, _ = entries(tx, wanted, limit, cursor)
-        return [audit_entry(record) for record in found]
+        return [info(AuditEntry, record) for record in found]
 
     def reveal(self, task_id: int) -> Any:
         """The decoded payload of a task with its secrets, for a person: the audit says who saw it (:meth:`acting`).

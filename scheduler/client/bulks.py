@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any, Unpack
 import msgspec
 
 from scheduler.client.dead_letters import warn_stale
+from scheduler.client.info import info
 from scheduler.client.threads import CallThreads, in_thread
 from scheduler.errors import ConfigError, InvalidTransitionError, SchedulerError, StoreUnavailableError
 from scheduler.model.bulk import BulkOptions, BulkState, BulkVerb, ItemResult
 from scheduler.model.state import TaskState
-from scheduler.model.times import to_datetime
 from scheduler.operations import stored_bulks
 from scheduler.operations.desk import Desk
 from scheduler.operations.filter import Chosen, Filters
 from scheduler.operations.filter import chosen as read_chosen
-from scheduler.operations.stored_bulks import BulkItem, BulkPlan, BulkRecord
+from scheduler.operations.stored_bulks import BulkPlan, BulkRecord
 
 if TYPE_CHECKING:
     from scheduler.client.tasks import TaskOperations
@@ -76,24 +76,16 @@ class BulkItemInfo(msgspec.Struct, frozen=True):
 
 def bulk_info(record: BulkRecord, now: int) -> BulkInfo:
     """A stored bulk as programs see it at ``now`` (microseconds)."""
-    return BulkInfo(**bulk_values(record, now))
-
-
-def bulk_values(record: BulkRecord, now: int) -> dict[str, Any]:
-    """The fields of :class:`BulkInfo`."""
-    made = ("looked_at", "left", "options", "state")
-    given = {name: getattr(record, name) for name in BulkInfo.__struct_fields__ if name not in made}
-    for name in ("created_at", "updated_at", "finished_at"):
-        given[name] = None if given[name] is None else to_datetime(given[name])
     options = record.options._asdict()
     del options["began_at"], options["began_from"]
-    return {
-        **given,
-        "state": record.shown_state(now),
-        "looked_at": record.position,
-        "left": record.total - record.position,
-        "options": options,
-    }
+    return info(
+        BulkInfo,
+        record,
+        state=record.shown_state(now),
+        looked_at=record.position,
+        left=record.total - record.position,
+        options=options,
+    )
 
 
 class Bulks:
@@ -214,7 +206,7 @@ class Bulks:
         with self._desk.read() as tx:
             stored_bulks.get(tx, name)
             found, _ = stored_bulks.items(tx, name, result=wanted, limit=_number(limit), cursor=cursor)
-        return [item_info(item) for item in found]
+        return [info(BulkItemInfo, item) for item in found]
 
     plan_async = in_thread(plan)
     create_async = in_thread(create)
@@ -233,11 +225,6 @@ def _tell(desk: Desk, done: BulkRecord) -> None:
     warn_stale(stale)
     if done.state is BulkState.STOPPED and canary is not None and canary.hindered is not None:
         log.warning("bulk %s stopped: %s", done.name, canary.describe())
-
-
-def item_info(item: BulkItem) -> BulkItemInfo:
-    """A stored item as programs see it."""
-    return BulkItemInfo(*item)
 
 
 def _number(limit: int) -> int:

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any, Unpack
 import msgspec
 from msgspec import UNSET
 
-from scheduler.client.audit import AuditEntry, audit_entry
-from scheduler.client.info import TaskInfo, task_info
+from scheduler.client.audit import AuditEntry
+from scheduler.client.info import TaskInfo, info, span, task_info
 from scheduler.client.threads import CallThreads, in_thread
 from scheduler.errors import ConfigError
 from scheduler.model.actor import acting_as
 from scheduler.model.bulk import check_limit
 from scheduler.model.spec import TaskId
 from scheduler.model.task_filter import TaskFilter
-from scheduler.model.times import to_datetime
 from scheduler.operations import bulk
 from scheduler.operations.dead_letters import replay
 from scheduler.operations.filter import Filters, Marks
@@ -88,7 +87,7 @@ class DeadLetters:
         wanted = self._filter(filter, filters)
         with self._owner.database.read() as tx:
             found = dead_letters.groups(tx, wanted, check_limit(limit))
-        return [DeadLetterGroup(*g[:-2], to_datetime(g.oldest), to_datetime(g.newest)) for g in found]
+        return [info(DeadLetterGroup, group, count=group.number) for group in found]
 
     def get(self, task_id: int) -> TaskInfo:
         """One dead letter. Raises UnknownTaskError; InvalidTransitionError if the task is not dead."""
@@ -175,7 +174,7 @@ class DeadLetters:
         database = self._owner.database
         with database.read() as tx:
             found, now = dead_letters.metrics(tx), database.now()
-        age = None if found.oldest is None else timedelta(microseconds=max(0, now - found.oldest))
+        age = span(None if found.oldest is None else max(0, now - found.oldest))
         return DeadLetterMetrics(found.count, age, found.kinds)
 
     def audit(self, task_id: int | None = None, limit: int = 1000) -> Sequence[AuditEntry]:
@@ -186,7 +185,7 @@ class DeadLetters:
                 found = of_task(tx, task_id, check_limit(limit))
             else:
                 found = of_dead_letters(tx, check_limit(limit))
-        return [audit_entry(record) for record in found]
+        return [info(AuditEntry, record) for record in found]
 
     def _filter(self, text: str, given: Mapping[str, Any]) -> TaskFilter:
         return read_filter(self._owner.desk, text, given, ended=True)

@@ -5,9 +5,10 @@ The store has integers; here instants are aware datetimes in UTC, and spans are 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from functools import cache
+from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 from scheduler.model.envelope import Envelope
 from scheduler.model.outcome import AttemptEnd
@@ -17,9 +18,11 @@ from scheduler.model.task_columns import INSTANTS, SPANS, TaskColumns
 from scheduler.model.times import to_datetime
 from scheduler.ports import FOREVER
 from scheduler.store.read.history import traceback_in
-from scheduler.store.read.schedules import RunRecord, ScheduleRecord
+from scheduler.store.read.schedules import ScheduleRecord
 from scheduler.store.read.tasks import AttemptRecord, TaskRecord
 from scheduler.store.schedule_runs import decode_graph
+
+T = TypeVar("T")
 
 
 class TaskInfo(TaskColumns[datetime, datetime | None, timedelta], frozen=True, kw_only=True):
@@ -123,17 +126,33 @@ class RunInfo(NamedTuple):
     error: str | None
 
 
-def run_info(record: RunRecord) -> RunInfo:
-    """The public form of a schedule's run."""
-    values = record._asdict()
-    for name in ("slot", "created_at", "started_at", "finished_at"):
-        values[name] = instant(values[name])
-    return RunInfo(**values)
-
-
 def instant(us: int | None) -> datetime | None:
     """Microseconds as an aware datetime; None if there is no time."""
     return None if us is None or us >= FOREVER else to_datetime(us)
+
+
+def span(us: int | None) -> timedelta | None:
+    """Microseconds as a timedelta; None if there is no time."""
+    return None if us is None else timedelta(microseconds=us)
+
+
+@cache
+def _readers(form: Callable[..., Any]) -> dict[str, Callable[[Any], Any]]:
+    readers: dict[str, Callable[[Any], Any]] = {}
+    for name, hint in get_type_hints(form).items():
+        kinds = (hint, *get_args(hint))
+        readers[name] = instant if datetime in kinds else span if timedelta in kinds else lambda value: value
+    return readers
+
+
+def info(form: Callable[..., T], record: object, **made: Any) -> T:
+    """The public form of a stored record: its fields of the same names, with datetimes and timedeltas for integers.
+
+    ``made``: fields that the record does not have, or has otherwise.
+    """
+    readers = _readers(form).items()
+    given = {name: read(getattr(record, name)) for name, read in readers if name not in made}
+    return form(**given, **made)
 
 
 def task_info(record: TaskRecord) -> TaskInfo:
@@ -142,49 +161,15 @@ def task_info(record: TaskRecord) -> TaskInfo:
     for name in INSTANTS:
         values[name] = instant(values[name])
     for name in SPANS:
-        values[name] = None if values[name] is None else timedelta(microseconds=values[name])
+        values[name] = span(values[name])
     return TaskInfo(**values)
 
 
 def attempt_info(record: AttemptRecord, log: str | None = None) -> AttemptInfo:
     """The public form of a stored attempt. ``log``: what it wrote."""
-    return AttemptInfo(
-        record.number,
-        record.claim,
-        record.outcome,
-        record.worker,
-        record.worker_id,
-        instant(record.claimed_at),
-        instant(record.started_at),
-        to_datetime(record.finished_at),
-        record.error,
-        record.error_class,
-        record.fingerprint,
-        record.status_code,
-        record.envelope,
-        record.trace,
-        None if record.error is None else traceback_in(log),
-    )
+    return info(AttemptInfo, record, traceback=None if record.error is None else traceback_in(log))
 
 
 def schedule_info(record: ScheduleRecord) -> ScheduleInfo:
     """The public form of a stored schedule."""
-    return ScheduleInfo(
-        record.name,
-        record.kind,
-        record.payload,
-        record.recurrence,
-        record.catchup,
-        record.overlap,
-        record.paused,
-        instant(record.next_at),
-        instant(record.last_slot),
-        record.last_task,
-        to_datetime(record.created_at),
-        to_datetime(record.updated_at),
-        to_datetime(record.seen_at),
-        record.trouble,
-        timedelta(microseconds=record.jitter),
-        record.owner,
-        1 if record.graph is None else len(decode_graph(record.graph)),
-    )
+    return info(ScheduleInfo, record, tasks=1 if record.graph is None else len(decode_graph(record.graph)))

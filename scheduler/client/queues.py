@@ -7,7 +7,8 @@ from datetime import datetime
 
 import msgspec
 
-from scheduler.client.info import instant
+from scheduler.client.info import info, instant
+from scheduler.client.json_views import QUEUE_COUNTS
 from scheduler.client.threads import in_thread
 from scheduler.errors import ConfigError
 from scheduler.model.actor import acting_as
@@ -66,27 +67,14 @@ class QueueOperations:
 
 
 def _info(record: QueueRecord) -> QueueInfo:
-    counts = record.counts
-    return QueueInfo(
-        name=record.name,
-        ready=counts["ready"],
-        later=counts["later"],
-        held=counts["held"],
-        running=counts["running"],
-        retry=counts["retry"],
-        suspended=counts["suspended"],
-        waiting=counts["waiting"],
-        at_least=record.at_least,
+    pause = None if record.pause is None else pause_info(record.pause)
+    return info(
+        QueueInfo,
+        record,
+        **{name: record.counts[name] for name in QUEUE_COUNTS},
         oldest_ready=instant(record.oldest),
-        arriving=record.arriving,
-        leaving=record.leaving,
-        workers=record.workers,
-        unserved=record.unserved,
         last_served=record.last,
-        remedy=record.remedy,
-        pause=None if record.pause is None else pause_info(record.pause),
-        max_concurrency=record.max_concurrency,
-        rate_limit=record.rate_limit,
+        pause=pause,
     )
 
 

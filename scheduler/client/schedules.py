@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from scheduler.client.batch import RecurringGraph
 from scheduler.client.builder import RecurringBuilder
-from scheduler.client.info import RunInfo, ScheduleInfo, run_info, schedule_info
+from scheduler.client.info import RunInfo, ScheduleInfo, info, schedule_info
 from scheduler.client.threads import CallThreads, in_thread
 from scheduler.errors import ConfigError, DuplicateScheduleError
 from scheduler.model.names import check_text
@@ -100,7 +100,7 @@ class Schedules:
             if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number < 2**63:
                 raise ConfigError(f"{what} must be a whole number from 1, not {number!r:.80}")
         with self._owner.desk.read() as tx:
-            return [run_info(record) for record in schedules.runs(tx, name, limit, cursor)]
+            return [info(RunInfo, record) for record in schedules.runs(tx, name, limit, cursor)]
 
     def trigger(self, name: str, slot: datetime | None = None) -> TaskId:
         """Run it once now, besides its fire times; or ``slot``: the run of this fire time (aware), if it has none.

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from scheduler.client.info import instant
+from scheduler.client.info import info
 from scheduler.client.threads import in_thread
 from scheduler.errors import ConfigError
 from scheduler.model.outcome import AttemptEnd
@@ -166,10 +166,7 @@ class StatsOperations:
         end = now + 1 if until is None else instant_us(until, "until")
         with self.database.read() as tx:
             found = failed_attempts(tx, begin, end, limit, kind)
-        return [
-            AttemptFailure(*one._replace(started_at=instant(one.started_at), finished_at=to_datetime(one.finished_at)))  # type: ignore[arg-type]
-            for one in found
-        ]
+        return [info(AttemptFailure, one) for one in found]
 
     stats_async = in_thread(stats)
     failures_async = in_thread(failures)
