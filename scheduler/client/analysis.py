@@ -7,9 +7,9 @@ from typing import Any
 
 from scheduler.client.json_views import fields, seconds, time
 from scheduler.client.threads import in_thread
-from scheduler.errors import ConfigError
 from scheduler.model.critical_path import Estimate
 from scheduler.model.demand import Collision
+from scheduler.model.names import check_whole
 from scheduler.model.spec import check_id
 from scheduler.model.times import instant_us
 from scheduler.store.db.database import Database
@@ -55,7 +55,7 @@ class AnalysisOperations:
         ``limit``: tasks at most, the nearest first. Raises UnknownTaskError, ConfigError.
         """
         with self.database.read() as tx:
-            return graph_estimate(tx, graph(tx, check_id(task_id), _limit(limit)))
+            return graph_estimate(tx, graph(tx, check_id(task_id), check_whole(limit, "limit", 1, MAX_GRAPH)))
 
     def forecast(self, hours: float = 24.0) -> Forecast:
         """The coming runs of all schedules in ``hours`` (168 at most), their length, and when slots are too few.
@@ -73,12 +73,14 @@ class AnalysisOperations:
     def graph_at(self, task_id: int, at: datetime, *, limit: int = MAX_GRAPH) -> PastGraph:
         """How the tasks of a task's graph stood at a past instant. Raises as :meth:`task_at`."""
         with self.database.read() as tx:
-            return graph_at(tx, graph(tx, check_id(task_id), _limit(limit)), instant_us(at, "at"))
+            return graph_at(
+                tx, graph(tx, check_id(task_id), check_whole(limit, "limit", 1, MAX_GRAPH)), instant_us(at, "at")
+            )
 
     def status_at(self, at: datetime, *, limit: int = 2_000) -> PastStatus:
         """How things stood at a past instant, from the newest ``limit`` tasks made before. Raises ConfigError."""
         with self.database.read() as tx:
-            return status_at(tx, instant_us(at, "at"), limit=_limit(limit))
+            return status_at(tx, instant_us(at, "at"), limit=check_whole(limit, "limit", 1, MAX_GRAPH))
 
     def compare(self, task_id: int, other: int | None = None) -> Comparison | None:
         """A task and its graph beside ``other``, by default the last good run of its kind; None: there is none.
@@ -95,12 +97,6 @@ class AnalysisOperations:
     graph_at_async = in_thread(graph_at)
     status_at_async = in_thread(status_at)
     compare_async = in_thread(compare)
-
-
-def _limit(limit: int) -> int:
-    if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MAX_GRAPH:
-        raise ConfigError(f"limit must be a whole number from 1 to {MAX_GRAPH}, not {limit!r:.80}")
-    return limit
 
 
 def estimate_view(found: Estimate) -> dict[str, Any]:

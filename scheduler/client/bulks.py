@@ -17,6 +17,7 @@ from scheduler.client.info import info
 from scheduler.client.threads import CallThreads, in_thread
 from scheduler.errors import ConfigError, InvalidTransitionError, SchedulerError, StoreUnavailableError
 from scheduler.model.bulk import BulkOptions, BulkState, BulkVerb, ItemResult
+from scheduler.model.names import check_whole
 from scheduler.model.state import TaskState
 from scheduler.operations import stored_bulks
 from scheduler.operations.desk import Desk
@@ -228,9 +229,7 @@ def _tell(desk: Desk, done: BulkRecord) -> None:
 
 
 def _number(limit: int) -> int:
-    if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MAX_LISTED:
-        raise ConfigError(f"limit must be a whole number from 1 to {MAX_LISTED}, not {limit!r:.80}")
-    return limit
+    return check_whole(limit, "limit", 1, MAX_LISTED)
 
 
 class BulkRunner:

@@ -15,7 +15,7 @@ from scheduler.client.info import TaskInfo, info, span, task_info
 from scheduler.client.threads import CallThreads, in_thread
 from scheduler.errors import ConfigError
 from scheduler.model.actor import acting_as
-from scheduler.model.bulk import check_limit
+from scheduler.model.names import check_whole
 from scheduler.model.spec import TaskId
 from scheduler.model.task_filter import TaskFilter
 from scheduler.operations import bulk
@@ -78,7 +78,7 @@ class DeadLetters:
         """Dead letters, those that died last first, as a text or :class:`Filters` choose them. Raises ConfigError."""
         wanted = self._filter(filter, filters)
         with self._owner.database.read() as tx:
-            return [task_info(record) for record in dead_letters.find(tx, wanted, check_limit(limit))]
+            return [task_info(record) for record in dead_letters.find(tx, wanted, check_whole(limit, "limit"))]
 
     def groups(self, filter: str = "", *, limit: int = 100, **filters: Unpack[Filters]) -> Sequence[DeadLetterGroup]:
         """Dead letters by kind and cause, the largest group first. Raises ConfigError.
@@ -86,7 +86,7 @@ class DeadLetters:
         ``group.text`` reads like ``412 × ConnectionRefused in EmailTask.run``."""
         wanted = self._filter(filter, filters)
         with self._owner.database.read() as tx:
-            found = dead_letters.groups(tx, wanted, check_limit(limit))
+            found = dead_letters.groups(tx, wanted, check_whole(limit, "limit"))
         return [info(DeadLetterGroup, group, count=group.number) for group in found]
 
     def get(self, task_id: int) -> TaskInfo:
@@ -182,9 +182,9 @@ class DeadLetters:
         were made. Also of removed ones; ``jobs.audit()`` reads all that was changed. Raises ConfigError."""
         with self._owner.database.read() as tx:
             if task_id is not None:
-                found = of_task(tx, task_id, check_limit(limit))
+                found = of_task(tx, task_id, check_whole(limit, "limit"))
             else:
-                found = of_dead_letters(tx, check_limit(limit))
+                found = of_dead_letters(tx, check_whole(limit, "limit"))
         return [info(AuditEntry, record) for record in found]
 
     def _filter(self, text: str, given: Mapping[str, Any]) -> TaskFilter:

@@ -12,7 +12,7 @@ from scheduler.client.builder import RecurringBuilder
 from scheduler.client.info import RunInfo, ScheduleInfo, info, schedule_info
 from scheduler.client.threads import CallThreads, in_thread
 from scheduler.errors import ConfigError, DuplicateScheduleError
-from scheduler.model.names import check_text
+from scheduler.model.names import check_text, check_whole
 from scheduler.model.spec import TaskId
 from scheduler.model.times import instant_us, to_datetime
 from scheduler.operations import schedules
@@ -96,9 +96,8 @@ class Schedules:
 
         ``cursor``: only runs before the one whose ``first`` this is, for the next page. Raises UnknownScheduleError.
         """
-        for what, number in (("limit", limit), ("cursor", 1 if cursor is None else cursor)):
-            if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number < 2**63:
-                raise ConfigError(f"{what} must be a whole number from 1, not {number!r:.80}")
+        check_whole(limit, "limit")
+        check_whole(1 if cursor is None else cursor, "cursor")
         with self._owner.desk.read() as tx:
             return [info(RunInfo, record) for record in schedules.runs(tx, name, limit, cursor)]
 
@@ -124,8 +123,7 @@ class Schedules:
         Raises UnknownScheduleError; ConfigError if there are more; InvalidScheduleError for a fixed delay, and for an
         end that is still to come.
         """
-        if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MAX_BACKFILL:
-            raise ConfigError(f"limit must be a whole number from 1 to {MAX_BACKFILL}, not {limit!r:.80}")
+        check_whole(limit, "limit", 1, MAX_BACKFILL)
         first = instant_us(start, "start")
         last = None if end is None else instant_us(end, "end")
         done = schedules.backfill(self._owner.desk, name, first, last, limit, dry_run=dry_run)

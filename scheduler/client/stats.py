@@ -9,6 +9,7 @@ import msgspec
 from scheduler.client.info import info
 from scheduler.client.threads import in_thread
 from scheduler.errors import ConfigError
+from scheduler.model.names import check_whole
 from scheduler.model.outcome import AttemptEnd
 from scheduler.model.rollup import Histogram
 from scheduler.model.times import instant_us, span_us, to_datetime
@@ -156,8 +157,7 @@ class StatsOperations:
         now. Raises ConfigError, InvalidScheduleError for a naive datetime, StoreUnavailableError.
         """
         check_filters(kind=kind)
-        if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MAX_FAILURES:
-            raise ConfigError(f"limit must be a whole number from 1 to {MAX_FAILURES}, not {limit!r:.80}")
+        check_whole(limit, "limit", 1, MAX_FAILURES)
         self.database.look()  # opening reads the server's clock
         now = self.database.now()
         begin = (

@@ -64,13 +64,6 @@ class BulkOptions(NamedTuple):
     began_from: int = 0
 
 
-def check_limit(limit: int) -> int:
-    """At most so many. Raises ConfigError."""
-    if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit < 2**63:
-        raise ConfigError(f"limit must be a whole number from 1, not {limit!r:.80}")
-    return limit
-
-
 def check_rate(rate: float | None) -> float | None:
     """Tasks a second. Raises ConfigError."""
     if rate is None:

@@ -35,13 +35,6 @@ def pool_of(name: str) -> tuple[str, int | None]:
     return pool, int(worker) if worker else None
 
 
-def whole(value: object, what: str, least: int = 0, most: int = MAX_SLOTS) -> int:
-    """A whole number within bounds. Raises ConfigError."""
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise ConfigError(f"{what} must be a whole number from {least} to {most}, not {value!r:.80}")
-    return value
-
-
 def rate_value(text: str) -> list[int]:
     """A rate as it is stored. Raises ConfigError."""
     rate = parse_rate(text)

@@ -25,6 +25,15 @@ def check_name(what: str, value: object) -> str:
     return value
 
 
+def check_whole(value: object, what: str, least: int = 1, most: int | None = None) -> int:
+    """Check a whole number within bounds; of 64 bits without ``most``. Raises ConfigError, which names ``what``."""
+    highest = 2**63 - 1 if most is None else most
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= highest:
+        bounds = f"from {least}" if most is None else f"from {least} to {most}"
+        raise ConfigError(f"{what} must be a whole number {bounds}, not {value!r:.80}")
+    return value
+
+
 def check_text(value: object, what: str, longest: int = 255) -> str:
     """Check a text of 1 to ``longest`` characters. Raises PayloadError, which names ``what``."""
     if not isinstance(value, str) or not 1 <= len(value) <= longest:

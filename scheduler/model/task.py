@@ -27,7 +27,7 @@ from scheduler.errors import ConfigError
 from scheduler.model.handlers import check_function, check_run
 from scheduler.model.lanes import check_weight
 from scheduler.model.limits import ResourceLimits, parse_limits
-from scheduler.model.names import check_name, is_name
+from scheduler.model.names import check_name, check_whole, is_name
 from scheduler.model.rate import Rate, parse_rate
 from scheduler.model.resources import Resources, parse_executor, parse_options, parse_resources
 from scheduler.model.retry import MAX_COUNT, RetryPolicy
@@ -176,10 +176,7 @@ def _checked(kind: str, args: dict[str, Any]) -> dict[str, Any]:
             done[name] = args[name]
     for name in ("max_concurrency", "schema_version"):
         if args.get(name) is not None:
-            value = args[name]
-            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_COUNT:
-                raise ConfigError(f"{name} must be a whole number from 1 to {MAX_COUNT}, not {value!r}")
-            done[name] = value
+            done[name] = check_whole(args[name], name, 1, MAX_COUNT)
     if done.get("on_stall") == "reclaim" and "stall_after" not in done:
         raise ConfigError("on_stall='reclaim' needs stall_after")
     if args.get("limits"):

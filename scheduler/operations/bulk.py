@@ -15,7 +15,8 @@ import msgspec
 
 from scheduler.errors import ConfigError, DuplicateKeyError
 from scheduler.model.actor import in_bulk
-from scheduler.model.bulk import BulkOptions, ItemResult, check_limit, check_rate
+from scheduler.model.bulk import BulkOptions, ItemResult, check_rate
+from scheduler.model.names import check_whole
 from scheduler.model.state import HELD, LIVE, TERMINAL, TaskState
 from scheduler.model.task_filter import BEFORE, TaskFilter, Term, in_states
 from scheduler.operations.bulk_changes import Applied, Apply, apply, change_by
@@ -138,7 +139,7 @@ def _all(
     """Change what is chosen. ``work``: of a verb that is not :func:`apply`'s; ``shown``: the filter in the audit."""
     check_rate(run.rate)
     if run.limit is not None:
-        check_limit(run.limit)
+        check_whole(run.limit, "limit")
     with desk.read() as tx:
         began = tx.now
         if wanted.up_to is None:

@@ -11,8 +11,19 @@ from msgspec import UNSET, UnsetType
 
 from scheduler.errors import ConfigError, UnknownWorkerError
 from scheduler.model.lanes import LANE_SEPARATOR, check_fairness_key, check_weight
-from scheduler.model.live_settings import KEY, KIND, POOL, QUEUE, WEIGHT, pool_name, pool_of, rate_value, shown, whole
-from scheduler.model.names import check_text
+from scheduler.model.live_settings import (
+    KEY,
+    KIND,
+    MAX_SLOTS,
+    POOL,
+    QUEUE,
+    WEIGHT,
+    pool_name,
+    pool_of,
+    rate_value,
+    shown,
+)
+from scheduler.model.names import check_text, check_whole
 from scheduler.model.registry import MAX_KEY
 from scheduler.model.texts import rfc3339
 from scheduler.model.times import instant_us, to_datetime
@@ -108,7 +119,9 @@ def place(
     if not one or (worker is not None and pool is None) or (kind is not None and (pool or queue) is not None):
         raise ConfigError("say what to reset: a pool (and a worker), a kind (and a key), a fairness key, or a queue")
     if pool is not None:
-        return LimitTarget(POOL, pool_name(pool, None if worker is None else whole(worker, "worker", 1, 2**63 - 1)))
+        return LimitTarget(
+            POOL, pool_name(pool, None if worker is None else check_whole(worker, "worker", 1, 2**63 - 1))
+        )
     if kind is None and key is not None:
         return LimitTarget(KEY, f"{LANE_SEPARATOR}{check_fairness_key(key)}")
     if kind is None:
@@ -122,7 +135,7 @@ def place(
 def slots(slots: int | None, async_slots: int | None) -> dict[str, Any]:
     """Values of a pool; None: stays. Raises ConfigError."""
     given = {"slots": slots, "async_slots": async_slots}
-    return {name: whole(value, name) for name, value in given.items() if value is not None}
+    return {name: check_whole(value, name, 0, MAX_SLOTS) for name, value in given.items() if value is not None}
 
 
 def caps(
@@ -134,7 +147,7 @@ def caps(
     """Values of a kind, key or queue; None: no limit, or the weight that the tasks have. Raises ConfigError."""
     given = {"max_concurrency": max_concurrency, "max_per_worker": max_per_worker}
     values: dict[str, Any] = {
-        name: None if value is None else whole(value, name, 1, MAX_CAP)
+        name: None if value is None else check_whole(value, name, 1, MAX_CAP)
         for name, value in given.items()
         if value is not UNSET
     }
