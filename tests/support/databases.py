@@ -32,7 +32,7 @@ one_database = pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
 # both_databases, and the rest runs on one.
 ON_BOTH = {"store", "engine/dispatch", "engine/maintenance", "faults", "stateful", "transports"}
 # Files of these rooms whose subject is a rule above SQL, such as when schedules fire or what a child process may do.
-# The list was chosen by coverage: what only a file executes in store/ keeps it on both (decision 0357).
+# The list was chosen by coverage: what only a file executes in store/ keeps it on both (decision 0359).
 _ABOVE_SQL = {
     "engine/dispatch": "direct_starts fair_kinds fair_priorities fairness log_levels pauses planner quarantine ranks "
     "rate_limit requests short_first unregistered_kinds",
