@@ -25,7 +25,7 @@ from scheduler.client.stats import StatsOperations
 from scheduler.client.submitter import TaskSubmitter
 from scheduler.client.threads import CallThreads, in_thread
 from scheduler.client.upkeep import UpkeepOperations
-from scheduler.engine.interrupted import end as end_at_interrupt
+from scheduler.engine.interrupted import end_at_interrupt
 from scheduler.engine.options import EngineOptions, ProcessOptions
 from scheduler.errors import ConfigError
 from scheduler.forking import after_fork, leave_to_parent

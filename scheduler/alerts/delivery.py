@@ -15,7 +15,7 @@ from scheduler.backoff import Backoff, LogOnce
 from scheduler.errors import StoreUnavailableError
 from scheduler.model.alerts import AlertPhase
 from scheduler.ports import SECOND
-from scheduler.store import alerts as store
+from scheduler.store import alerts
 
 if TYPE_CHECKING:
     from scheduler.store.alerts import AlertMessage
@@ -103,12 +103,12 @@ class MessageCourier(Courier):
 
     def _work(self) -> float | None:
         while not self._stopping:
-            message = self._database.change(lambda tx: store.take(tx, self.name, self._hold))
+            message = self._database.change(lambda tx: alerts.take(tx, self.name, self._hold))
             if message is None:
                 break
             self._deliver(message)
         with self._database.read() as tx:
-            at = store.next_due(tx, self.name)
+            at = alerts.next_due(tx, self.name)
             return None if at is None else max(0.0, (at - tx.now) / SECOND) + 0.01
 
     def _deliver(self, message: AlertMessage) -> None:
@@ -124,13 +124,13 @@ class MessageCourier(Courier):
         else:
             self._logged.clear("sink")
             if not self._abandoned:
-                self._database.change(lambda tx: store.delivered(tx, number))
+                self._database.change(lambda tx: alerts.delivered(tx, number))
 
     def _failed(self, message: AlertMessage, error: str) -> None:
         if self._abandoned:
             return
         pause = us(min(MAX_PAUSE, FIRST_PAUSE * 2 ** min(message.tries - 1, MAX_SHIFT)))
-        if not self._database.change(lambda tx: store.failed(tx, message.number, error, pause)):
+        if not self._database.change(lambda tx: alerts.failed(tx, message.number, error, pause)):
             log.error("alert sink %s: message %s is given up: %s", self.name, message.id, error)
 
 
@@ -153,9 +153,9 @@ class StateCourier(Courier):
     def _work(self) -> float | None:
         began = time.monotonic()
         with self._database.read() as tx:
-            silences = [one.silence for one in store.silences(tx)]
-            alerts = [one for one in store.alerts(tx).values() if one.phase is not AlertPhase.PENDING]
-            shown = [one for one in alerts if not is_silenced(silences, one.key, tx.now)]
+            silences = [one.silence for one in alerts.silences(tx)]
+            found = [one for one in alerts.alerts(tx).values() if one.phase is not AlertPhase.PENDING]
+            shown = [one for one in found if not is_silenced(silences, one.key, tx.now)]
             now = tx.now
         try:
             self._sink.refresh(shown, self._rules, now)

@@ -116,7 +116,7 @@ def task_filter(
     from datetime import timedelta
 
     from scheduler.cli.task_options import read_params
-    from scheduler.operations.filter import FilterError, read
+    from scheduler.operations.filter import FilterError, read_filter
 
     same = ("key", "correlation", "subject", "message_type", "error_class", "fingerprint", "fairness_key")
     keywords: dict[str, Any] = {name: given.get(name) for name in same}
@@ -130,7 +130,7 @@ def task_filter(
     fields = given.get("fields") or ()
     read_params(fields)
     try:
-        return read(session.desk, text, keywords, fields=fields, ended=ended, bare=bare)
+        return read_filter(session.desk, text, keywords, fields=fields, ended=ended, bare=bare)
     except FilterError as error:
         raise click.UsageError(str(error)) from None
 

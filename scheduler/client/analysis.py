@@ -13,8 +13,7 @@ from scheduler.model.names import check_whole
 from scheduler.model.spec import check_id
 from scheduler.model.times import instant_us
 from scheduler.store.db.database import Database
-from scheduler.store.read import compare as store_compare
-from scheduler.store.read.compare import Comparison, RolePair, Side
+from scheduler.store.read.compare import Comparison, RolePair, Side, compare
 from scheduler.store.read.estimate import graph_estimate
 from scheduler.store.read.forecast import Forecast, ScheduleForecast, forecast, group_text
 from scheduler.store.read.graph import StoredGraph, graph
@@ -88,7 +87,7 @@ class AnalysisOperations:
         Raises UnknownTaskError.
         """
         with self.database.read() as tx:
-            return store_compare.compare(tx, check_id(task_id), None if other is None else check_id(other))
+            return compare(tx, check_id(task_id), None if other is None else check_id(other))
 
     timeline_async = in_thread(timeline)
     estimate_async = in_thread(estimate)

@@ -8,7 +8,7 @@ from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
 
 from scheduler.client.submitter import TaskSubmitter
 from scheduler.errors import ConfigError, InvalidScheduleError, PayloadError
-from scheduler.model import recurrence as recur
+from scheduler.model import recurrence
 from scheduler.model.catchup import CATCHUPS, MAX_JITTER, OVERLAPS
 from scheduler.model.recurrence import Recurrence, Weekday
 from scheduler.model.registry import Kind, context_hint
@@ -79,7 +79,7 @@ class RecurrenceCalls(Generic[B]):
     _starts_at: datetime | None = None
     _ends_at: datetime | None = None
 
-    def _recurring(self, recurrence: Recurrence) -> B:
+    def _recurring(self, rule: Recurrence) -> B:
         raise NotImplementedError
 
     def _zone(self, tz: str | None) -> str:
@@ -87,34 +87,34 @@ class RecurrenceCalls(Generic[B]):
 
     def cron(self, expression: str, tz: str | None = None) -> B:
         """Fire as a cron expression of five fields says. Raises InvalidScheduleError."""
-        return self._recurring(recur.cron(expression, self._zone(tz)))
+        return self._recurring(recurrence.cron(expression, self._zone(tz)))
 
     def daily_at(self, hour: int, minute: int, tz: str | None = None) -> B:
         """Every day at this time. Raises InvalidScheduleError."""
-        return self._recurring(recur.daily_at(hour, minute, self._zone(tz)))
+        return self._recurring(recurrence.daily_at(hour, minute, self._zone(tz)))
 
     def hourly_at(self, minute: int, tz: str | None = None) -> B:
         """Every hour at this minute. Raises InvalidScheduleError."""
-        return self._recurring(recur.hourly_at(minute, self._zone(tz)))
+        return self._recurring(recurrence.hourly_at(minute, self._zone(tz)))
 
     def weekly_on(self, weekday: Weekday, hour: int, minute: int, tz: str | None = None) -> B:
         """Every week on this day at this time. Raises InvalidScheduleError."""
-        return self._recurring(recur.weekly_on(weekday, hour, minute, self._zone(tz)))
+        return self._recurring(recurrence.weekly_on(weekday, hour, minute, self._zone(tz)))
 
     def monthly_on(self, day: int, hour: int, minute: int, tz: str | None = None) -> B:
         """Every month that has this day, at this time. Raises InvalidScheduleError."""
-        return self._recurring(recur.monthly_on(day, hour, minute, self._zone(tz)))
+        return self._recurring(recurrence.monthly_on(day, hour, minute, self._zone(tz)))
 
     def every(self, interval: float | timedelta | str, mode: Literal["fixed_rate", "fixed_delay"] = "fixed_rate") -> B:
         """Fire at an interval: fixed rate counts from the first registration, fixed delay from the end of each run.
 
         Raises InvalidScheduleError.
         """
-        return self._recurring(recur.every(interval, mode))
+        return self._recurring(recurrence.every(interval, mode))
 
     def at_start(self) -> B:
         """When a worker starts and no other is live: once for all of them, as ``@reboot`` of cron."""
-        return self._recurring(recur.at_start())
+        return self._recurring(recurrence.at_start())
 
     def catchup(self, policy: Literal["skip", "last", "all", "none"]) -> Self:
         """Set what happens to missed fire times. Raises ConfigError."""

@@ -21,8 +21,7 @@ from scheduler.model.names import check_whole
 from scheduler.model.state import TaskState
 from scheduler.operations import stored_bulks
 from scheduler.operations.desk import Desk
-from scheduler.operations.filter import Chosen, Filters
-from scheduler.operations.filter import chosen as read_chosen
+from scheduler.operations.filter import Chosen, Filters, read_chosen
 from scheduler.operations.stored_bulks import BulkPlan, BulkRecord
 
 if TYPE_CHECKING:

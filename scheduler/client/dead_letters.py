@@ -20,8 +20,7 @@ from scheduler.model.spec import TaskId
 from scheduler.model.task_filter import TaskFilter
 from scheduler.operations import bulk
 from scheduler.operations.dead_letters import replay
-from scheduler.operations.filter import Filters, Marks
-from scheduler.operations.filter import read as read_filter
+from scheduler.operations.filter import Filters, Marks, read_filter
 from scheduler.operations.tasks import Other, Stale, told
 from scheduler.store.read import dead_letters
 from scheduler.store.read.audit import of_dead_letters, of_task

@@ -16,9 +16,8 @@ from scheduler.model.times import instant_us, span_us, to_datetime
 from scheduler.operations.filter import check_filters
 from scheduler.ports import SECOND
 from scheduler.store.db.database import Database
-from scheduler.store.read import stats as store
 from scheduler.store.read.history import failed_attempts
-from scheduler.store.read.stats import Numbers, StatsRecord
+from scheduler.store.read.stats import Numbers, StatsRecord, stats
 
 MAX_FAILURES = 10_000
 
@@ -140,7 +139,7 @@ class StatsOperations:
             raise ConfigError("until must be after since")
         self._write_own_numbers()
         with self.database.read() as tx:
-            found = store.stats(tx.at(now), begin, end, kind=kind, queue=queue)
+            found = stats(tx.at(now), begin, end, kind=kind, queue=queue)
         return make_stats(found)
 
     def failures(

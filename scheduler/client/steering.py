@@ -15,13 +15,11 @@ from scheduler.client.tasks import TaskOperations, warn_done
 from scheduler.client.threads import in_thread
 from scheduler.errors import ConfigError
 from scheduler.model.spec import TaskId
-from scheduler.operations import bulk as many
 from scheduler.operations import tasks
-from scheduler.operations.bulk import Bulk, Run
+from scheduler.operations.bulk import Bulk, Run, cancel, change, rerun, retry
 from scheduler.operations.changes import Changes as Changes
-from scheduler.operations.filter import Chosen
+from scheduler.operations.filter import Chosen, read_chosen
 from scheduler.operations.filter import Filters as Filters
-from scheduler.operations.filter import chosen as read_chosen
 from scheduler.operations.verb_uncancel import uncancel
 from scheduler.operations.verbs import TaskVerb, task_verbs
 
@@ -132,7 +130,7 @@ class SteeringOperations(TaskOperations):
         has been done; what returns False stops it there. Raises ConfigError.
         """
         wanted = read_chosen(self.desk, chosen, filters)
-        done = many.cancel(self.desk, wanted, _run(limit, rate, dry_run, bulk, each), cascade=cascade, force=force)
+        done = cancel(self.desk, wanted, _run(limit, rate, dry_run, bulk, each), cascade=cascade, force=force)
         return _result(done, dry_run)
 
     def retry_tasks(
@@ -155,7 +153,7 @@ class SteeringOperations(TaskOperations):
         logged. ``rate``, ``bulk`` and ``each``: as for :meth:`cancel_tasks`. Raises ConfigError.
         """
         wanted = read_chosen(self.desk, chosen, filters, ended=True)
-        done = many.retry(self.desk, wanted, _run(limit, rate, dry_run, bulk, each), downstream=downstream)
+        done = retry(self.desk, wanted, _run(limit, rate, dry_run, bulk, each), downstream=downstream)
         warn_done(done)
         return _result(done, dry_run)
 
@@ -178,7 +176,7 @@ class SteeringOperations(TaskOperations):
         for :meth:`retry_tasks`; the same call again runs the same tasks again. Raises ConfigError.
         """
         wanted = read_chosen(self.desk, chosen, filters, ended=True)
-        done = many.rerun(self.desk, wanted, _run(limit, rate, dry_run, bulk, each), downstream=downstream)
+        done = rerun(self.desk, wanted, _run(limit, rate, dry_run, bulk, each), downstream=downstream)
         warn_done(done)
         return _result(done, dry_run)
 
@@ -201,7 +199,7 @@ class SteeringOperations(TaskOperations):
         committed before stays.
         """
         wanted = read_chosen(self.desk, chosen, {})
-        done = many.change(self.desk, wanted, changes, _run(limit, rate, dry_run, bulk, each))
+        done = change(self.desk, wanted, changes, _run(limit, rate, dry_run, bulk, each))
         return _result(done, dry_run)
 
 

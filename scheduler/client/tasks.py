@@ -42,17 +42,26 @@ from scheduler.model.times import LONGEST, span_us
 from scheduler.model.typed import R
 from scheduler.operations import bulk, events, tasks, upkeep
 from scheduler.operations.desk import Desk
-from scheduler.operations.filter import Conditions, check_filters, is_filter
-from scheduler.operations.filter import read as read_filter
+from scheduler.operations.filter import Conditions, check_filters, is_filter, read_filter
 from scheduler.operations.tasks import CancelResult
 from scheduler.ports import SECOND
 from scheduler.store.admin import retention
 from scheduler.store.db.database import Database
 from scheduler.store.db.tx import Tx
 from scheduler.store.graph.cycles import find_path
-from scheduler.store.read import tasks as read_tasks
 from scheduler.store.read.search import search
-from scheduler.store.read.tasks import EdgeRecord, TaskRecord
+from scheduler.store.read.tasks import (
+    EdgeRecord,
+    TaskRecord,
+    attempt_log,
+    attempt_logs,
+    attempts,
+    dependencies,
+    dependents,
+    get_task,
+    result_of,
+    traceback_in,
+)
 from scheduler.store.tasks.enqueue import callers_connection, hold_writes
 
 if TYPE_CHECKING:
@@ -93,7 +102,7 @@ class TaskOperations:
     def get_task(self, task_id: int) -> TaskInfo:
         """Everything stored of a task. Raises UnknownTaskError."""
         with self.database.read() as tx:
-            return self._info(read_tasks.get_task(tx, check_id(task_id)))
+            return self._info(get_task(tx, check_id(task_id)))
 
     def _info(self, record: TaskRecord) -> TaskInfo:
         return task_info(record.at(self.database.now()))
@@ -149,14 +158,14 @@ class TaskOperations:
     def get_task_dependencies(self, task_id: int) -> list[EdgeRecord]:
         """The tasks that it waits for, or waited for. Raises UnknownTaskError."""
         with self.database.read() as tx:
-            read_tasks.get_task(tx, check_id(task_id))
-            return list(read_tasks.dependencies(tx, task_id))
+            get_task(tx, check_id(task_id))
+            return list(dependencies(tx, task_id))
 
     def get_dependents(self, task_id: int) -> list[EdgeRecord]:
         """The tasks that wait for it. Raises UnknownTaskError."""
         with self.database.read() as tx:
-            read_tasks.get_task(tx, check_id(task_id))
-            return list(read_tasks.dependents(tx, task_id))
+            get_task(tx, check_id(task_id))
+            return list(dependents(tx, task_id))
 
     def check_for_cycles(self, task_id: int) -> None:
         """Raise CycleError if the stored edges lead from this task back to it.
@@ -164,8 +173,8 @@ class TaskOperations:
         schedd never stores such edges; another program may have.
         """
         with self.database.read() as tx:
-            read_tasks.get_task(tx, task_id)
-            for edge in read_tasks.dependents(tx, task_id):
+            get_task(tx, task_id)
+            for edge in dependents(tx, task_id):
                 path = find_path(tx, edge.child, task_id)
                 if path:
                     raise CycleError([task_id, *path])
@@ -173,9 +182,9 @@ class TaskOperations:
     def get_attempts(self, task_id: int) -> list[AttemptInfo]:
         """Its executions so far, oldest first. Raises UnknownTaskError."""
         with self.database.read() as tx:
-            read_tasks.get_task(tx, check_id(task_id))
-            logs = dict(read_tasks.attempt_logs(tx, task_id))
-            return [attempt_info(record, logs.get(record.claim)) for record in read_tasks.attempts(tx, task_id)]
+            get_task(tx, check_id(task_id))
+            logs = dict(attempt_logs(tx, task_id))
+            return [attempt_info(record, logs.get(record.claim)) for record in attempts(tx, task_id)]
 
     def logs(self, task_id: int, attempt: int | None = None) -> str:
         """The output of an attempt, with its traceback; of the last one that wrote something by default.
@@ -185,10 +194,10 @@ class TaskOperations:
         more. Raises UnknownTaskError.
         """
         with self.database.read() as tx:
-            read_tasks.get_task(tx, check_id(task_id))
-            found = dict(read_tasks.attempt_logs(tx, task_id))
+            get_task(tx, check_id(task_id))
+            found = dict(attempt_logs(tx, task_id))
             if attempt is not None:
-                claims = [record.claim for record in read_tasks.attempts(tx, task_id) if record.number == attempt]
+                claims = [record.claim for record in attempts(tx, task_id) if record.number == attempt]
                 found = {claim: found[claim] for claim in claims if claim in found}
         return found[max(found)] if found else ""
 
@@ -234,21 +243,21 @@ class TaskOperations:
         """What an ended task returned; None: its row is not there. Raises what it ended with."""
         if task is None:
             with self.database.read() as tx:  # retention may have removed the row and kept its outcome
-                return read_tasks.result_of(tx, task_id)
+                return result_of(tx, task_id)
         if task.state is TaskState.CANCELLED:
             raise TaskCancelledError(task_id)
         if task.state is not TaskState.SUCCESS:
             raise TaskFailedError(task_id, task.error, self._traceback(task_id))
         try:
             with self.database.read() as tx:
-                return read_tasks.result_of(tx, task_id)
+                return result_of(tx, task_id)
         except ResultExpiredError:
             self._expire(task_id)
             raise
 
     def _traceback(self, task_id: int) -> str | None:
         with suppress(StoreUnavailableError), self.database.read() as tx:
-            return read_tasks.traceback_in(read_tasks.attempt_log(tx, task_id))
+            return traceback_in(attempt_log(tx, task_id))
         return None
 
     def _expire(self, task_id: int) -> None:

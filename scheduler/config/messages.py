@@ -144,7 +144,9 @@ def warnings(sources: Mapping[str, SourceSection], door: DoorSection) -> Iterato
         yield "door.kinds", "not set: the bearer of the token may submit any kind but schedd's own; name the kinds"
 
 
-def mistakes(sources: Mapping[str, SourceSection], sinks: Mapping[str, SinkSection]) -> Iterator[tuple[str, str]]:
+def message_mistakes(
+    sources: Mapping[str, SourceSection], sinks: Mapping[str, SinkSection]
+) -> Iterator[tuple[str, str]]:
     """What is wrong with these settings: (dotted name, why)."""
     for name, source in sources.items():
         where = f"sources.{name}"

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 from scheduler.config.addresses import OPEN_CONSOLE, parse_listen
 from scheduler.config.alerts import mistakes
 from scheduler.config.executors import executor_mistakes, gateway_mistakes
-from scheduler.config.messages import mistakes as message_mistakes
+from scheduler.config.messages import message_mistakes
 from scheduler.config.model import Config
 from scheduler.config.sources import shown
 from scheduler.errors import ConfigError

@@ -37,7 +37,7 @@ from scheduler.store.db.errors import StoreError
 from scheduler.store.db.notifier import Notifier
 from scheduler.store.db.pg_connections import let_go
 from scheduler.store.durable import waits
-from scheduler.store.read import counts as read_counts
+from scheduler.store.read import counts
 from scheduler.telemetry.health import Vitals, is_in_store
 
 if TYPE_CHECKING:
@@ -505,10 +505,10 @@ class Engine:
     def _report_start(self) -> None:
         try:
             with self.database.read() as tx:
-                counts, more = read_counts.about(tx, MAX_COUNTED)  # a million took the loop a second, and 70 MB
+                by_state, more = counts.about(tx, MAX_COUNTED)  # a million took the loop a second, and 70 MB
         except StoreUnavailableError:
             return
-        fields: dict[str, Any] = {"worker": self.worker, "incarnation": self.registration.incarnation, **counts}
+        fields: dict[str, Any] = {"worker": self.worker, "incarnation": self.registration.incarnation, **by_state}
         fields["version"] = self.registration.version
         log.info("ready", extra=fields | {"counted_up_to": MAX_COUNTED} if more else fields)
 

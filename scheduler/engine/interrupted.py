@@ -19,7 +19,7 @@ log = logging.getLogger("scheduler.engine")
 _OWN = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 
 
-def end(
+def end_at_interrupt(
     error: KeyboardInterrupt,
     engine: Engine | None,
     drain: float,

@@ -11,8 +11,7 @@ from scheduler.model.alerts import Alert, Silence
 from scheduler.model.names import nearest
 from scheduler.operations.desk import Desk
 from scheduler.operations.masks import masked, masked_text
-from scheduler.store import alerts as store
-from scheduler.store import audit
+from scheduler.store import alerts, audit
 from scheduler.store.alerts import AlertDelivery as AlertDelivery
 from scheduler.store.alerts import SilenceRecord as SilenceRecord
 from scheduler.store.alerts import new_id as new_id
@@ -36,17 +35,17 @@ def current(tx: Tx) -> AlertsNow:
     """Alerts that are pending, firing or recovering, and what is silenced. Without secrets that errors name."""
     found = [
         one._replace(text=masked_text(one.text) or "", detail=masked(dict(one.detail)))
-        for one in store.alerts(tx).values()
+        for one in alerts.alerts(tx).values()
     ]
-    silences = [one._replace(reason=masked_text(one.reason)) for one in store.silences(tx)]
-    return AlertsNow(tx.now, found, silences, store.lease(tx).until > tx.now)
+    silences = [one._replace(reason=masked_text(one.reason)) for one in alerts.silences(tx)]
+    return AlertsNow(tx.now, found, silences, alerts.lease(tx).until > tx.now)
 
 
 def history(tx: Tx, limit: int) -> list[AlertDelivery]:
     """Messages of the last week, newest first, at most ``limit``. Without secrets that errors name."""
     return [
         one._replace(title=masked_text(one.title) or "", error=masked_text(one.error))
-        for one in store.history(tx, limit)
+        for one in alerts.history(tx, limit)
     ]
 
 
@@ -58,12 +57,12 @@ def silence(
         near = nearest(rule, RULES)
         there = f"did you mean {near[0]}?" if near else f"there are {', '.join(RULES)}, *"
         raise ConfigError(f"there is no rule {rule!r:.80}; {there}")
-    return desk.database.change(lambda tx: store.silence(tx, Silence(rule, kind, fingerprint, tx.now + span)))
+    return desk.database.change(lambda tx: alerts.silence(tx, Silence(rule, kind, fingerprint, tx.now + span)))
 
 
 def unsilence(desk: Desk, number: int) -> SilenceRecord | None:
     """End a silence; None if there is none in effect with this id."""
-    return desk.database.change(lambda tx: store.unsilence(tx, number))
+    return desk.database.change(lambda tx: alerts.unsilence(tx, number))
 
 
 def note_test(desk: Desk, sink: str) -> None:

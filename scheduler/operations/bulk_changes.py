@@ -13,7 +13,7 @@ from scheduler.operations.payloads import patched_payload
 from scheduler.store import audit
 from scheduler.store.admin.bulk_plan import CHANGES, dependants_of, of_key, rows_of
 from scheduler.store.admin.gc import remove_dead
-from scheduler.store.admin.replay import replay
+from scheduler.store.admin.replay import replay_task
 from scheduler.store.admin.uncancel import uncancel_all
 from scheduler.store.db.tx import Tx
 from scheduler.store.tasks import control
@@ -177,7 +177,7 @@ def _replay(tx: Tx, row: Any, options: BulkOptions) -> Mapping[int, Other]:
     new = None
     if options.fields is not None:
         new = patched_payload(tx, stored_payloads(tx, [row.id])[0], options.fields)
-    return replay(tx, row.id, payload=new).left
+    return replay_task(tx, row.id, payload=new).left
 
 
 _APPLY: dict[str, Callable[[Tx, Sequence[int], BulkOptions], Applied]] = {

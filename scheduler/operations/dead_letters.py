@@ -17,7 +17,7 @@ from scheduler.model.task_filter import TaskFilter
 from scheduler.operations.changes import payload_maker
 from scheduler.operations.desk import Desk
 from scheduler.operations.tasks import Other
-from scheduler.store.admin import replay as store
+from scheduler.store.admin.replay import replay_task
 from scheduler.store.db.tx import Tx
 from scheduler.store.read import audit, dead_letters, figures
 from scheduler.store.read.audit import AuditRecord
@@ -107,7 +107,7 @@ def replay(
                 task.id, task.kind, task.payload or "null", task.schema_version, named_in(task.headers)
             )
             new = payload_maker(desk, tx, payload, fields)(present)
-        made = [store.replay(tx, task_id, key=key, payload=new, copy=copy) for task_id in wanted]
+        made = [replay_task(tx, task_id, key=key, payload=new, copy=copy) for task_id in wanted]
         left = {task_id: other for again in made for task_id, other in again.left.items()}
         stale = NONE if copy else rerun_on_new(tx, wanted, rerun=rerun)
         return Replayed([again.id for again in made], get_tasks(tx, [again.id for again in made]), left, stale)

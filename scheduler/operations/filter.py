@@ -151,7 +151,7 @@ def parse(text: str, now: int, hidden: Callable[[str], bool] = _shown, *, bare: 
     return TaskFilter(terms, text=" ".join(map(quoted, words)))
 
 
-def read(
+def read_filter(
     desk: Desk,
     text: str,
     given: Mapping[str, Any],
@@ -173,12 +173,12 @@ def read(
     return wanted._replace(terms=terms, up_to=_watermark(given.get("up_to")))
 
 
-def chosen(desk: Desk, asked: Chosen | None, given: Filters, *, ended: bool = False) -> TaskFilter:
+def read_chosen(desk: Desk, asked: Chosen | None, given: Filters, *, ended: bool = False) -> TaskFilter:
     """The same of a verb that needs to be told which tasks: a text or :class:`Filters`, and keywords."""
     if isinstance(asked, TaskFilter):
         return asked
     text, more = (asked, given) if isinstance(asked, str) else ("", {**(asked or {}), **given})
-    wanted = read(desk, text, more, ended=ended)
+    wanted = read_filter(desk, text, more, ended=ended)
     if not wanted.terms:
         raise ConfigError(f"say which tasks: by {', '.join(sorted(Filters.__optional_keys__))}")
     return wanted

@@ -11,10 +11,8 @@ from scheduler.model.recurrence import ZoneMark, fold_marks
 from scheduler.model.spec import TaskId
 from scheduler.operations.desk import Desk
 from scheduler.ports import FOREVER
-from scheduler.store import schedule_sets
-from scheduler.store import schedules as store
+from scheduler.store import schedule_sets, schedules
 from scheduler.store.db.tx import Tx
-from scheduler.store.read import schedules as read
 from scheduler.store.read.forecast import Forecast as Forecast
 from scheduler.store.read.forecast import ScheduleForecast as ScheduleForecast
 from scheduler.store.read.forecast import forecast as forecast
@@ -96,7 +94,7 @@ class BackfillResult(NamedTuple):
 
 def seen(tx: Tx) -> SchedulesNow:
     """All schedules, and what is wrong with them."""
-    found = read.records(tx)
+    found = records(tx)
     fleet = read_fleet(tx)
     unserved = unserved_schedules(tx, fleet)
     notes = [text for text, _ in describe(unserved)] if fleet.claiming else []
@@ -109,9 +107,9 @@ def ahead(tx: Tx, name: str, count: int, *, even_broken: bool = False) -> Schedu
     ``even_broken``: none of a schedule that cannot be read; else raises InvalidScheduleError. Raises
     UnknownScheduleError.
     """
-    one = read.record(tx, name)
+    one = record(tx, name)
     unserved = [text for text, _ in describe(u for u in unserved_schedules(tx, read_fleet(tx)) if u.name == name)]
-    slots = [] if even_broken and one.trouble is not None else read.upcoming(one, count, tx.now)
+    slots = [] if even_broken and one.trouble is not None else upcoming(one, count, tx.now)
     marks = fold_marks([tx.now, *slots], one.recurrence.tz or "UTC")  # the first may be the first after a change
     return ScheduleAhead(tx.now, one, get_kind(tx, one.kind), slots, list(itertools.pairwise(marks)), unserved)
 
@@ -129,7 +127,7 @@ def nodes(one: ScheduleRecord) -> list[dict[str, Any]] | None:
 
 def register(desk: Desk, spec: ScheduleSpec) -> bool:
     """Store a schedule, or change the one of this name. Returns whether it is new. Raises InvalidScheduleError."""
-    return desk.write(lambda tx: store.register(tx, spec))
+    return desk.write(lambda tx: schedules.register(tx, spec))
 
 
 def pause(desk: Desk, name: str) -> ScheduleRecord:
@@ -181,7 +179,7 @@ def cancel_runs(desk: Desk, name: str, *, slot: int | None = None, run: str | No
 
 def delete(desk: Desk, name: str) -> None:
     """Forget a schedule; tasks that it made stay. Raises UnknownScheduleError."""
-    desk.write(lambda tx: store.delete(tx, name))
+    desk.write(lambda tx: schedules.delete(tx, name))
 
 
 def sync(desk: Desk, specs: Sequence[ScheduleSpec], owner: str, *, dry_run: bool = False) -> SetChange:
@@ -191,8 +189,8 @@ def sync(desk: Desk, specs: Sequence[ScheduleSpec], owner: str, *, dry_run: bool
 
 def _pause(desk: Desk, name: str, paused: bool) -> ScheduleRecord:
     def work(tx: Tx) -> ScheduleRecord:
-        store.pause(tx, name, paused)
-        return read.record(tx, name)
+        schedules.pause(tx, name, paused)
+        return record(tx, name)
 
     return desk.write(work)
 

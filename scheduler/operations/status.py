@@ -14,7 +14,7 @@ from scheduler.model.times import SECOND
 from scheduler.operations.masks import masked_text
 from scheduler.store.db.tx import Tx
 from scheduler.store.inbox_held import held_texts
-from scheduler.store.read import status as read
+from scheduler.store.read import status
 from scheduler.store.read.by_hand import ByHand as ByHand
 from scheduler.store.read.message_counts import dead_texts
 from scheduler.store.read.past import status_at as status_at
@@ -47,9 +47,9 @@ class Glance(NamedTuple):
     messages: list[str]
 
 
-def glance(tx: Tx, most: int = read.MAX_COUNTED) -> Glance:
+def glance(tx: Tx, most: int = status.MAX_COUNTED) -> Glance:
     """How things stand. ``most``: tasks of each state that are counted."""
-    found = read.status(tx, most)
+    found = status.status(tx, most)
     held = [one for one in found.held if tx.now - one.since <= HELD_LONG]  # others are among the problems
     return Glance(
         tx.now,

@@ -12,7 +12,7 @@ from scheduler.model.state import TaskState
 from scheduler.operations.changes import Changes, patch_of
 from scheduler.operations.desk import Desk
 from scheduler.store import audit
-from scheduler.store.admin import copy as copies
+from scheduler.store.admin.copy import copy_task, runs_beside
 from scheduler.store.db.tx import Tx
 from scheduler.store.read.tasks import TaskRecord, get_task, get_tasks
 from scheduler.store.read.workers import hung_text, read_fleet, workers
@@ -166,8 +166,8 @@ def copy(desk: Desk, task_id: int, changes: Changes, *, key: str | None = None, 
     make = patch_of(desk, changes, required=False)
 
     def work(tx: Tx) -> Copied:
-        made = copies.copy(tx, task_id, make(tx), key=key, dependencies=dependencies)
-        return Copied(made, copies.runs_beside(get_task(tx, task_id), get_task(tx, made)))
+        made = copy_task(tx, task_id, make(tx), key=key, dependencies=dependencies)
+        return Copied(made, runs_beside(get_task(tx, task_id), get_task(tx, made)))
 
     return desk.write(work)
 

@@ -8,7 +8,7 @@ from scheduler.model.state import TaskState
 from scheduler.operations.desk import Desk
 from scheduler.operations.new_task import Act
 from scheduler.operations.verbs import TaskVerb
-from scheduler.store.admin import uncancel as cancels
+from scheduler.store.admin.uncancel import uncancel_task
 from scheduler.store.db.tx import Tx
 from scheduler.store.read.tasks import get_task
 from scheduler.store.tasks import control
@@ -25,7 +25,7 @@ def uncancel(desk: Desk, task_id: int, *, begun: bool = False) -> None:
 
     def work(tx: Tx) -> None:
         try:
-            cancels.uncancel(tx, task_id)
+            uncancel_task(tx, task_id)
         except InvalidTransitionError:
             if not begun or get_task(tx, task_id).state is not TaskState.CANCELLED:
                 raise

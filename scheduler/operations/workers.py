@@ -9,7 +9,7 @@ from scheduler.errors import ConfigError, UnknownWorkerError
 from scheduler.model.registry import ASYNC, PROCESS, THREAD
 from scheduler.operations.desk import Desk
 from scheduler.store.db.tx import Tx
-from scheduler.store.read import workers as read
+from scheduler.store.read import workers
 from scheduler.store.read.executors import executor_statuses
 from scheduler.store.read.workers import NOT_LIVE
 from scheduler.store.read.workers import Drained as Drained
@@ -53,14 +53,14 @@ class PoolUse(NamedTuple):
 
 def now(tx: Tx, *, every: bool = False) -> WorkersNow:
     """The workers that go round or were lost; ``every``: the latest that have ended, too."""
-    found = read.workers(tx, every=every)
-    orphans = [text for text in map(read.orphans_text, found) if text is not None]
-    return WorkersNow(tx.now, found, read.no_worker_reason(found), orphans)
+    found = workers.workers(tx, every=every)
+    orphans = [text for text in map(workers.orphans_text, found) if text is not None]
+    return WorkersNow(tx.now, found, workers.no_worker_reason(found), orphans)
 
 
 def held(tx: Tx) -> Held:
     """How many tasks each worker has claimed or is running."""
-    return read.held_by_pool(tx)
+    return workers.held_by_pool(tx)
 
 
 def pool_use(worker: WorkerRecord, held: Held) -> list[PoolUse]:
@@ -84,8 +84,8 @@ def held_of(worker: WorkerRecord, held: Held) -> dict[str, int]:
 def notes(worker: WorkerRecord) -> list[str]:
     """What is wrong with a worker: it claims nothing, runs attempts that lost their claims, or has handlers that
     hang."""
-    found = [read.far_text(worker), read.orphans_text(worker)]
-    return [text for text in found if text] + [read.hung_text(worker, hang) for hang in worker.hung]
+    found = [workers.far_text(worker), workers.orphans_text(worker)]
+    return [text for text in found if text] + [workers.hung_text(worker, hang) for hang in worker.hung]
 
 
 def tasks_wait(idle: str | None, refused: str | None = None) -> str | None:

@@ -324,7 +324,7 @@ class InboxRecord(NamedTuple):
     expires_at: int
 
 
-def records(
+def inbox_records(
     tx: Tx,
     *,
     source: str | None = None,

@@ -121,7 +121,7 @@ class OutboxRecord(NamedTuple):
     error: str | None
 
 
-def records(tx: Tx, kind: str | None, *, published: bool = False, limit: int = 50) -> list[OutboxRecord]:
+def outbox_records(tx: Tx, kind: str | None, *, published: bool = False, limit: int = 50) -> list[OutboxRecord]:
     """Messages to a sink, or to all, newest first; ``published``: also those that have gone out."""
     more = "" if kind is None else "AND t.kind = :kind "
     more += "" if published else f"AND t.state NOT IN ({SUCCESS}, {CANCELLED}, {SKIPPED}) "

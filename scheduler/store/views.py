@@ -39,7 +39,7 @@ def save(tx: Tx, page: str, name: str, query: str, owner: str = EVERYBODY) -> No
     ):
         if not isinstance(text, str) or not least <= len(text) <= most or text != storable(text):
             raise ConfigError(f"a view's {what} is a text of {least} to {most} characters, not {text!r:.80}")
-    there = {view.name: view.query for view in views(tx, page, owner) if view.owner == owner}
+    there = {view.name: view.query for view in saved_views(tx, page, owner) if view.owner == owner}
     if name not in there and len(there) >= MAX_VIEWS:
         raise ConfigError(f"there are {MAX_VIEWS} views of this page already: delete some")
     tx.run(
@@ -68,7 +68,7 @@ def delete(tx: Tx, page: str, name: str, owner: str = EVERYBODY) -> bool:
     return bool(gone)
 
 
-def views(tx: Tx, page: str, owner: str = EVERYBODY) -> list[SavedView]:
+def saved_views(tx: Tx, page: str, owner: str = EVERYBODY) -> list[SavedView]:
     """The views of a page that ``owner`` sees: their own, and everybody's; by name."""
     rows = tx.run(
         "SELECT owner, page, name, query, updated_at FROM schedd_views "

@@ -485,4 +485,4 @@ def test_messages_that_can_become_no_task(bench: Bench, watch: Watch) -> None:
     alive(bench, watch, 2)
     assert watch.firing() == []
     with bench.jobs.database.read() as tx:
-        assert len(inbox.records(tx)) == 12, "they are there, and old"
+        assert len(inbox.inbox_records(tx)) == 12, "they are there, and old"

@@ -90,7 +90,7 @@ class Opened:
 
     def count(self) -> int:
         with self.jobs.database.read() as tx:
-            return len(inbox.records(tx, limit=10_000))
+            return len(inbox.inbox_records(tx, limit=10_000))
 
     def close(self) -> None:
         self.client.close()

@@ -140,7 +140,7 @@ class Way:
 
     def states(self) -> dict[str, InboxState]:
         with self.jobs.database.read() as tx:
-            return {row.key: row.state for row in inbox.records(tx)}
+            return {row.key: row.state for row in inbox.inbox_records(tx)}
 
 
 Make = Callable[..., Way]

@@ -83,7 +83,7 @@ class Rig:
 
     def rows(self) -> list[inbox.InboxRecord]:
         with self.jobs.database.read() as tx:
-            return sorted(inbox.records(tx), key=lambda row: row.key)
+            return sorted(inbox.inbox_records(tx), key=lambda row: row.key)
 
 
 Make = Callable[..., Rig]
@@ -101,7 +101,7 @@ def test_a_batch_becomes_tasks_with_one_commit_and_is_acknowledged_after_it(make
 
     def hit(name: str) -> None:
         with rig.jobs.database.read() as tx:
-            stored = len(inbox.records(tx))
+            stored = len(inbox.inbox_records(tx))
         seen.append((name, stored, len(rig.queue.verdicts)))
 
     FAILPOINTS.hit = hit

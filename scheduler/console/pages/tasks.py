@@ -47,7 +47,7 @@ def tasks(visit: Visit) -> RenderedPage:
         found = search(tx, wanted, limit=limit, cursor=cursor, broken=broken.append)
         masks = PageTaskMasks(tx, {task.kind for task in found.tasks})
         reasons = whys(tx, [task.id for task in found.tasks if not task.state.terminal][:WHYS])
-        views = console.views(tx, _PAGE, visit.who.name)
+        views = console.saved_views(tx, _PAGE, visit.who.name)
         kinds = kind_names(tx)
     rows = [_row(task, masks.of(task), reasons.get(task.id)) for task in found.tasks]
     took = time.perf_counter() - began

@@ -20,7 +20,7 @@ from scheduler.store.tasks.patch import NewPayload, Patch, StoredPayload, new_ke
 from scheduler.store.unknown import unknown
 
 
-def copy(tx: Tx, task_id: int, change: Patch, *, key: str | None = None, dependencies: bool = True) -> TaskId:
+def copy_task(tx: Tx, task_id: int, change: Patch, *, key: str | None = None, dependencies: bool = True) -> TaskId:
     """Store a new task with the options, envelope and payload of this one, and over them what ``change`` says.
 
     It is due now unless ``change`` says when, and has an idempotency key of its own. It has no key but ``key``, or the

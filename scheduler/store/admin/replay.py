@@ -47,7 +47,7 @@ class Reopened(NamedTuple):
     left: Mapping[int, keys.Other] = MappingProxyType({})
 
 
-def replay(
+def replay_task(
     tx: Tx, task_id: int, *, key: str | None = None, payload: NewPayload | None = None, copy: bool = False
 ) -> Reopened:
     """Open a dead letter again, or (``copy``) store a copy of it under a key of its own and leave it dead.

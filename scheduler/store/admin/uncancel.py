@@ -17,7 +17,7 @@ from scheduler.store.unknown import unknown
 UNBEGUN = (TaskState.WAITING, TaskState.SCHEDULED)
 
 
-def uncancel(tx: Tx, task_id: int) -> None:
+def uncancel_task(tx: Tx, task_id: int) -> None:
     """Take back a cancel of a task that had not begun: it waits again, or is scheduled for its old time.
 
     What ended with it comes back, too. Raises UnknownTaskError, DuplicateKeyError; InvalidTransitionError if it is not
@@ -28,7 +28,7 @@ def uncancel(tx: Tx, task_id: int) -> None:
 
 
 def uncancel_all(tx: Tx, ids: Sequence[int]) -> Mapping[int, SchedulerError]:
-    """:func:`uncancel` for each of these. Returns those that stay cancelled, each with its error."""
+    """:func:`uncancel_task` for each of these. Returns those that stay cancelled, each with its error."""
     rows = rows_of(tx, ids, tx.dialect.lock)
     entries = last_of(tx, ids, "cancel")
     refused: dict[int, SchedulerError] = {}

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from scheduler.forking import after_fork
-from scheduler.store.db import deadline as deadlines
+from scheduler.store.db.deadline import left
 from scheduler.system import files
 from scheduler.system.locks import lock, unlock
 
@@ -113,14 +113,12 @@ class WriteGate:
             return True
         deadline = 0.0  # what follows reads no clock where no other writer is in the way
         if not self._next.take():
-            deadline = time.monotonic() + deadlines.left(timeout)
+            deadline = time.monotonic() + left(timeout)
             if not self._next.acquire(deadline, _QUEUE_STEP):
                 return False
         entered = False
         try:
-            entered = self._turn.take() or self._turn.acquire(
-                deadline or time.monotonic() + deadlines.left(timeout), _STEP
-            )
+            entered = self._turn.take() or self._turn.acquire(deadline or time.monotonic() + left(timeout), _STEP)
         finally:
             try:
                 self._next.release()

@@ -16,7 +16,7 @@ from scheduler.store.db.dialect import bind_rows, fence
 from scheduler.store.db.statements import Columns, run_over
 from scheduler.store.db.tx import Tx
 from scheduler.store.durable import checkpoints
-from scheduler.store.graph import spawned as children
+from scheduler.store.graph import spawned
 from scheduler.store.graph.cancel_cascade import below
 from scheduler.store.graph.cycles import lock_graph, refuse_cycle
 from scheduler.store.graph.descendants import ended_below
@@ -108,7 +108,7 @@ def cancel(tx: Tx, ids: Sequence[int], *, cascade: bool = False, force: bool = F
         **bound,
     ).fetchall()
     cancelled = [row[0] for row in ended]
-    before = set(_dependants(tx, cancelled)) | children.below(tx, cancelled)
+    before = set(_dependants(tx, cancelled)) | spawned.below(tx, cancelled)
     down = below(tx, cancelled) if cascade else {}
     running = sorted({row[0] for row in requested} | {i for i, state in down.items() if state >= CLAIMED})
     release(tx, [(i, TaskState.CANCELLED) for i in cancelled])
@@ -216,7 +216,7 @@ def reopen_all(tx: Tx, ids: Sequence[int], *, downstream: bool) -> tuple[list[in
 
 
 def _reopen(tx: Tx, ids: list[int], *, downstream: bool) -> dict[int, keys.Other]:
-    spawned = children.cancelled_with(tx, ids) if downstream else []
+    ended_with = spawned.cancelled_with(tx, ids) if downstream else []
     tx.run(
         f"UPDATE schedd_tasks SET {CLEAR}, run_at = :now WHERE {tx.dialect.among('id')}",
         ids=tx.dialect.bind_ids(ids),
@@ -224,10 +224,10 @@ def _reopen(tx: Tx, ids: list[int], *, downstream: bool) -> dict[int, keys.Other
     )
     revived = level = ids
     left: dict[int, keys.Other] = {}
-    while downstream and (ended := sorted({*ended_below(tx, level), *spawned})):
+    while downstream and (ended := sorted({*ended_below(tx, level), *ended_with})):
         ended, refused = with_keys(tx, ended)
         left |= refused
-        spawned = children.cancelled_with(tx, ended)
+        ended_with = spawned.cancelled_with(tx, ended)
         # A task that another transaction has revived meanwhile may be running already.
         cleared = tx.run(
             f"UPDATE schedd_tasks SET {CLEAR}, run_at = CASE WHEN run_at >= {FOREVER} THEN :now ELSE run_at END "

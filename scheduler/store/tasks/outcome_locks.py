@@ -16,7 +16,7 @@ from scheduler.model.state import CANCELLED, END_BIT, FIRST_TERMINAL, WAITING, T
 from scheduler.store.db.dialect import fence
 from scheduler.store.db.statements import Columns, run_over
 from scheduler.store.db.tx import Tx
-from scheduler.store.graph import spawned as children
+from scheduler.store.graph import spawned
 from scheduler.store.graph.cancel_cascade import lock_below
 from scheduler.store.graph.descendants import BROKEN_BITS, tasks_below
 from scheduler.store.predicates import IS_HELD, bind_parents, from_parents, is_parent, state_of
@@ -104,9 +104,9 @@ def lock_descendants(tx: Tx, level: dict[int, int]) -> LockedDescendants:
         reached: dict[int, set[int]] = {}
         cancelled = [i for i, bits in level.items() if bits & END_BIT[TaskState.CANCELLED]]
         if cancelled:
-            busy, spawned = children.blocked(tx, cancelled)
+            busy, parent_of = spawned.blocked(tx, cancelled)
             blocked |= {root for i in busy for root in roots[i]}
-            for child, parent in spawned.items():
+            for child, parent in parent_of.items():
                 reached.setdefault(child, set()).update(roots[parent])
                 below[child] = END_BIT[TaskState.CANCELLED]
         edges, held = _lock_children(tx, level)

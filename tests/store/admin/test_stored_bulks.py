@@ -26,7 +26,7 @@ from scheduler.ports import SECOND
 from scheduler.store import bulks
 from scheduler.store.admin import bulk_plan
 from scheduler.store.admin.retention import purge_batch
-from scheduler.store.views import delete, save, views
+from scheduler.store.views import delete, save, saved_views
 from support.bench import Bench
 
 
@@ -364,11 +364,11 @@ def test_saved_views(bench: Bench) -> None:
         save(tx, "tasks", "mine", "subject=eve", owner="alice")
         save(tx, "schedules", "other", "q=1")
     with database.read() as tx:
-        assert [(v.name, v.query) for v in views(tx, "tasks", "alice")] == [
+        assert [(v.name, v.query) for v in saved_views(tx, "tasks", "alice")] == [
             ("dead mail", "state=dead&kind=Mail"),
             ("mine", "subject=eve"),
         ]
-        assert [v.name for v in views(tx, "tasks")] == ["dead mail"]
+        assert [v.name for v in saved_views(tx, "tasks")] == ["dead mail"]
     with database.write() as tx:
         assert delete(tx, "tasks", "mine", "alice")
         assert not delete(tx, "tasks", "mine", "alice")

@@ -294,7 +294,7 @@ def test_while_the_source_is_paused_messages_stay_where_they_are(trial: Trial) -
     trial.rig.send(trial.body(1))
     assert receiver.turn() == 0
     with trial.jobs.database.read() as tx:
-        assert inbox.records(tx) == []
+        assert inbox.inbox_records(tx) == []
     with trial.jobs.database.write() as tx:
         pauses.resume(tx, SOURCE, "orders")
     trial.receive_all()
