@@ -22,7 +22,7 @@ PREFIX = "/api/v1"
 
 
 _OF_BULKS: tuple[BulkVerb, ...] = get_args(BulkVerb)
-_PLANNED = tuple(verb for verb in _OF_BULKS if verb in PLANNED)
+_PLANNED: tuple[BulkVerb, ...] = tuple(verb for verb in _OF_BULKS if verb in PLANNED)
 DOCUMENT = "/openapi.json"
 _REF = "#/components/schemas/{name}"
 ERRORS = {
