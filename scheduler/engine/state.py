@@ -250,7 +250,8 @@ class EngineState:
         """An attempt has ended."""
         attempt.marked = True  # it has ended: its row need not say any more that it runs
         self.outcomes.append((attempt, outcome))
-        self.nudge()
+        if self._sleeping:  # as nudge() does, without a call: each attempt comes here
+            self._wake()
 
     # what the engine calls
 

@@ -190,7 +190,7 @@ def _begin(attempt: Attempt, runtime: Runtime) -> Any:
     try:
         if c.payload is None:
             raise PayloadError("the payload is missing from the database")
-        if has_names(c.headers):
+        if c.headers is not None and has_names(c.headers):  # mostly there are none
             return _NAMED
         return kind.decode(c.payload, c.schema_version, c.id)
     except BaseException as error:  # also SystemExit of a build() or an upgrade()
