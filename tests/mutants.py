@@ -433,8 +433,8 @@ MUTANTS = (
         (
             Change(
                 "scheduler/store/db/pg_connections.py",
-                "self._distrusted.update(raw for raw, _ in found)",
-                "self._distrusted.update(())",
+                "raw.distrusted = True",
+                "raw.distrusted = False",
             ),
         ),
         ("tests/store/db/test_autocommit.py",),
