@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 import click
 
@@ -24,11 +23,6 @@ from scheduler.cli.options import TASK_ID, Number, acts, common
 from scheduler.cli.output import masks_of, print_object, print_rows, reveals
 from scheduler.cli.session import Session, note, note_stale, prints
 from scheduler.cli.task_verbs import note_left
-
-if TYPE_CHECKING:
-    pass
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 _GROUP_COLUMNS = ("count", "what", "fingerprint", "oldest", "newest", "id", "error")
 _GROUP_FIELDS = (
@@ -194,7 +188,7 @@ def replay_all(session: Session, /, text: str, limit: int, rate: float | None, *
 
 @dlq_command.command()
 @filter_text
-@filter_options("Died", without=("states", "limit"))
+@_filters
 @rate_option
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @acts

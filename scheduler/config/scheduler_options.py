@@ -75,7 +75,7 @@ def otel_section(given: Otel | Mapping[str, Any]) -> Otel:
     return Otel(**made)
 
 
-def task_settings(config: Config, environ: Mapping[str, str] = os.environ) -> dict[str, dict[str, Any]]:
+def task_settings(config: Config) -> dict[str, dict[str, Any]]:
     """``ctx.settings`` of the built-in tasks: their sections, with absolute paths, and the store's place."""
     made = {name: msgspec.structs.asdict(getattr(config, name)) for name in _FOR_TASKS}
     for section, name in _PATHS:
@@ -86,9 +86,10 @@ def task_settings(config: Config, environ: Mapping[str, str] = os.environ) -> di
             made[section][name] = _absolute(value)
     for section, name in _LISTS:
         made[section][name] = list(made[section][name])
-    made["http"]["secrets_dir"] = made["http"]["secrets_dir"] or environ.get("CREDENTIALS_DIRECTORY")
-    if made["actions"]["key_file"] is None and environ.get("CREDENTIALS_DIRECTORY"):
-        made["actions"]["key_file"] = os.path.join(environ["CREDENTIALS_DIRECTORY"], "signing-key.pem")
+    credentials = os.environ.get("CREDENTIALS_DIRECTORY")
+    made["http"]["secrets_dir"] = made["http"]["secrets_dir"] or credentials
+    if made["actions"]["key_file"] is None and credentials:
+        made["actions"]["key_file"] = os.path.join(credentials, "signing-key.pem")
     made["store"] = {"sqlite": _sqlite_path(config.store.url)}
     return made
 

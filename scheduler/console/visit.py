@@ -150,11 +150,9 @@ class Visit:
         """A whole number from the query. Raises BadInputError."""
         return _number(self.asked(name), name, default, least, most)
 
-    def given_number(
-        self, name: str, default: int | None = None, *, least: int = 0, most: int = 2**63 - 1
-    ) -> int | None:
+    def given_number(self, name: str, *, least: int = 0, most: int = 2**63 - 1) -> int | None:
         """A whole number from the form. Raises BadInputError."""
-        return _number(self.given(name), name, default, least, most)
+        return _number(self.given(name), name, None, least, most)
 
 
 def _text(values: Mapping[str, list[str]], name: str, default: str) -> str:

@@ -64,12 +64,11 @@ def _frames(trace: TracebackType | None) -> list[str]:
     return frames
 
 
-def traceback_text(error: BaseException, skip: int = 1) -> str:
-    """The traceback without our own first frames, for the attempt's log."""
+def traceback_text(error: BaseException) -> str:
+    """The traceback without our own first frame, for the attempt's log."""
     trace = error.__traceback__
-    for _ in range(skip):
-        if trace is not None and trace.tb_next is not None:
-            trace = trace.tb_next
+    if trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
     try:
         return "".join(traceback.format_exception(type(error), error, trace, limit=-_MAX_FRAMES))
     except BaseException:  # its own __getattr__ is asked for notes, and may raise anything

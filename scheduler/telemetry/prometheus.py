@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from scheduler.errors import ConfigError
-from scheduler.telemetry.metrics import BUCKETS, Distribution, Family
+from scheduler.telemetry.metrics import BUCKETS, Family
 
 if TYPE_CHECKING:
     from prometheus_client.registry import CollectorRegistry
@@ -37,7 +37,7 @@ class Collector:
             if metric.type == "histogram":
                 histogram = core.HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
                 for one in distributions:
-                    histogram.add_metric(one.labels, _cumulative(one), one.total)
+                    histogram.add_metric(one.labels, list(zip(_BOUNDS, accumulate(one.counts), strict=True)), one.total)
                 if distributions:
                     yield histogram
             elif samples:
@@ -47,10 +47,6 @@ class Collector:
                 for labels, value in samples:
                     family.add_metric(labels, value)
                 yield family
-
-
-def _cumulative(one: Distribution) -> list[tuple[str, int]]:
-    return list(zip(_BOUNDS, accumulate(one.counts), strict=True))
 
 
 def make_registry(read: Read, *, process: bool) -> CollectorRegistry:

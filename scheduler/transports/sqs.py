@@ -268,11 +268,7 @@ def _refused(key: str, wrong: Mapping[str, Any]) -> Refused:
 def _attributes(headers: Mapping[str, str], reason: str) -> dict[str, dict[str, str]]:
     """A dead message's own, as far as there is room for them beside the reason."""
     own = [(name, text) for name, text in headers.items() if text and name != REASON][: MAX_ATTRIBUTES - 1]
-    return {name: _attribute(text) for name, text in [*own, (REASON, reason)]}
-
-
-def _attribute(text: str) -> dict[str, str]:
-    return {"DataType": "String", "StringValue": text}
+    return {name: {"DataType": "String", "StringValue": text} for name, text in [*own, (REASON, reason)]}
 
 
 def _text(body: bytes) -> str:

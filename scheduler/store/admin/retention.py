@@ -93,8 +93,7 @@ _READERS = (
 # What has completed under a key is remembered while an earlier failure with that key may be retried or replayed: see
 # keys.py.
 _RETRIABLE = (
-    f"FROM schedd_tasks d WHERE d.kind = t.kind AND d.key = t.key AND d.state >= {FAILED} "
-    f"AND {completed_since('d', 't')}"
+    f"FROM schedd_tasks d WHERE d.kind = t.kind AND d.key = t.key AND d.state >= {FAILED} AND {completed_since('d')}"
 )
 _STILL_READABLE = f"({exists('e.parent', _READERS)} OR t.key IS NOT NULL AND {exists('d.key', _RETRIABLE)})"
 REMOVABLE = f"{UNREFERENCED} AND NOT {_STILL_READABLE}"

@@ -45,7 +45,7 @@ def uncancel_all(tx: Tx, ids: Sequence[int]) -> Mapping[int, SchedulerError]:
             able.append(task_id)
     if not able:
         return refused
-    back, left = reopen_all(tx, able, downstream=True)
+    back, left = reopen_all(tx, able)
     for task_id in set(able).difference(back):
         other = left.get(task_id)
         refused[task_id] = _why_not(f"task {task_id} ended with a task that stays") if other is None else other.error

@@ -26,7 +26,6 @@ MAX_GROUPS = 200  # of dead letters by kind and cause
 MAX_BACKLOG = 100_000  # tasks of a queue that are counted
 MAX_RUNNING = 1000  # attempts that have run for the longest time
 _HEADS_PER_QUEUE = 20  # lanes of a queue looked at for its oldest ready task
-_EXAMPLES = 5
 _ASKED_AFTER, _ASKED_QUEUES = 60 * SECOND, 50  # the oldest task of so many queues is asked for its cause
 _MIN_RUNS = 20  # from which on a percentile means something
 _HISTORY = 7 * DAY * SECOND  # from which a percentile is taken

@@ -122,15 +122,10 @@ def attempt_logs(tx: Tx, task_id: int, after: int = 0) -> list[tuple[int, str]]:
     return sorted(entry for entry in found if entry[0] > after)
 
 
-def attempt_log(tx: Tx, task_id: int, claim: int | None = None) -> str | None:
-    """What one attempt wrote: that of this claim, or of the last attempt that wrote something."""
-    if claim is None:
-        found = attempt_logs(tx, task_id)
-        return found[-1][1] if found else None
-    text = tx.run(
-        "SELECT value FROM schedd_task_values WHERE task_id = :id AND name = :name", id=task_id, name=f"log:{claim}"
-    ).scalar()
-    return None if text is None else str(text)
+def attempt_log(tx: Tx, task_id: int) -> str | None:
+    """What the last attempt wrote that wrote something."""
+    found = attempt_logs(tx, task_id)
+    return found[-1][1] if found else None
 
 
 def traceback_in(text: str | None) -> str | None:
@@ -151,19 +146,17 @@ def traceback_in(text: str | None) -> str | None:
 
 def stack_of(tx: Tx, task_id: int, claim: int) -> str | None:
     """Where the handler of this claim hangs, or hung; None if it never did."""
-    text = tx.run(
-        "SELECT value FROM schedd_task_values WHERE task_id = :id AND name = :name", id=task_id, name=stack_name(claim)
-    ).scalar()
-    return None if text is None else str(text)
+    return _value_of(tx, task_id, stack_name(claim))
+
+
+def _value_of(tx: Tx, task_id: int, name: str) -> str | None:
+    rows = tx.run("SELECT value FROM schedd_task_values WHERE task_id = :id AND name = :name", id=task_id, name=name)
+    return rows.scalar()
 
 
 def standing_of(tx: Tx, task_id: int, claim: int) -> AttemptStanding | None:
     """Where the handler of this claim has stood for a minute or longer; None if it moves, or did when last seen."""
-    text = tx.run(
-        "SELECT value FROM schedd_task_values WHERE task_id = :id AND name = :name",
-        id=task_id,
-        name=standing_name(claim),
-    ).scalar()
+    text = _value_of(tx, task_id, standing_name(claim))
     try:
         return None if text is None else msgspec.json.decode(text, type=AttemptStanding | None)
     except msgspec.MsgspecError:

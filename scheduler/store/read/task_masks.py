@@ -158,11 +158,8 @@ def _mask_schema(schema: Any, secret: bool) -> Any:
     return made
 
 
-def secret_path(tx: Tx, path: str, kinds: Iterable[str] = ()) -> bool:
-    """Whether a field of payloads such as ``login.password`` is masked: by its name, or by any of these kinds.
-
-    Without ``kinds``: by any kind that workers have published.
-    """
+def secret_path(tx: Tx, path: str) -> bool:
+    """Whether a field of payloads such as ``login.password`` is masked: by its name, or by a kind of the workers."""
     parts = path.split(".")
     if any(map(is_secret_name, parts)):
         return True
@@ -170,7 +167,7 @@ def secret_path(tx: Tx, path: str, kinds: Iterable[str] = ()) -> bool:
     for part in reversed(parts):
         probe = [probe] if part.isdigit() else {part: probe}
     whole = {path: _PROBE}
-    found = masks(tx, list(kinds) or kind_names(tx)).values()
+    found = masks(tx, kind_names(tx)).values()
     return any(mask.payload(one) != one for mask in found for one in (probe, whole))
 
 
@@ -182,11 +179,6 @@ def masked(value: Any) -> Any:
 def masked_text(text: str | None) -> str | None:
     """A text without the passwords of URLs and values named like a secret."""
     return None if text is None else redact(text)
-
-
-def masked_json(text: str | None, schema: Mapping[str, Any] | None = None) -> Any:
-    """A stored value, decoded and masked, also by its kind's ``schema``; what is no JSON as text."""
-    return TaskMask(Mask(schema) if schema else None, (text,)).payload(text)
 
 
 def _decoded(text: str) -> Any:

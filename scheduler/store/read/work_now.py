@@ -45,10 +45,7 @@ class WorkNow(NamedTuple):
 def work_now(tx: Tx, scope: Literal["kind", "queue"], name: str) -> WorkNow:
     """What is under way of this kind, or in this queue, and its backlog."""
     capped = set[str]()
-    rows = tx.run(
-        f"SELECT state, count(*) AS n FROM schedd_tasks WHERE {HELD} AND {scope} = :name GROUP BY state", name=name
-    )
-    held = {row.state: int(row.n) for row in rows}
+    held = {row.state: int(row.n) for row in tx.run(_HELD.format(column=scope), name=name)}
     later: dict[str, int] = {}
     for label, code in (("retry", RETRY), ("suspended", SUSPENDED)):
         row = tx.run(_NOT_DUE.format(column=scope, code=code), name=name, most=MAX_COUNTED).one()

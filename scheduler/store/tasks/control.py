@@ -208,11 +208,11 @@ def reopen(tx: Tx, task_id: int, *, downstream: bool) -> dict[int, keys.Other]:
     return _reopen(tx, [task_id], downstream=downstream)
 
 
-def reopen_all(tx: Tx, ids: Sequence[int], *, downstream: bool) -> tuple[list[int], dict[int, keys.Other]]:
+def reopen_all(tx: Tx, ids: Sequence[int]) -> tuple[list[int], dict[int, keys.Other]]:
     """:func:`reopen` for many ended tasks that the caller has locked. Returns those that live again, and what stays as
     it ended because of its key."""
     back, refused = with_keys(tx, sorted(ids))
-    return back, refused | _reopen(tx, back, downstream=downstream)
+    return back, refused | _reopen(tx, back, downstream=True)
 
 
 def _reopen(tx: Tx, ids: list[int], *, downstream: bool) -> dict[int, keys.Other]:

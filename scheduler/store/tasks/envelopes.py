@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-import sqlalchemy as sa
 
 from scheduler.model.envelope import Envelope, idempotency_key
 from scheduler.model.times import to_datetime
@@ -33,10 +32,6 @@ def envelope_of(tx: Tx, task_id: int) -> Envelope | None:
     if row.key is None:
         known = tx.run(_EPOCHS).fetchall()
         epoch = 1 + sum(first <= (row.original_id or task_id) for (first,) in known)
-    return _envelope(row, epoch)
-
-
-def _envelope(row: sa.Row[Any], epoch: int) -> Envelope:
     return Envelope(
         schema_version=row.schema_version,
         message_type=row.message_type or row.kind,

@@ -142,18 +142,18 @@ _HOLDS = (
 )
 
 
-def completed_since(one: str, success: str, at: str = "finished_at") -> str:
-    """SQL: whether ``success`` completed after ``one``, of the same key, had ended.
+def completed_since(one: str, at: str = "finished_at") -> str:
+    """SQL: whether ``t`` completed after ``one``, of the same key, had ended.
 
     Ids show which task was stored later, even if a clock was set back.
     """
-    return f"({success}.id > {one}.id OR {success}.finished_at > {one}.{at})"
+    return f"(t.id > {one}.id OR t.finished_at > {one}.{at})"
 
 
 # The sums keep planners from the index of all successes, and from walking up the primary key.
 _COMPLETED = (
     "SELECT min(t.id + 0) FROM schedd_tasks t WHERE t.kind = {0}.kind AND t.key = {0}.key "
-    f"AND t.state + 0 = {SUCCESS} AND t.id <> {{0}}.id AND {completed_since('{0}', 't', 'at')}"
+    f"AND t.state + 0 = {SUCCESS} AND t.id <> {{0}}.id AND {completed_since('{0}', 'at')}"
 )
 
 
