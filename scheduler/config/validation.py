@@ -62,28 +62,15 @@ def check(config: Config) -> None:
         parse_size(config.worker.recycle_memory, "it")
     except ConfigError as error:
         refuse("worker.recycle_memory", str(error))
-    if config.metrics.listen is not None:
-        try:
-            parse_listen(config.metrics.listen)
-        except ConfigError as error:
-            refuse("metrics.listen", str(error))
-    if config.console.listen is not None:
-        try:
-            address = parse_listen(config.console.listen)
-        except ConfigError as error:
-            refuse("console.listen", str(error))
-        if not address.loopback and config.console.auth in (None, "local"):
-            refuse("console.listen", OPEN_CONSOLE)
-    if config.door.listen is not None:
-        try:
-            parse_listen(config.door.listen)
-        except ConfigError as error:
-            refuse("door.listen", str(error))
-    if config.gateway.listen is not None:
-        try:
-            parse_listen(config.gateway.listen)
-        except ConfigError as error:
-            refuse("gateway.listen", str(error))
+    for name in ("metrics", "console", "door", "gateway"):
+        listen = getattr(config, name).listen
+        if listen is not None:
+            try:
+                address = parse_listen(listen)
+            except ConfigError as error:
+                refuse(f"{name}.listen", str(error))
+            if name == "console" and not address.loopback and config.console.auth in (None, "local"):
+                refuse("console.listen", OPEN_CONSOLE)
     if config.tasks.state is not None and not re.fullmatch(r"[\w.]+:[\w.]+", config.tasks.state):
         refuse("tasks.state", f'expected "module:function", not {shown(config.tasks.state)}')
     for name, zone in (("console.zone", config.console.zone), ("schedules.timezone", config.schedules.timezone)):

@@ -11,7 +11,7 @@ import queue
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from itertools import compress, repeat
@@ -368,25 +368,24 @@ class EngineState:
 
     def reject_requests(self) -> None:
         """Answer waiting requests as if the claims were lost: the lease has run out."""
-        while True:
-            try:
-                answer = self.requests.popleft().answer
-            except IndexError:
-                return
-            if answer.set_running_or_notify_cancel():
-                answer.set_result({"held": False})
+        for answer in self._take_requests():
+            answer.set_result({"held": False})
 
     def abort_requests(self) -> None:
         """Fail waiting requests: the engine has stopped, and no commit will follow."""
         self.requests.extend(self.put_off)
         self.put_off = []
+        for answer in self._take_requests():
+            answer.set_exception(StoreUnavailableError("the engine has stopped"))
+
+    def _take_requests(self) -> Iterator[Future[Answer]]:
         while True:
             try:
                 answer = self.requests.popleft().answer
             except IndexError:
                 return
             if answer.set_running_or_notify_cancel():
-                answer.set_exception(StoreUnavailableError("the engine has stopped"))
+                yield answer
 
     def capacity(self) -> Capacity:
         """What this worker publishes of its slots, and of the orphans that fill some of them without a claim."""

@@ -41,6 +41,21 @@ else:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
+def session_members(session: int) -> list[int]:
+    """The living processes of a session; none where the system does not list them."""
+    found: list[int] = []
+    for entry in os.scandir("/proc") if sys.platform == "linux" else ():
+        if entry.name.isdigit():
+            try:
+                with open(f"{entry.path}/stat", "rb") as file:
+                    state, _, _, of = file.read().rpartition(b")")[2].split()[:4]
+            except OSError:
+                continue  # gone meanwhile
+            if int(of) == session and state not in b"ZX":
+                found.append(int(entry.name))
+    return found
+
+
 def user_id() -> int | None:
     """The number of the user that this process runs as; None on Windows, whose users have none."""
     if sys.platform == "win32":

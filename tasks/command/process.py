@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 
 from scheduler import PermanentError, interpreter
+from scheduler.system.processes import session_members
 
 REAPER = Path(__file__).with_name("reaper.py")
 REAPER_GRACE = 10.0  # seconds that the reaper may take beyond the grace period before it is ended itself
@@ -201,7 +202,7 @@ class Process:
     def _kill_session(self) -> None:
         """Without the reaper: whatever is in its session, which has its process id as its name."""
         for _ in range(MAX_SWEEPS):
-            pids = _members(self._reaper.pid)
+            pids = session_members(self._reaper.pid)
             if not pids:
                 return
             for pid in pids:
@@ -224,21 +225,6 @@ class Process:
         self._control.close()
         if self._output >= 0:
             self._output_closed()
-
-
-def _members(session: int) -> list[int]:
-    """The living processes of a session; none where the system does not list them."""
-    found: list[int] = []
-    for entry in os.scandir("/proc") if sys.platform == "linux" else ():
-        if entry.name.isdigit():
-            try:
-                with open(f"{entry.path}/stat", "rb") as file:
-                    state, _, _, of = file.read().rpartition(b")")[2].split()[:4]
-            except OSError:
-                continue  # gone meanwhile
-            if int(of) == session and state not in b"ZX":
-                found.append(int(entry.name))
-    return found
 
 
 def _spec(argv: Sequence[str], env: Mapping[str, str], cwd: str | None, grace: float, confined: bool) -> bytes:

@@ -17,6 +17,7 @@ import msgspec
 
 from scheduler.config import user_modules
 from scheduler.engine.child.protocol import socket_pair
+from scheduler.system.processes import session_members
 
 CLOSE_TIMEOUT_S = 6.0  # for ending everything; a little more than the fork server's own ORPHANS_GIVE_UP_S
 SESSION_TIMEOUT_S = 1.0  # for the killed processes of a session to end
@@ -119,26 +120,11 @@ def end_session(session: int) -> None:
     Returns when all of it has ended, or after a second.
     """
     until = time.monotonic() + SESSION_TIMEOUT_S
-    while (left := _members(session)) and time.monotonic() < until:
+    while (left := session_members(session)) and time.monotonic() < until:
         for pid in left:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(SESSION_TIMEOUT_S / 200)
-
-
-def _members(session: int) -> list[int]:
-    """The living processes of a session."""
-    found = []
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
-            try:
-                with open(f"{entry.path}/stat", "rb") as file:
-                    state, _, _, of = file.read().rpartition(b")")[2].split()[:4]
-            except OSError:
-                continue  # gone meanwhile
-            if int(of) == session and state not in b"ZX":
-                found.append(int(entry.name))
-    return found
 
 
 def _loaded() -> list[str]:
