@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Any, Literal, NamedTuple, get_args
 
 from scheduler.errors import ConfigError
+from scheduler.model.state import StoredEnum
 
 BulkVerb = Literal["cancel", "retry", "rerun", "replay", "purge", "uncancel"]
 VERBS: tuple[str, ...] = get_args(BulkVerb)
@@ -15,7 +15,7 @@ BATCH = 100  # tasks changed in one transaction
 WITH_CANARY = frozenset({"retry", "rerun", "replay"})  # the verbs after which a task runs
 
 
-class BulkState(StrEnum):
+class BulkState(StoredEnum):
     """``planned``: its scope is frozen, and nothing is done yet. ``undone``: it was taken back, so that it never goes
     on. ``interrupted``: its process has died, and it waits for a person who goes on with it.
 
@@ -29,21 +29,13 @@ class BulkState(StrEnum):
     UNDONE = "undone"
     INTERRUPTED = "interrupted"
 
-    @property
-    def code(self) -> int:
-        return tuple(BulkState).index(self)
 
-
-class ItemResult(StrEnum):
+class ItemResult(StoredEnum):
     """What became of a task. Stored by position: append, never reorder."""
 
     DONE = "done"
     PASSED = "passed over"
     FAILED = "failed"
-
-    @property
-    def code(self) -> int:
-        return tuple(ItemResult).index(self)
 
 
 class BulkOptions(NamedTuple):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from enum import StrEnum
 
 from scheduler.model.registry import MAX_KEY
+from scheduler.model.state import StoredEnum
 
 INBOX = "schedd.inbox"
 """The queue of tasks that stand for messages which could not be read."""
@@ -14,7 +14,7 @@ UNREADABLE = "messages.service"
 """The kind of dead tasks that stand for messages of a source without a dead-letter queue."""
 
 
-class InboxState(StrEnum):
+class InboxState(StoredEnum):
     """The state of a message. Stored by position: append, never reorder."""
 
     OPEN = "open"  # its task is stored, and its end settles the message
@@ -23,17 +23,7 @@ class InboxState(StrEnum):
     HELD = "held"  # it waits for messages of its subject that come before it
     LATE = "late"  # a later message of its subject went ahead; it became no task
 
-    @property
-    def code(self) -> int:
-        return _CODES[self]
 
-    @classmethod
-    def from_code(cls, code: int) -> InboxState:
-        return _STATES[code]
-
-
-_STATES = tuple(InboxState)
-_CODES = {state: code for code, state in enumerate(_STATES)}
 OPEN, DONE, DEAD, HELD, LATE = range(5)
 
 

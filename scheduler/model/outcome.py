@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from enum import StrEnum
 from typing import NamedTuple
 
 import msgspec
 
 from scheduler.model.spec import TaskSpec
-from scheduler.model.state import SUCCESS
+from scheduler.model.state import SUCCESS, StoredEnum
 
 
-class AttemptEnd(StrEnum):
+class AttemptEnd(StoredEnum):
     """How an attempt ended, as its history has it. Stored by position: append, never reorder."""
 
     SUCCEEDED = "succeeded"
@@ -26,18 +25,6 @@ class AttemptEnd(StrEnum):
     LOST = "lost"
     HANDED_BACK = "handed back"
     REPLACED = "replaced"
-
-    @property
-    def code(self) -> int:
-        return _END_CODES[self]
-
-    @classmethod
-    def from_code(cls, code: int) -> AttemptEnd:
-        return _ENDS[code]
-
-
-_ENDS = tuple(AttemptEnd)
-_END_CODES = {end: code for code, end in enumerate(_ENDS)}
 
 
 class Failure(NamedTuple):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from enum import StrEnum
+
+from scheduler.model.state import StoredEnum
 
 NOT_MINE = 75  # exit status of a job whose claim is not its own: another job has it, or it was taken back
 CANNOT_RUN = 76  # exit status of a job that cannot run the task, before it took the claim over
@@ -14,7 +15,7 @@ TOKEN_VARIABLE = "SCHEDD_JOB_TOKEN"  # good for the one claim that the job is fo
 MAX_LOST_STARTS = 3  # in a row; then the task fails
 
 
-class PlacementState(StrEnum):
+class PlacementState(StoredEnum):
     """How far a placement is. Stored by position: append, never reorder; up to ``ended`` they are open."""
 
     RESERVED = "reserved"  # claimed for a job that the engine has not confirmed
@@ -22,16 +23,8 @@ class PlacementState(StrEnum):
     ATTACHED = "attached"  # the job has taken the claim over, as a worker
     ENDED = "ended"
 
-    @property
-    def code(self) -> int:
-        return tuple(PlacementState).index(self)
 
-    @classmethod
-    def from_code(cls, code: int) -> PlacementState:
-        return tuple(cls)[code]
-
-
-class PlacementPhase(StrEnum):
+class PlacementPhase(StoredEnum):
     """What a backend says of a job. Stored by position: append, never reorder."""
 
     QUEUED = "queued"
@@ -43,14 +36,6 @@ class PlacementPhase(StrEnum):
     PREEMPTED = "preempted"
     TIMED_OUT = "timed out"
     GONE = "gone"  # the backend does not know it, or no longer
-
-    @property
-    def code(self) -> int:
-        return tuple(PlacementPhase).index(self)
-
-    @classmethod
-    def from_code(cls, code: int) -> PlacementPhase:
-        return tuple(cls)[code]
 
     @property
     def over(self) -> bool:

@@ -6,15 +6,35 @@ non-edge.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from enum import IntEnum, StrEnum
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal, Self
 
 from scheduler.errors import ConfigError
 
+_BY_CODE: defaultdict[type, list[Any]] = defaultdict(list)
 
-class TaskState(StrEnum):
+
+class StoredEnum(StrEnum):
+    """Values that are stored by position, ``code``: append, never reorder."""
+
+    code: int
+
+    def __init__(self, _: str) -> None:
+        values = _BY_CODE[type(self)]
+        self.code = len(values)
+        values.append(self)
+
+    @classmethod
+    def from_code(cls, code: int) -> Self:
+        """The value at this position. Raises IndexError."""
+        found: Self = _BY_CODE[cls][code]
+        return found
+
+
+class TaskState(StoredEnum):
     """The state of a task. ``code`` is the number stored for it, ``simple`` the short name."""
 
     WAITING = "waiting"
@@ -30,10 +50,6 @@ class TaskState(StrEnum):
     SKIPPED = "skipped"
 
     @property
-    def code(self) -> int:
-        return _CODES[self]
-
-    @property
     def simple(self) -> str:
         return _SIMPLE[self]
 
@@ -41,13 +57,6 @@ class TaskState(StrEnum):
     def terminal(self) -> bool:
         return self in TERMINAL
 
-    @classmethod
-    def from_code(cls, code: int) -> TaskState:
-        return _STATES[code]
-
-
-_STATES = tuple(TaskState)
-_CODES = {state: code for code, state in enumerate(_STATES)}
 
 S = TaskState  # short in the tables below
 _SIMPLE = {

@@ -19,7 +19,6 @@ from scheduler.store.db.tx import Tx
 
 RUNNER_US = 60 * SECOND  # for so long a bulk is its runner's, from each of its transactions on
 _INSERTED = 10_000  # items that one statement stores
-_STATES, _RESULTS = tuple(BulkState), tuple(ItemResult)
 _COLUMNS = (
     *("name", "verb", "state", "created_at", "updated_at", "finished_at", "actor", "via", "reason", "options"),
     *("chosen", "plan", "total", "position", "done", "passed", "failed", "dependants", "runner", "runner_until"),
@@ -91,7 +90,7 @@ class BulkItem(NamedTuple):
 
 def _record(row: sa.Row[Any]) -> BulkRecord:
     given = dict(row._mapping)
-    given["state"] = _STATES[row.state]
+    given["state"] = BulkState.from_code(row.state)
     given["options"] = msgspec.convert(msgspec.json.decode(row.options), BulkOptions)
     given["chosen"], given["plan"] = msgspec.json.decode(row.chosen), msgspec.json.decode(row.plan)
     return BulkRecord(**given)
@@ -181,7 +180,7 @@ def items(
             row[0],
             row[1],
             None if row[2] is None else TaskState.from_code(row[2]),
-            None if row[3] is None else _RESULTS[row[3]],
+            None if row[3] is None else ItemResult.from_code(row[3]),
             row[4],
         )
         for row in rows[:limit]
