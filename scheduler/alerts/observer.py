@@ -18,6 +18,7 @@ from scheduler.store.broken_rows import UNREADABLE
 from scheduler.store.read import alert_facts, schedules
 from scheduler.store.read.flow import flows_now
 from scheduler.store.read.status import status
+from scheduler.store.read.tasks import errors_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,7 +92,7 @@ class Observer:
 
     def _dead_letters(self, tx: Tx) -> tuple[list[Observation], bool]:
         found = alert_facts.dead_letters(tx)
-        errors = alert_facts.errors_of(tx, [group.id for group in found.groups])
+        errors = errors_of(tx, [group.id for group in found.groups]) if found.groups else {}
         return rules.dead_letters(found.groups, errors), found.whole
 
     def _expiring(self, tx: Tx) -> tuple[list[Observation], bool]:

@@ -287,19 +287,14 @@ def _change(made: Changes, desk: Any, wanted: TaskFilter, run: bulk.Run) -> bulk
 
 
 def _done(done: bulk.Bulk, *, dry_run: bool) -> Changed:
+    same = ("changed", "requested", "dependants", "kinds", "conflicts", "more", "up_to")
     return Changed(
-        changed=done.changed,
-        requested=done.requested,
-        dependants=done.dependants,
-        kinds=done.kinds,
-        conflicts=done.conflicts,
+        **{name: getattr(done, name) for name in same},
         refused={one: masked_text(text) for one, text in done.refused.items()},
         stale=done.stale.ids,
         stale_more=done.stale.cut,
-        more=done.more,
         dry_run=dry_run,
         bulk=None if dry_run else done.name,
-        up_to=done.up_to,
     )
 
 

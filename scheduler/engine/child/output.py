@@ -114,6 +114,12 @@ def write_past_python() -> None:
         root.addHandler(plain)
 
 
+_SENT_FIELDS = (
+    *("name", "levelno", "levelname", "created", "msecs", "pathname", "filename", "module", "lineno", "funcName"),
+    *("process", "threadName"),
+)
+
+
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
     """A record as plain fields; extra values of other types become their repr."""
     text = record.exc_text
@@ -121,20 +127,9 @@ def fields_of(record: logging.LogRecord) -> dict[str, Any]:
         text = "".join(traceback.format_exception(*record.exc_info)).rstrip("\n")
     extra = {name: _as_json_type(value) for name, value in vars(record).items() if name not in _STANDARD_FIELDS}
     return {
-        "name": record.name,
-        "levelno": record.levelno,
-        "levelname": record.levelname,
+        **{name: getattr(record, name) for name in _SENT_FIELDS},
         "msg": storable(record.getMessage())[-MAX_PIECE:],
-        "created": record.created,
-        "msecs": record.msecs,
         "exc_text": None if text is None else storable(text)[-MAX_PIECE:],
-        "pathname": record.pathname,
-        "filename": record.filename,
-        "module": record.module,
-        "lineno": record.lineno,
-        "funcName": record.funcName,
-        "process": record.process,
-        "threadName": record.threadName,
         **extra,
     }
 

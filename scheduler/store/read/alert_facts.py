@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from scheduler.model import inbox
@@ -225,14 +225,6 @@ def without_success(tx: Tx, expected: Sequence[tuple[str, int, int]]) -> set[str
         rows=bind_rows(list(expected)),
     )
     return {r.name for r in rows}
-
-
-def errors_of(tx: Tx, ids: Sequence[int]) -> Mapping[int, str | None]:
-    """The errors of these tasks."""
-    if not ids:
-        return {}
-    rows = tx.run(f"SELECT id, error FROM schedd_tasks WHERE id IN {tx.dialect.ids()}", ids=bind_rows(list(ids)))
-    return {r.id: r.error for r in rows}
 
 
 class SourceDeadMessages(NamedTuple):

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from scheduler.model.state import DEAD
 from scheduler.ports import SECOND
-from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import ended_as
+from scheduler.store.read.tasks import errors_of
 
 WINDOW = 10_000  # dead letters that are looked at, the newest first, and as many of those next to be removed
 MAX_CAUSES = 200
@@ -80,13 +80,7 @@ def causes(tx: Tx, *, kept: int | None = None, within: int = 0) -> DeadCauses:
         groups[key] = numbers
     leaving = _leaving(tx, kept, within)
     ordered = sorted(groups.items(), key=lambda item: (-item[1][0], item[0][0]))[:MAX_CAUSES]
-    errors = {
-        row.id: row.error
-        for row in tx.run(
-            f"SELECT id, error FROM schedd_tasks WHERE id IN {tx.dialect.ids()}",
-            ids=bind_rows([numbers[1] for _, numbers in ordered]),
-        )
-    }
+    errors = errors_of(tx, [numbers[1] for _, numbers in ordered])
     found = []
     for key, numbers in ordered:
         n, task_id, oldest, latest = numbers

@@ -10,12 +10,11 @@ from scheduler.errors import InvalidTransitionError
 from scheduler.model.state import DEAD, TaskState
 from scheduler.model.task_filter import SINCE, TaskFilter, Term, in_states, only
 from scheduler.store.broken_rows import options_of
-from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import ended_as
 from scheduler.store.read.choose import chosen_tasks
 from scheduler.store.read.paging import BIGGEST
-from scheduler.store.read.tasks import TaskRecord, get_task, get_tasks
+from scheduler.store.read.tasks import TaskRecord, errors_of, get_task, get_tasks
 from scheduler.store.read.where import where
 
 BATCH = 500
@@ -124,13 +123,7 @@ def groups(tx: Tx, wanted: TaskFilter, limit: int) -> list[CauseGroup]:
         "GROUP BY t.kind, t.error_class, t.fingerprint ORDER BY n DESC, newest DESC, t.kind LIMIT :limit",
         **(bound | {"limit": limit}),
     ).fetchall()
-    errors = {
-        row.id: row.error
-        for row in tx.run(
-            f"SELECT id, error FROM schedd_tasks WHERE id IN {tx.dialect.ids()}",
-            ids=bind_rows([row.id for row in rows]),
-        )
-    }
+    errors = errors_of(tx, [row.id for row in rows])
     runs = {str(row.name): _runs(row.name, row.options) for row in tx.run(_KINDS)} if rows else {}
     return [
         CauseGroup(

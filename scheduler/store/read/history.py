@@ -6,6 +6,7 @@ import re
 from typing import Any, NamedTuple
 
 import msgspec
+import sqlalchemy as sa
 
 from scheduler.errors import ResultExpiredError, TaskCancelledError, TaskFailedError
 from scheduler.model.envelope import Envelope
@@ -50,26 +51,18 @@ def attempts(tx: Tx, task_id: int) -> list[AttemptRecord]:
         "WHERE a.task_id = :id ORDER BY a.claim",
         id=task_id,
     )
-    return [
-        AttemptRecord(
-            r.claim,
-            r.number,
-            f"worker {r.worker}" if r.host is None else f"{r.host}:{r.pid}",
-            r.worker,
-            r.claimed_at,
-            r.started_at,
-            r.finished_at,
-            AttemptEnd.from_code(r.outcome),
-            r.error,
-            r.error_class,
-            r.fingerprint,
-            r.status_code,
-            kept(r.envelope, present),
-            r.trace,
-        )
-        for r in rows
-        if r.outcome in range(len(AttemptEnd))
-    ]
+    return [_attempt(row, present) for row in rows if row.outcome in range(len(AttemptEnd))]
+
+
+def _attempt(row: sa.Row[Any], present: Envelope) -> AttemptRecord:
+    values: dict[str, Any] = {name: getattr(row, name, None) for name in AttemptRecord._fields}
+    values |= {
+        "worker": f"worker {row.worker}" if row.host is None else f"{row.host}:{row.pid}",
+        "worker_id": row.worker,
+        "outcome": AttemptEnd.from_code(row.outcome),
+        "envelope": kept(row.envelope, present),
+    }
+    return AttemptRecord(**values)
 
 
 class FailedAttempt(NamedTuple):

@@ -201,6 +201,12 @@ class FoundTasks(NamedTuple):
     bound: bool
 
 
+def errors_of(tx: Tx, ids: Sequence[int]) -> dict[int, str | None]:
+    """The errors of these tasks."""
+    rows = tx.run(f"SELECT id, error FROM schedd_tasks WHERE id IN {tx.dialect.ids()}", ids=bind_rows(ids))
+    return {row.id: row.error for row in rows}
+
+
 def list_tasks(
     tx: Tx,
     *,
