@@ -5,17 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from scheduler.client.json_views import TASK_VIEW
-from scheduler.client.json_views import attempt_view as attempt_view
 from scheduler.client.json_views import audit_view as audit_view
-from scheduler.client.json_views import checkpoint_view as checkpoint_view
-from scheduler.client.json_views import decoded as decoded
-from scheduler.client.json_views import edge_view as edge_view
-from scheduler.client.json_views import placement_view as placement_view
-from scheduler.client.json_views import seconds as seconds
 from scheduler.client.json_views import task_view as task_view
-from scheduler.client.json_views import time as time
-from scheduler.client.json_views import trace_view as trace_view
-from scheduler.client.json_views import wait_view as wait_view
 from scheduler.client.json_views import worker_view as worker_view
 
 if TYPE_CHECKING:

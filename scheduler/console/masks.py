@@ -10,7 +10,6 @@ from scheduler.operations import masks
 from scheduler.operations.masks import MASK as MASK
 from scheduler.operations.masks import TaskMask as TaskMask
 from scheduler.operations.masks import masked_text as masked_text
-from scheduler.operations.masks import secret_path as secret_path
 
 
 class _PageMask(masks.TaskMask):

@@ -26,9 +26,6 @@ from scheduler.store.read.dead_causes import DeadCause as DeadCause
 from scheduler.store.read.dead_causes import causes as causes
 from scheduler.store.read.dead_letters import CauseGroup as CauseGroup
 from scheduler.store.read.dead_letters import count as count
-from scheduler.store.read.dead_letters import find as find
-from scheduler.store.read.dead_letters import get as get
-from scheduler.store.read.dead_letters import metrics as metrics
 from scheduler.store.read.dead_letters import not_dead as not_dead
 from scheduler.store.read.shared_causes import SharedCause, by_common_text
 from scheduler.store.read.shared_causes import over_kinds as over_kinds

@@ -17,7 +17,6 @@ from scheduler.store.read.task_masks import TaskMasks as TaskMasks
 from scheduler.store.read.task_masks import masked as masked
 from scheduler.store.read.task_masks import masked_schema as masked_schema
 from scheduler.store.read.task_masks import masked_text as masked_text
-from scheduler.store.read.task_masks import payload_changes as payload_changes
 from scheduler.store.read.task_masks import secret_path as secret_path
 from scheduler.store.read.tasks import TaskRecord, get_task
 

@@ -22,7 +22,6 @@ from scheduler.store.read.problems import BY_NAME as BY_NAME
 from scheduler.store.read.series import Minute as Minute
 from scheduler.store.read.series import minutes as minutes
 from scheduler.store.read.status import PausedWork as PausedWork
-from scheduler.store.read.status import ReadyTask as ReadyTask
 from scheduler.store.read.status import Status as Status
 from scheduler.store.read.stuck_tasks import HELD_LONG
 from scheduler.store.read.stuck_tasks import WAITS_LONG as WAITS_LONG

@@ -22,7 +22,6 @@ from scheduler.store.tasks.enqueue import enqueue
 from scheduler.store.tasks.keys import Other as Other
 from scheduler.store.tasks.patch import patch
 from scheduler.store.tasks.rerun import rerun_all
-from scheduler.store.tasks.stale import NONE as NONE
 from scheduler.store.tasks.stale import Stale as Stale
 from scheduler.store.tasks.stale import ran_on, rerun_on_new
 from scheduler.store.tasks.stale import told as told
