@@ -34,7 +34,7 @@ import servers  # puts the tests' own modules on the path
 from scheduler import Context, Scheduler, Task
 from scheduler.config.load import load
 from scheduler.messages.intake import Intake
-from scheduler.messages.outbox import pack, sink_kinds
+from scheduler.messages.outbox import make_kind, make_outlet, pack
 from scheduler.messages.receiver import Receiver
 from scheduler.messages.service import MessageService
 from scheduler.model.outgoing import OUTBOX
@@ -145,8 +145,8 @@ def come_in_by_the_door(config: Any, number: int) -> dict[str, float]:
 
 def go_out(config: Any, number: int) -> dict[str, float]:
     jobs = jobs_of(config)
-    for _, kind in sink_kinds(config, jobs.database, jobs.traffic).values():
-        jobs.register(kind)
+    for name in config.sinks:
+        jobs.register(make_kind(make_outlet(config, name, jobs.database, jobs.traffic), jobs.database))
     with jobs.database.open().connect() as connection:
         for n in range(number):
             jobs.publish("orders", {"number": n}, key=f"order-{n}", connection=connection)

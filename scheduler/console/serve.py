@@ -27,8 +27,6 @@ from scheduler.system.signals import stop_self
 DEFAULT_LISTEN = "127.0.0.1:8321"
 CONNECTIONS = 3  # to a server: two for requests and bulks, one on which the console looks whether anything has changed
 
-logger = logging.getLogger("scheduler.console")
-
 
 class ConsoleServer:
     """The console's own server. ``url``: where it answers, once :meth:`bind` has been called."""

@@ -7,7 +7,6 @@ more, writes nothing and ends.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,8 +25,6 @@ from scheduler.store.tasks.claim import LANE_OF, Claimed, LaneClaim
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-
-log = logging.getLogger("scheduler.engine")
 
 ONE_SLOT = {"high": (1, 1), "medium": (1, 1), "low": (1, 1)}  # whatever priority and slot type the task needs
 START_WITHIN_S = 600.0  # for the start of the handler, of a child process above all

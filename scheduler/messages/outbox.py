@@ -271,9 +271,3 @@ def make_kind(outlet: Outlet, database: Database) -> Any:
 
 def _made(key: str, message: Message, group: str | None) -> Outgoing:
     return Outgoing(key=key, body=encode(message), message=message, group=group)
-
-
-def sink_kinds(config: Config, database: Database, traffic: Traffic) -> dict[str, tuple[Outlet, Any]]:
-    """The outlets and task types of all sinks of a configuration, by name. Raises ConfigError."""
-    outlets = {name: make_outlet(config, name, database, traffic) for name in config.sinks}
-    return {name: (outlet, make_kind(outlet, database)) for name, outlet in outlets.items()}

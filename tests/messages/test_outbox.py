@@ -19,7 +19,7 @@ from scheduler import AsyncContext, Context, PermanentError, Scheduler, Task
 from scheduler.config.messages import SinkSection
 from scheduler.config.model import Config, Files, StoreSection
 from scheduler.errors import ConfigError, PayloadError
-from scheduler.messages.outbox import pack, sink_kinds, too_large
+from scheduler.messages.outbox import make_kind, make_outlet, pack, too_large
 from scheduler.model.outgoing import OUTBOX
 from scheduler.tasks.files.blob_store import BlobStore
 from scheduler.testing import FakeClock, drain
@@ -82,8 +82,9 @@ class Rig:
         self.config = Config(
             store=StoreSection(url=database.url), files=files, sinks={"shop": SinkSection(type="memory", **section)}
         )
-        for _, kind in sink_kinds(self.config, self.jobs.database, self.jobs.traffic).values():
-            self.jobs.register(kind)
+        for name in self.config.sinks:
+            outlet = make_outlet(self.config, name, self.jobs.database, self.jobs.traffic)
+            self.jobs.register(make_kind(outlet, self.jobs.database))
 
     def sent(self) -> list[dict[str, Any]]:
         drain(self.jobs)

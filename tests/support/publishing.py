@@ -16,7 +16,7 @@ from pathlib import Path
 
 from scheduler import Context, RetryPolicy, Scheduler, Task
 from scheduler.config.load import load
-from scheduler.messages.outbox import sink_kinds
+from scheduler.messages.outbox import make_kind, make_outlet
 from scheduler.model.outgoing import OUTBOX
 from scheduler.model.state import TaskState
 from scheduler.ports import FAILPOINTS
@@ -62,8 +62,8 @@ def jobs_of(config_file: str | Path, type_name: str, factory: str, queues: Seque
     jobs = Scheduler(config.store.url, queues=queues, lease=LEASE)
     jobs.register(Told)
     jobs.register(Telling)
-    for _, kind in sink_kinds(config, jobs.database, jobs.traffic).values():
-        jobs.register(kind)
+    for name in config.sinks:
+        jobs.register(make_kind(make_outlet(config, name, jobs.database, jobs.traffic), jobs.database))
     return jobs
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import weakref
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from scheduler.store.durable.resume import Recorded
     from scheduler.store.tasks.claim import Claimed
     from scheduler.telemetry.attempt_trace import AttemptTrace
-
-log = logging.getLogger("scheduler.engine")
 
 
 CountedStarts = tuple[tuple[str, int], ...]  # the names and times under which a start counts: see store/tasks/limits.py
