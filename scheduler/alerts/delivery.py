@@ -42,7 +42,6 @@ class Courier:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread = threading.Thread(target=self._run, name=f"schedd-alert-{self.name}", daemon=True)
         self._thread.start()
 

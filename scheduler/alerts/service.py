@@ -100,7 +100,6 @@ class AlertService:
         return self._leading
 
     def start(self) -> None:
-        """Start the threads."""
         self.watch()
         for courier in self._couriers.values():
             courier.start()

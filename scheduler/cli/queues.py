@@ -29,8 +29,6 @@ _COLUMNS = (
     *("in", "out", "workers", "notes"),
 )
 _NOTED = 10  # queues that nobody serves, in sentences
-
-
 _PAUSE_FIELDS = ("scope", "name", "since", "by", "reason", "changed")
 _PAUSE_COLUMNS = ("scope", "name", "since", "by", "reason")
 
@@ -89,10 +87,15 @@ def _rate(value: float) -> float:
     return round(value, 1 if value >= 0.1 else 3)
 
 
+_names = click.argument("names", metavar="", nargs=-1)
+_queues = click.option("--queue", "queues", metavar="Q", multiple=True, help="This queue; may be repeated.")
+_kinds = click.option("--kind", "kinds", metavar="K", multiple=True, help="This kind; may be repeated.")
+
+
 @click.command(name="pause")
-@click.argument("names", metavar="", nargs=-1)
-@click.option("--queue", "queues", metavar="Q", multiple=True, help="This queue; may be repeated.")
-@click.option("--kind", "kinds", metavar="K", multiple=True, help="This kind; may be repeated.")
+@_names
+@_queues
+@_kinds
 @click.option("--all", "everything", is_flag=True, help="Everything.")
 @acts
 @common
@@ -113,9 +116,9 @@ def pause_command(
 
 
 @click.command(name="resume")
-@click.argument("names", metavar="", nargs=-1)
-@click.option("--queue", "queues", metavar="Q", multiple=True, help="This queue; may be repeated.")
-@click.option("--kind", "kinds", metavar="K", multiple=True, help="This kind; may be repeated.")
+@_names
+@_queues
+@_kinds
 @click.option("--all", "everything", is_flag=True, help="End the pause of everything.")
 @acts
 @common

@@ -113,10 +113,14 @@ def set_pool(
     _set(session, limits.place(pool=pool, worker=worker), limits.slots(slots, async_slots), reset=reset)
 
 
+_cap_option = click.option("--max-concurrency", metavar="N|none", help="The most tasks that may be held at a time.")
+_rate_option = click.option("--rate-limit", metavar="100/min|none", help="The most attempts that may start in a time.")
+
+
 @set_command.command(name="kind")
 @click.argument("kind")
-@click.option("--max-concurrency", metavar="N|none", help="The most tasks that may be held at a time.")
-@click.option("--rate-limit", metavar="100/min|none", help="The most attempts that may start in a time.")
+@_cap_option
+@_rate_option
 @click.option("--max-per-worker", metavar="N|none", help="The most tasks that each worker may hold at a time.")
 @click.option("--reset", is_flag=True, help="Go back to the limits of the type.")
 @acts
@@ -142,8 +146,8 @@ def set_kind(
 
 @set_command.command(name="key")
 @click.argument("names", nargs=-1, required=True, metavar="[KIND] KEY")
-@click.option("--max-concurrency", metavar="N|none", help="The most tasks that may be held at a time.")
-@click.option("--rate-limit", metavar="100/min|none", help="The most attempts that may start in a time.")
+@_cap_option
+@_rate_option
 @click.option("--weight", metavar="W|none", help="The weight of a fairness key, from 0.001 to 1000.")
 @click.option("--reset", is_flag=True, help="Go back to the limits of the kind, and the weights of the tasks.")
 @acts
@@ -175,8 +179,8 @@ def set_key(
 
 @set_command.command(name="queue")
 @click.argument("queue")
-@click.option("--max-concurrency", metavar="N|none", help="The most tasks that may be held at a time.")
-@click.option("--rate-limit", metavar="100/min|none", help="The most attempts that may start in a time.")
+@_cap_option
+@_rate_option
 @click.option("--reset", is_flag=True, help="Remove the limits of the queue.")
 @acts
 @common

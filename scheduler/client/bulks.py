@@ -244,7 +244,6 @@ class BulkRunner:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread = threading.Thread(target=self._run, name="schedd-bulks", daemon=True)
         self._thread.start()
 

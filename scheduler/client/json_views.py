@@ -116,7 +116,6 @@ TASK_VIEW = dict(_task_fields())
 
 
 def task_view(task: TaskRecord) -> dict[str, Any]:
-    """A task as JSON."""
     return {name: get(task) for name, get in TASK_VIEW.items()}
 
 
@@ -319,7 +318,6 @@ def checkpoint_view(checkpoint: CheckpointRecord) -> dict[str, Any]:
 
 
 def alert_view(alert: Alert) -> dict[str, Any]:
-    """One alert."""
     return {
         "rule": alert.key.rule,
         "about": alert.key.kind or None,
@@ -340,7 +338,6 @@ def wait_view(wait: WaitRecord) -> dict[str, Any]:
 
 
 def event_view(event: EventRecord) -> dict[str, Any]:
-    """One event."""
     return {
         **fields(event, "name", "emitted_at", "emitted_by", "waiting", "size"),
         "payload": None if event.payload is None else msgspec.json.decode(event.payload),

@@ -62,7 +62,6 @@ class Principal(NamedTuple):
     session: bool = False
 
     def may(self, verb: Verb | str) -> bool:
-        """Whether they may do it."""
         return Verb(verb) is Verb.PUBLIC or Verb(verb) in self.verbs
 
     def limited(self, verbs: Iterable[Verb]) -> Principal:

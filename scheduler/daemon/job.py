@@ -175,7 +175,6 @@ def _terms_of(jobs: Scheduler, client: GatewayClient, stopping: threading.Event)
 
 
 def _start(jobs: Scheduler, claim: PlacedClaim, client: GatewayClient, given: Terms | None) -> PlacedEngine:
-    """Run the claim."""
     from functools import partial
 
     from scheduler.engine.gateway.engine import GatewayEngine

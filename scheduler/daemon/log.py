@@ -119,7 +119,6 @@ class _Event(dict[str, Any]):
 
 
 def _wrap(logger: Any, method: str, event: MutableMapping[str, Any]) -> tuple[tuple[_Event], dict[str, Any]]:
-    """Wrap an event for ``logging``."""
     from structlog.stdlib import ProcessorFormatter
 
     args, kwargs = ProcessorFormatter.wrap_for_formatter(logger, method, event)
@@ -323,7 +322,6 @@ class _JournalHandler(_Handler):
 
 
 def _priority(level: int) -> int:
-    """The syslog priority of a logging level."""
     return next((priority for least, priority in _PRIORITIES if level >= least), _DEBUG_PRIORITY)
 
 

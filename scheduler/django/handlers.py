@@ -187,7 +187,6 @@ class AnyAsyncCall(FunctionCall, kind=ANY_ASYNC, ranked=True):
 
 
 def is_async(function: Any) -> bool:
-    """Whether it is a coroutine function."""
     return inspect.iscoroutinefunction(function)
 
 

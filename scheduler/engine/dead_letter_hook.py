@@ -107,7 +107,6 @@ def dead_letter_of(c: Claimed, o: Outcome) -> DeadLetter:
 
 
 def _dead_letter_of_record(task: TaskRecord) -> DeadLetter:
-    """The dead letter of a stored task."""
     return DeadLetter(
         **{name: getattr(task, name) for name in DeadLetter.__struct_fields__ if name != "finished_at"},
         finished_at=to_datetime(task.finished_at or 0),

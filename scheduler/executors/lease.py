@@ -93,7 +93,6 @@ class LeasedExecutor:
         self._lease.give_up()
 
     def close(self) -> None:
-        """Close the executor."""
         self._link.executor.close()
 
     def _why_lost(self, placement: Placement, polled: BackendState, now: int) -> str | None:

@@ -43,7 +43,6 @@ class PushedIntake(SourceDuties):
         self._lock = threading.Lock()  # nothing is put behind the last one
 
     def start(self) -> None:
-        """Start the thread."""
         name = f"schedd-source-{self._intake.name}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()

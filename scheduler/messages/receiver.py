@@ -47,7 +47,6 @@ class Receiver(SourceDuties, Serving):
         self._backoff = Backoff(FIRST_PAUSE, MAX_PAUSE)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread = threading.Thread(target=self._run, name=f"schedd-source-{self.name}", daemon=True)
         self._thread.start()
 

@@ -15,7 +15,6 @@ import msgspec
 
 from scheduler import operations
 from scheduler.errors import ConfigError
-from scheduler.model.spec import check_id
 from scheduler.model.state import TaskState
 from scheduler.operations.desk import Desk
 from scheduler.operations.new_task import Act
@@ -41,7 +40,7 @@ class TaskVerb(NamedTuple):
             read = msgspec.convert(given, self.args, strict=strict)
         except msgspec.ValidationError as error:
             raise ConfigError(str(error)) from None
-        self.act(desk, check_id(task_id), read)
+        self.act(desk, task_id, read)
         return self.done.format(id=task_id)
 
 

@@ -178,7 +178,6 @@ def alerts(tx: Tx) -> dict[AlertKey, Alert]:
 
 
 def write(tx: Tx, before: Mapping[AlertKey, Alert], after: Mapping[AlertKey, Alert]) -> None:
-    """Write what has changed."""
     gone = [key for key in before if key not in after]
     if gone:
         keys = tx.dialect.rows({"rule": str, "kind": str, "fingerprint": str})

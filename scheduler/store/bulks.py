@@ -28,11 +28,9 @@ _ROW = f"SELECT {', '.join(f't.{name}' for name in _COLUMNS)} FROM schedd_bulks 
 
 
 class BulkRecord(NamedTuple):
-    """A stored bulk. Instants are microseconds. ``total``: tasks in its scope; ``position``: how many were looked at.
+    """A stored bulk, see :class:`scheduler.client.bulks.BulkInfo`. Instants are microseconds.
 
-    ``chosen``: the filter, for people; ``plan``: what it would have done when its scope was frozen; ``dependants``:
-    other tasks that ended, or ran again, because of it. ``runner``: the process that runs it, until ``runner_until``.
-    ``undoes``: the bulk whose changes it takes back.
+    ``position``: how many were looked at. ``runner``: the process that runs it, until ``runner_until``.
     """
 
     name: str
@@ -142,7 +140,6 @@ def get(tx: Tx, name: str, lock: str = "") -> BulkRecord:
 
 
 def newest(tx: Tx, limit: int = 50) -> list[BulkRecord]:
-    """The newest bulks."""
     return [_record(row) for row in tx.run(f"{_ROW} ORDER BY t.created_at DESC, t.name LIMIT :limit", limit=limit)]
 
 

@@ -235,7 +235,6 @@ class _ContextBase(Generic[App_co]):
         return {parent: None if text is None else msgspec.json.decode(text) for parent, text in texts.items()}
 
     def _by_name(self, results: Mapping[int, Any]) -> dict[str, Any]:
-        """The results of the parents that have names."""
         names = names_in(self._attempt.claimed.headers)
         return {name: results[parent] for name, parent in names.items() if parent in results}
 

@@ -57,7 +57,6 @@ class GatewayClient:
         return self._ask(messages.LOAD, message, messages.Loaded)
 
     def close(self) -> None:
-        """Close the connections."""
         with self._mutex:
             idle, self._idle = self._idle, []
         for _, connection in idle:

@@ -83,7 +83,6 @@ def record(tx: Tx, name: str) -> ScheduleRecord:
 
 
 def exists(tx: Tx, name: str) -> bool:
-    """Whether there is a schedule of this name."""
     return tx.run("SELECT 1 FROM schedd_schedules WHERE name = :name", name=name).first() is not None
 
 
@@ -137,11 +136,7 @@ def _first(schedule: ScheduleRecord, now: int) -> int:
 
 
 class RunRecord(NamedTuple):
-    """One run of a schedule: the task of one fire time, or the tasks of its graph. Instants are microseconds, UTC.
-
-    ``run``: the run's name. ``slot``: None for one that was triggered beside the fire times. ``origin``: schedule,
-    backfill or trigger. ``states``: how many tasks are in each state. ``first``: the first task's id.
-    """
+    """One run of a schedule, as :class:`scheduler.client.info.RunInfo` has it. Instants are microseconds, UTC."""
 
     schedule: str
     run: str
