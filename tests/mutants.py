@@ -433,7 +433,7 @@ MUTANTS = (
         (
             Change(
                 "scheduler/store/db/pg_connections.py",
-                "raw.distrusted = True",
+                "raw.distrusted = True  # the pool hands out none of them again",
                 "raw.distrusted = False",
             ),
         ),

@@ -14,6 +14,7 @@ from scheduler.store.read import alert_facts
 from scheduler.store.read.dead_causes import causes
 from scheduler.store.read.shared_causes import common_text, shared_causes
 from scheduler.store.read.status import status
+from scheduler.store.read.tasks import errors_of
 from scheduler.testing import engine_of
 from support.bench import Bench
 from support.consoles import ask, console_on
@@ -97,7 +98,7 @@ def test_one_outage_is_one_alert(bench: Bench) -> None:
 def observed(bench: Bench) -> list[Observation]:
     with bench.jobs.database.read() as tx:
         found = alert_facts.dead_letters(tx)
-        errors = alert_facts.errors_of(tx, [group.id for group in found.groups])
+        errors = errors_of(tx, [group.id for group in found.groups])
         return rules.dead_letters(found.groups, errors)
 
 
