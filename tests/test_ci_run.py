@@ -17,7 +17,6 @@ AGAIN = "failed once, passed when run again"
 # A make whose test target fails the tests that the next line of the plan has; an empty line: all pass.
 MAKE = """#!/usr/bin/env bash
 echo "$*" >>calls
-[ -z "${PYTEST_ADDOPTS-}" ] || echo "${PYTEST_ADDOPTS#-o cache_dir=}" >>caches
 [ "$1" != lint ] || [ "$(cat plan)" != unclean ] || { echo "unclean code"; exit 2; }
 case $1 in test | transports) ;; *) exit 0 ;; esac
 [ "$1" = test ] || [ -s plan ] || exit 0
@@ -32,12 +31,6 @@ python3 -c 'import json, sys; print(json.dumps(dict.fromkeys(sys.argv[1].split("
 echo "=== 1 failed, 8 passed in 1.00s ==="
 exit 2
 """
-
-
-@pytest.fixture(autouse=True)
-def no_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As make has them where .ci/run calls it only."""
-    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
 
 
 def run(place: Path, *plan: str) -> tuple[int, str, list[str]]:
@@ -119,23 +112,6 @@ def test_transports_are_run_again_in_the_same_way(tmp_path: Path) -> None:
     assert f"{AGAIN}\n  tests/a.py::b\n" in output
     assert "\npytest, transports: === 1 failed" in output
     assert "\npytest, transports, run again: === 9 passed" in output
-
-
-def test_what_fails_aside_fails_the_run_and_keeps_nothing_but_times_back(tmp_path: Path) -> None:
-    status, output, _ = run(tmp_path, "", "tests/a.py::b", "tests/a.py::b")
-    assert status == 2
-    assert "\npytest, transports, run again: === 1 failed" in output
-    targets = [call.split()[0] for call in (tmp_path / "calls").read_text().splitlines()]
-    assert targets.count("transports") == 2
-    assert {"untimed", "quick", "django"} < set(targets)
-    assert "timed" not in targets
-
-
-def test_each_run_beside_others_has_a_cache_of_its_own(tmp_path: Path) -> None:
-    run(tmp_path, "")
-    caches = (tmp_path / "caches").read_text().splitlines()
-    assert len(caches) == len(set(caches)) >= 8  # test, transports, untimed, timed; quick and django on two versions
-    assert not any(" " in cache for cache in caches)
 
 
 @pytest.mark.parametrize("plan", ["|".join(f"tests/a.py::t{n}" for n in range(11)), "broken"])
