@@ -305,8 +305,8 @@ def test_a_narrow_stream_gets_escapes() -> None:
 PROGRAM = """
 import logging, sys
 from scheduler.daemon import log
-from scheduler.config.model import Log
-log.configure(Log())
+from scheduler.config.model import LogSection
+log.configure(LogSection())
 sys.stdin.readline()
 for n in range(3):
     logging.info("line %d", n)
