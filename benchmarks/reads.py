@@ -14,6 +14,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -148,10 +149,10 @@ def measure(url: str, times: int) -> dict[str, tuple[float, float]]:
         config = Path(directory, "config.toml")
         config.write_text(f'[store]\nurl = "{url}"\n')
         for one in COMMANDS:
-            found[f"`schedctl {one}`"] = timed(lambda one=one: command(one, config), times)  # type: ignore[misc]
+            found[f"`schedctl {one}`"] = timed(partial(command, one, config), times)
         gate = app(jobs, lambda scope: principal("ada", "admin"))
         for one in PAGES:
-            found[f"page `{one}`"] = timed(lambda one=one: page(gate, one), times)  # type: ignore[misc]
+            found[f"page `{one}`"] = timed(partial(page, gate, one), times)
     jobs.close()
     return found
 

@@ -4,7 +4,7 @@ Mostly one stretch is everything, and nothing needs to be remembered. Of very ma
 most, and the next one goes on there. Lanes that are known to hold work are remembered meanwhile, so many of each kind,
 and while these are enough nothing is scanned. A cycle is given the first ones of each kind in the order of their turns.
 So what it looks at hangs on what can start, not on how many lanes wait, and a kind with many lanes puts no other one
-out of mind. What is remembered is a hint: the claim says what a lane holds, and other workers may have been there.
+out of mind. The memory is a hint: the claim says what a lane holds, and other workers may have been there.
 
 While reading from the start is slow, as behind an old snapshot on PostgreSQL, it is remembered where each lane of the
 ready index begins, to skip the dead entries before it. Tasks that become ready before an offset (released, committed

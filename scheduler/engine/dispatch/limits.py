@@ -168,7 +168,7 @@ class Admission:
         return admitted
 
     def refused(self, due: Sequence[LaneHead]) -> list[LaneHead]:
-        """Those that may not be claimed from, as far as was looked at, without the ones that wait for their queue: the
+        """The lanes that may not be claimed from, as far as was looked at, without those that wait for their queue: the
         end of a task of any other lane may open it."""
         if not self._refused:
             return []

@@ -73,10 +73,10 @@ class Carried(NamedTuple):
 
 
 class _Apart:
-    """What notifies apart from the statements that store tasks."""
+    """A notifier whose notifications go apart from the statements that store tasks."""
 
     def carried(self) -> Carried | None:
-        """What a statement that stores a task is to notify once it is committed; None: call ``notify()`` then."""
+        """The notification that a statement which stores a task sends once it is committed; None: call ``notify()``."""
         return None
 
     def was_carried(self, carried: Carried) -> None:
