@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from scheduler import Context, Scheduler, Task, task
-from scheduler.engine.dispatch.lanes import LANES_PER_SCAN
+from scheduler.engine.dispatch.lanes import LANES_PER_PLAN, LANES_PER_SCAN, LaneScanner
 from scheduler.engine.dispatch.planner import allocate
-from scheduler.store.tasks.claim import LaneHead
+from scheduler.model.lanes import LANE_SEPARATOR
+from scheduler.store.tasks.claim import LaneClaim, LaneHead
 from scheduler.store.tasks.limits import KnownLimits
 from scheduler.testing import drain, engine_of
 from support.fleet import Fleet, run_claimed, step
@@ -153,3 +154,24 @@ def test_a_plan_looks_at_as_many_lanes_as_can_start(
     tell("; ".join(f"{keys} keys: {a:.1f} looks at a limit, {b:.1f} of work a task" for keys, (a, b) in costs.items()))
     assert costs[2000][0] <= 1.5 * costs[20][0]
     assert costs[2000][1] <= 4 * costs[20][1] + 20
+
+
+class InOrder:
+    def owed(self, lane: LaneClaim) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(("given", "forgotten"), [(0, True), (100, False)])
+def test_lanes_that_others_have_emptied_are_read_again(given: int, forgotten: bool) -> None:
+    """Another worker was there: this one neither goes idle nor asks for the rest of what it remembers."""
+    scanner = LaneScanner(lambda: 0.0)
+    lanes = [LaneHead("default", f"Kind{LANE_SEPARATOR}{n}", 1, 0, n) for n in range(2 * LANES_PER_PLAN)]
+    scanner.add(lanes)
+    first = scanner._first(lambda head: True)
+    assert len(first) == LANES_PER_PLAN
+    picks = [LaneClaim(*head[:3], 1) for head in first]
+    scanner.remember([], picks, Counter({pick[:3]: 1 for pick in picks[:given]}), InOrder())
+    assert scanner.unfinished
+    left = scanner._first(lambda head: True)
+    assert (left == []) is forgotten
+    assert not {head.id for head in left} & {head.id for head in first[given:]}
