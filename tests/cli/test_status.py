@@ -231,6 +231,19 @@ class TestDoctor:
         assert ctl("doctor", "--repair").exit_code == 0
         assert live.state(child) == "failed"
 
+    def test_each_fault_of_edges_is_told_by_its_own_check(self, ctl: Ctl, live: Bench) -> None:
+        """All three are searched for at once, and none hides another."""
+        ended, gone, parent = (int(live.step(name).schedule()) for name in ("ended", "gone", "parent"))
+        decided, orphan, wrong = (int(live.step("child", one).schedule()) for one in (ended, gone, parent))
+        live.execute(f"UPDATE schedd_tasks SET state = 8, finished_at = created_at WHERE id = {ended}")
+        live.execute(f"DELETE FROM schedd_tasks WHERE id = {gone}")
+        live.execute(f"UPDATE schedd_tasks SET unmet = 7 WHERE id = {wrong}")
+        assert self.problems(ctl) == {
+            "unmet counts": f"1 task with a wrong count of open edges: {wrong}",
+            "edges": f"1 task waiting on an edge that is decided: {decided}",
+            "parents": f"1 task waiting on a parent that never was: {orphan}",
+        }
+
     def test_claims_without_a_live_worker(self, ctl: Ctl, live: Bench) -> None:
         held = int(live.step("held").schedule())
         notify_and_step(live.jobs)

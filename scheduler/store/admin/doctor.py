@@ -51,6 +51,14 @@ _WAIT = list(Otherwise).index(Otherwise.WAIT)
 _PARENT = "coalesce(p.state, o.state)"
 _BIT = f"CASE {_PARENT} WHEN 6 THEN 1 WHEN 7 THEN 2 WHEN 8 THEN 2 WHEN 9 THEN 4 WHEN 10 THEN 8 ELSE 0 END"
 _PARENTS = "LEFT JOIN schedd_tasks p ON p.id = e.parent LEFT JOIN schedd_outcomes o ON o.task_id = e.parent"
+# Conditions over the edges of one waiting task. A task without an edge has one row, whose columns of `e` are null.
+_OPEN = f"sum(CASE WHEN (e.ok & {_BIT}) = 0 THEN 1 ELSE 0 END)"
+_WRONG = f"(t.unmet <> {_OPEN} OR {_OPEN} = 0)"
+_DECIDED = (
+    f"max(CASE WHEN (e.otherwise <> {_WAIT} OR p.id IS NULL) AND {_PARENT} >= {FIRST_TERMINAL} "
+    f"AND (e.ok & {_BIT}) = 0 THEN 1 ELSE 0 END) = 1"
+)
+_ORPHAN = f"max(CASE WHEN e.child IS NOT NULL AND {_PARENT} IS NULL THEN 1 ELSE 0 END) = 1"
 _LATE = 60 * SECOND
 _LONG_RUN_US = 3600 * SECOND
 _LATE_SETTLE = 3600 * SECOND  # a message of a task that ended so long ago should be settled
@@ -72,25 +80,27 @@ def check(tx: Tx, *, full: bool = True) -> list[DoctorFinding]:
     Unless ``full``, the checks that no index serves look at the newest ``NEWEST`` tasks, and a finding says so.
     """
     since = cache(lambda: None if full else _first_of_newest(tx))
+    # One search for all three faults; what shows which is searched for only if there is one.
+    fine = cache(lambda: not _waiting(tx, f"{_WRONG} OR {_DECIDED} OR {_ORPHAN}", 1))
     checks: dict[str, Callable[[], DoctorFinding | list[DoctorFinding]]] = {
         "rows": lambda: _broken(tx, since()),
         "unmet counts": lambda: _finding(
             "unmet counts",
             "equal the open edges",
             "with a wrong count of open edges",
-            wrong_counts(tx, since()),
+            _ready_with_open_edges(tx, since()) if fine() else wrong_counts(tx, since()),
         ),
         "edges": lambda: _finding(
             "edges",
             "none waits on a decided edge",
             "waiting on an edge that is decided",
-            decided(tx),
+            [] if fine() else decided(tx),
         ),
         "parents": lambda: _finding(
             "parents",
             "every edge has its parent",
             "waiting on a parent that never was",
-            orphans(tx),
+            [] if fine() else orphans(tx),
         ),
         "waits": lambda: _finding(
             "waits",
@@ -142,10 +152,9 @@ def _extent() -> str:
 
 def _others(tx: Tx, in_full: Collection[str]) -> list[DoctorFinding]:
     """The checks of the table of problems that no check here makes in full."""
-    said: dict[str, list[Problem]] = {
-        row.check: [] for row in TABLE if row.check not in in_full and Voice.DOCTOR in row.voices
-    }
-    for one in problems(Snapshot(tx)):
+    rows = [row for row in TABLE if row.check not in in_full and Voice.DOCTOR in row.voices]
+    said: dict[str, list[Problem]] = {row.check: [] for row in rows}
+    for one in problems(Snapshot(tx), rows):
         said.get(BY_NAME[one.name].check, []).append(one)
     return [_as_status_says(name, several) for name, several in said.items()]
 
@@ -212,16 +221,7 @@ def wrong_counts(tx: Tx, since: int | None = None) -> list[int]:
     ``since``: no scheduled one with an id below it; None: all. Once a task was claimed, its edges no longer count: a
     parent that is retried leaves it alone.
     """
-    edges = f"(SELECT count(*) FROM schedd_edges e {_PARENTS} WHERE e.child = t.id AND (e.ok & {_BIT}) = 0)"
-    some = f"SELECT t.id, t.state, t.unmet, {edges} AS open FROM schedd_tasks t WHERE"
-    rows = tx.run(
-        f"SELECT f.id FROM ({some} t.state = {WAITING} UNION ALL {some} {claimable('t')} "
-        f"AND t.state = {SCHEDULED} AND t.claimed_at IS NULL{'' if since is None else f' AND t.id >= {since}'}) f "
-        f"WHERE f.unmet <> f.open OR (f.state = {WAITING} AND f.open = 0) "
-        f"OR (f.state = {SCHEDULED} AND f.open > 0) "
-        f"ORDER BY f.id + 0 LIMIT {_MAX_IDS}"
-    )
-    return [row[0] for row in rows]
+    return sorted({*_waiting(tx, _WRONG, _MAX_IDS), *_ready_with_open_edges(tx, since)})[:_MAX_IDS]
 
 
 def decided(tx: Tx) -> list[int]:
@@ -229,10 +229,31 @@ def decided(tx: Tx) -> list[int]:
 
     Nor is there a retry to wait for once the parent was removed.
     """
+    return _waiting(tx, _DECIDED, _MAX_IDS)
+
+
+def orphans(tx: Tx) -> list[int]:
+    """Waiting tasks with an edge from a parent without a row or a recorded outcome."""
+    return _waiting(tx, _ORPHAN, _MAX_IDS)
+
+
+def _waiting(tx: Tx, faults: str, most: int) -> list[int]:
+    """Waiting tasks whose edges show these faults: conditions over all edges of a task."""
     rows = tx.run(
-        f"SELECT DISTINCT e.child FROM schedd_tasks t JOIN schedd_edges e ON e.child = t.id {_PARENTS} "
-        f"WHERE t.state = {WAITING} AND (e.otherwise <> {_WAIT} OR p.id IS NULL) "
-        f"AND {_PARENT} >= {FIRST_TERMINAL} AND (e.ok & {_BIT}) = 0 ORDER BY e.child LIMIT {_MAX_IDS}"
+        f"SELECT t.id FROM schedd_tasks t LEFT JOIN schedd_edges e ON e.child = t.id {_PARENTS} "
+        f"WHERE t.state = {WAITING} GROUP BY t.id, t.unmet HAVING {faults} ORDER BY t.id LIMIT {most}"
+    )
+    return [row[0] for row in rows]
+
+
+def _ready_with_open_edges(tx: Tx, since: int | None) -> list[int]:
+    """Scheduled tasks that count open edges, or have some."""
+    least = "" if since is None else f" AND t.id >= {since}"
+    rows = tx.run(
+        f"SELECT f.id FROM (SELECT t.id, t.unmet, (SELECT count(*) FROM schedd_edges e {_PARENTS} "
+        f"WHERE e.child = t.id AND (e.ok & {_BIT}) = 0) AS open FROM schedd_tasks t WHERE {claimable('t')} "
+        f"AND t.state = {SCHEDULED} AND t.claimed_at IS NULL{least}) f "
+        f"WHERE f.unmet <> f.open OR f.open > 0 ORDER BY f.id + 0 LIMIT {_MAX_IDS}"
     )
     return [row[0] for row in rows]
 
@@ -240,15 +261,6 @@ def decided(tx: Tx) -> list[int]:
 def missed(tx: Tx) -> list[int]:
     """Suspended tasks that should have been woken a while ago."""
     return waits.missed(tx, tx.now - _LATE, _MAX_IDS)
-
-
-def orphans(tx: Tx) -> list[int]:
-    """Waiting tasks with an edge from a parent without a row or a recorded outcome."""
-    rows = tx.run(
-        f"SELECT DISTINCT e.child FROM schedd_tasks t JOIN schedd_edges e ON e.child = t.id {_PARENTS} "
-        f"WHERE t.state = {WAITING} AND {_PARENT} IS NULL ORDER BY e.child LIMIT {_MAX_IDS}"
-    )
-    return [row[0] for row in rows]
 
 
 def stale(tx: Tx, since: int | None = None) -> list[int]:

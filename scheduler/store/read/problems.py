@@ -6,7 +6,7 @@ and the reference are made of this table. ``tests/cli/test_problems.py`` plants 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -316,10 +316,13 @@ BY_NAME: Mapping[str, ProblemType] = {row.name: row for row in TABLE}
 _ORDER = {row.name: place for place, row in enumerate(TABLE)}
 
 
-def problems(seen: Snapshot) -> list[Problem]:
-    """All that is wrong, the worst first. A row that cannot be read ends the search that meets it, and no other."""
+def problems(seen: Snapshot, rows: Iterable[ProblemType] = TABLE) -> list[Problem]:
+    """All that is wrong, the worst first. A row that cannot be read ends the search that meets it, and no other.
+
+    ``rows``: those of the table that are searched for. A search may find problems of its other rows, too.
+    """
     found: list[Problem] = []
-    for find in dict.fromkeys(row.find for row in TABLE if row.find is not broken):
+    for find in dict.fromkeys(row.find for row in rows if row.find is not broken):
         try:
             found += find(seen)
         except UNREADABLE:
