@@ -34,8 +34,8 @@ ENDS_SUFFIX = ".ends"  # of their sockets
 ENDS_LOCK = 7237123, 446  # the advisory lock that they share, so that engines know that there are some
 ENDS_EVERY = 0.02  # seconds between two notifications of ends of one process
 _DEBOUNCE = 0.003  # seconds between NOTIFYs of one process: each takes a global lock at commit
-_CARRIED = 2 / 3  # of that time: a statement carries a NOTIFY along, before a thread has to send one
-_LINGER = 20  # of that time without a notification, until the thread that waits for one ends
+_LATE = 2  # of that time: a thread sends what no statement has carried along until then, at three times the price
+_LINGER = 10  # of these times without a notification, until the thread that waits for one ends
 _PROBE = 2.0  # seconds until a notification must have come through a pooler
 _POOLED_RETRY_S = 300.0  # seconds until it is tried again
 _LOOK = 2.0  # seconds between checks that the connection works, and its server still takes writes
@@ -222,7 +222,7 @@ class PgNotifier(_Apart):
         self._last = float("-inf")
         self._asked = 0  # how many callers have asked
         self._told = 0  # and for how many of them it has notified
-        self._looks = False  # a thread checks, within _DEBOUNCE, whether a caller has asked
+        self._looks = False  # a thread checks, within _LATE, whether a caller has asked
         self._mutex = threading.Lock()
         self.works = False
 
@@ -334,7 +334,7 @@ class PgNotifier(_Apart):
     def carried(self) -> Carried | None:
         with self._mutex:
             now = time.monotonic()
-            if self._closed.is_set() or now < self._last + _CARRIED * _DEBOUNCE:
+            if self._closed.is_set() or now < self._last + _DEBOUNCE:
                 return None
             self._last = now
             return Carried(Notice(CHANNEL, self._own), self._asked)
@@ -344,18 +344,18 @@ class PgNotifier(_Apart):
             self._told = max(self._told, carried.asked)
 
     def _notify_late(self) -> None:
-        """Notify for callers that asked too soon after the last time.
+        """Notify for callers that asked too soon after the last time, unless a later statement has told of them.
 
         It goes on looking for a moment: to make a thread for each of a thousand calls a second takes longer than the
         rest of them.
         """
-        still, last = 0, self._last
+        still, last, late = 0, self._last, _LATE * _DEBOUNCE
         while still < _LINGER:
-            wait = self._last + _DEBOUNCE - time.monotonic() if self._asked > self._told else _DEBOUNCE
+            wait = self._last + late - time.monotonic() if self._asked > self._told else late
             if self._closed.wait(max(0.0, wait)):
                 return
             with self._mutex:
-                due = self._asked > self._told and time.monotonic() >= self._last + _DEBOUNCE
+                due = self._asked > self._told and time.monotonic() >= self._last + late
                 if due:
                     self._count()
                 still = 0 if self._asked > self._told or self._last != last else still + 1

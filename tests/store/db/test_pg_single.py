@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import threading
 import time
@@ -158,6 +159,26 @@ def test_an_interrupted_caller_stores_nothing_later(jobs: Scheduler, other: psyc
     assert len(jobs.list_tasks()) == 2
 
 
+def test_a_thread_leaves_it_to_the_next_statement_to_tell_of_those_before(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own notification takes the interpreter from the callers, and a second connection."""
+    monkeypatch.setattr(notifiers, "_DEBOUNCE", 1.0)
+    sent: queue.Queue[float] = queue.Queue()
+    monkeypatch.setattr(notifiers.PgNotifier, "_notify", lambda *_: sent.put(time.monotonic()))
+    notifier = notifiers.PgNotifier(store)
+    for _ in range(2):
+        notifier._last -= 1.0  # so long ago
+        carried = notifier.carried()
+        assert carried is not None
+        notifier.was_carried(carried)
+        notifier.notify()
+    told = notifier._last
+    assert sent.get(timeout=20) >= told + notifiers._LATE * 1.0
+    notifier.close()
+    assert sent.empty()
+
+
 def test_a_carried_notification_tells_for_all_that_had_asked(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notifiers, "_DEBOUNCE", 3600.0)
     sent: list[str] = []
@@ -169,7 +190,7 @@ def test_a_carried_notification_tells_for_all_that_had_asked(store: Store, monke
     assert notifier.carried() is None, "too soon"
     notifier.was_carried(first)
     notifier.notify()  # too soon, too: a thread waits
-    notifier._last = time.monotonic() - 3600.0 * notifiers._CARRIED
+    notifier._last = time.monotonic() - 3600.0
     second = notifier.carried()
     assert second is not None
     notifier.notify()  # it may not be carried by what was sent before
