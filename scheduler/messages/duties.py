@@ -12,7 +12,7 @@ from scheduler.errors import SchedulerError, StoreUnavailableError
 from scheduler.messages.intake import Intake
 from scheduler.messages.texts import stored_form
 from scheduler.model.fingerprint import describe
-from scheduler.model.problem import Trouble
+from scheduler.model.problem import TransportProblem
 from scheduler.model.texts import storable
 from scheduler.ports import SECOND
 from scheduler.store import inbox, inbox_held, pauses
@@ -92,7 +92,7 @@ class SourceDuties:
             return
         oldest, now = min(sent, default=None), self._database.now()
         if oldest is not None and now - oldest > OLD_SHARE * keeps * SECOND:
-            trouble = Trouble("source", self.name, oldest, old=True, keeps=round(keeps * SECOND))
+            trouble = TransportProblem("source", self.name, oldest, old=True, keeps=round(keeps * SECOND))
             self._traffic.tell(trouble, OLD_LASTS)
         else:
             self._traffic.is_well("source", self.name, old=True)
@@ -113,7 +113,7 @@ class SourceDuties:
             else:
                 log.error("source %s: unexpected error", self.name, exc_info=error)
         self.error = text
-        self._traffic.tell(Trouble("source", self.name, self._database.now(), text), TROUBLE_LASTS)
+        self._traffic.tell(TransportProblem("source", self.name, self._database.now(), text), TROUBLE_LASTS)
 
     def is_well(self) -> None:
         """Messages have been taken, or there were none."""

@@ -19,7 +19,7 @@ from scheduler.errors import ConfigError, PermanentError, Retry
 from scheduler.messages.ending import Serving
 from scheduler.model.fingerprint import describe
 from scheduler.model.outgoing import OUTBOX, sink_kind
-from scheduler.model.problem import Trouble
+from scheduler.model.problem import TransportProblem
 from scheduler.model.retry import RetryPolicy
 from scheduler.model.task import Task
 from scheduler.model.texts import storable
@@ -167,7 +167,7 @@ class Publisher(Serving):
     def failed(self, text: str) -> None:
         """Tell where people look, until a message goes out or no try has failed for a while."""
         lasts = TROUBLE_LASTS + 2 * self._settings.max_wait  # until the next try has failed
-        self._traffic.tell(Trouble("sink", self._name, self._now(), storable(text)), lasts)
+        self._traffic.tell(TransportProblem("sink", self._name, self._now(), storable(text)), lasts)
 
 
 def _resolve(done: Future[Published | Refused], answer: Published | Refused) -> None:

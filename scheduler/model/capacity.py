@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from scheduler.model.defaults import POOLS
-from scheduler.model.problem import Trouble
+from scheduler.model.problem import TransportProblem
 from scheduler.model.registry import PROCESS, SlotKey
 
 SLOT_TYPES = ("thread", "async", "process")  # published names of the slot types, in the order of their numbers
@@ -127,7 +127,7 @@ class Capacity(msgspec.Struct, frozen=True, omit_defaults=True):
     unmoved: tuple[UnmovedHandler, ...] = ()
     begun: str = ""
     lease_needed: float | None = None
-    troubles: tuple[Trouble, ...] = ()
+    troubles: tuple[TransportProblem, ...] = ()
     job: str = ""
     scale: Scale | None = None
     schema: str = ""

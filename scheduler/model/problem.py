@@ -30,7 +30,7 @@ class Problem(NamedTuple):
 Side = Literal["source", "sink"]
 
 
-class Trouble(msgspec.Struct, frozen=True, array_like=True):
+class TransportProblem(msgspec.Struct, frozen=True, array_like=True):
     """What is wrong with a source or a sink. ``since``: microseconds.
 
     ``old``: messages of it were sent at ``since``, and its transport keeps them for ``keeps`` microseconds; else it

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from scheduler.model.recurrence import at_start
+from scheduler.model.worker_states import STOPPED
 from scheduler.ports import FOREVER, NEVER
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
-from scheduler.store.workers import STOPPED
 
 _WAITING = "next_at = :never AND paused = 0 AND recurrence = :at_start"
 _LIVE = f"state < {STOPPED} AND lease_until BETWEEN :now AND {FOREVER} - 1"  # but the rows of executors

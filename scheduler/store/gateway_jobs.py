@@ -9,10 +9,10 @@ from typing import NamedTuple
 import msgspec
 
 from scheduler.model.checkpoint import TASK_AWAIT_PREFIX, CheckpointType
+from scheduler.model.worker_states import STOPPED
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import IS_HELD
-from scheduler.store.workers import STOPPED
 
 _NUMBER = re.compile(r"(?<![\w.-])[1-9][0-9]{0,18}(?![\w.])")  # a whole one, of JSON or in a text of it
 

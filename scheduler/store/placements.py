@@ -13,13 +13,14 @@ import msgspec
 
 from scheduler.model.capacity import Capacity, Scale
 from scheduler.model.placement import PlacementPhase, PlacementState, job_name
+from scheduler.model.worker_states import LIVE, STOPPED
 from scheduler.ports import FOREVER
 from scheduler.store.db.statements import Columns, run_over
 from scheduler.store.db.tx import Tx
 from scheduler.store.pauses import IN_EFFECT
 from scheduler.store.predicates import IS_HELD
 from scheduler.store.tasks.claim import Claimed, read_claimed
-from scheduler.store.workers import EXECUTOR_HOST, LIVE, STOPPED, executor_incarnation
+from scheduler.store.workers import EXECUTOR_HOST, executor_incarnation
 
 RESERVED, SUBMITTED, ATTACHED, ENDED = (state.code for state in PlacementState)
 

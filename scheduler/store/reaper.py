@@ -7,13 +7,15 @@ from typing import NamedTuple
 
 import msgspec
 
+from scheduler.model import worker_states
 from scheduler.model.lanes import QUARANTINE_LANE
 from scheduler.model.outcome import AttemptEnd
 from scheduler.model.placement import PlacementPhase
 from scheduler.model.retry import is_spent
 from scheduler.model.rollup import RollupCounter
 from scheduler.model.state import CANCELLED, DEAD, END_BIT, FAILED, FIRST_TERMINAL, RUNNING, SCHEDULED, TaskState
-from scheduler.store import fleet_starts, workers
+from scheduler.model.worker_states import STOPPED
+from scheduler.store import fleet_starts
 from scheduler.store.db.begun import begun
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
@@ -22,15 +24,7 @@ from scheduler.store.graph.release import release
 from scheduler.store.predicates import held
 from scheduler.store.tasks.outcome_locks import lock_descendants
 from scheduler.store.tasks.replace import apply_deferred, blocked_replacements
-from scheduler.store.workers import (
-    _DEAD_HOLDING,
-    _FIND_EXPIRED,
-    _NEXT_LAPSE,
-    DEATHS_ALONE,
-    STOPPED,
-    SUSPECT_TWICE,
-    _noted_here,
-)
+from scheduler.store.workers import _DEAD_HOLDING, _FIND_EXPIRED, _NEXT_LAPSE, DEATHS_ALONE, SUSPECT_TWICE, _noted_here
 
 
 class LostAttempt(NamedTuple):
@@ -78,7 +72,7 @@ def reap(
     """
     # A worker whose row is locked is renewing its lease. The caller does not wait for it.
     dead = tx.run(
-        f"UPDATE schedd_workers SET state = {workers.DEAD} WHERE id IN (SELECT t.id FROM schedd_workers t "
+        f"UPDATE schedd_workers SET state = {worker_states.DEAD} WHERE id IN (SELECT t.id FROM schedd_workers t "
         f"WHERE t.state < {STOPPED} AND t.id <> :spare AND "
         "(t.lease_until < :before OR t.incarnation IN (SELECT value FROM "
         + ("json_each(:dead))" if tx.dialect.name == "sqlite" else "json_array_elements_text(CAST(:dead AS json)))")

@@ -19,6 +19,7 @@ from scheduler.model.recurrence import Recurrence
 from scheduler.model.spec import TaskId, TaskSpec
 from scheduler.model.state import FIRST_TERMINAL
 from scheduler.model.texts import rfc3339
+from scheduler.model.worker_states import LIVE
 from scheduler.ports import FOREVER, SECOND
 from scheduler.store import audit
 from scheduler.store.broken_rows import unreadable
@@ -37,7 +38,7 @@ from scheduler.store.schedule_runs import (
 )
 from scheduler.store.schedule_times import after_change, by_present_rules
 from scheduler.store.tasks.enqueue import enqueue
-from scheduler.store.workers import EXECUTOR_HOST, LIVE
+from scheduler.store.workers import EXECUTOR_HOST
 
 log = logging.getLogger("scheduler.store")
 

@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from scheduler.errors import InvalidTransitionError, UnknownWorkerError
 from scheduler.model.capacity import SLOT_TYPES, Capacity
 from scheduler.model.registry import Kind
+from scheduler.model.worker_states import DEAD, STOPPED, WORKER_STATES
 from scheduler.ports import FOREVER
 from scheduler.store import audit
 from scheduler.store.db import migrate
@@ -24,8 +25,6 @@ from scheduler.store.db.tx import Tx
 from scheduler.store.pauses import IN_EFFECT
 from scheduler.store.predicates import held
 
-LIVE, DRAINING, STOPPED, DEAD = range(4)
-WORKER_STATES = ("live", "draining", "stopped", "dead")
 SUSPECT_TWICE = 2
 DEATHS_ALONE = 3
 EXECUTOR_HOST = "executor"  # of the row of an executor, which has no process and no lease

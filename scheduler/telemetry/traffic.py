@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from scheduler.model.problem import Side, Trouble
+from scheduler.model.problem import Side, TransportProblem
 from scheduler.telemetry.metrics import (
     MESSAGES_DEAD,
     MESSAGES_PUBLISHED,
@@ -30,7 +30,7 @@ Counts = dict[tuple[str, ...], int]
 
 
 class _Told(NamedTuple):
-    trouble: Trouble
+    trouble: TransportProblem
     at: float  # when its text was new
     until: float  # it is over unless it is reported again
 
@@ -71,7 +71,7 @@ class Traffic:
         found = [Family(metric, [Sample(labels, n) for labels, n in several]) for metric, several in counts.items()]
         return [*found, Family(TRANSPORT_UNREACHABLE, [Sample(labels, int(labels in away)) for labels in known])]
 
-    def tell(self, trouble: Trouble, lasts: float) -> None:
+    def tell(self, trouble: TransportProblem, lasts: float) -> None:
         """Something is wrong; it is over in ``lasts`` seconds unless it is reported again, or at :meth:`is_well`.
 
         The first ``since`` stays, and a text for a minute.
@@ -95,7 +95,7 @@ class Traffic:
             self._troubles.pop((side, name, old), None)
 
     @property
-    def troubles(self) -> tuple[Trouble, ...]:
+    def troubles(self) -> tuple[TransportProblem, ...]:
         """What is wrong now, always in the same order."""
         if not self._troubles:
             return ()

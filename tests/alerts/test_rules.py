@@ -13,7 +13,7 @@ from scheduler.alerts.evaluator import Evaluator
 from scheduler.alerts.observer import Retained
 from scheduler.config.alerts import AlertRules, Alerts, AlertSink
 from scheduler.model.alerts import Alert, AlertPhase, Silence
-from scheduler.model.problem import Trouble
+from scheduler.model.problem import TransportProblem
 from scheduler.ports import SECOND
 from scheduler.store import alerts as store
 from scheduler.store import inbox
@@ -453,7 +453,7 @@ def test_one_rule_that_meets_a_broken_row_stops_no_other(bench: Bench, watch: Wa
 
 
 def test_a_source_that_cannot_be_used(bench: Bench, watch: Watch) -> None:
-    trouble = Trouble("source", "orders", bench.jobs.database.now(), "cannot connect: password=hunter2")
+    trouble = TransportProblem("source", "orders", bench.jobs.database.now(), "cannot connect: password=hunter2")
     bench.jobs.traffic.tell(trouble, 3600.0)
     alive(bench, watch, 6)
     assert watch.firing() == [("unreachable", "source")]

@@ -9,7 +9,7 @@ import pytest
 
 from scheduler.config.messages import SourceSection
 from scheduler.messages.intake import Intake
-from scheduler.model.problem import Trouble
+from scheduler.model.problem import TransportProblem
 from scheduler.transports import types
 from scheduler.transports.ports import Delivery, Limits
 from support.bench import Bench
@@ -222,7 +222,7 @@ def test_doctor_connects_to_sources_and_sinks(
     Path(config).write_text("")
     level, text = found()["messages"]
     assert (level, text.startswith("1 message could become no task")) == ("note", True)
-    live.jobs.traffic.tell(Trouble("sink", "shop", live.jobs.database.now(), "refused"), 3600.0)
+    live.jobs.traffic.tell(TransportProblem("sink", "shop", live.jobs.database.now(), "refused"), 3600.0)
     live.drain()
     level, text = found(1)["messages"]
     assert (level, text.startswith("sink shop cannot be used since")) == ("problem", True)

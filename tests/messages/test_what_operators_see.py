@@ -12,7 +12,7 @@ from scheduler.config.messages import SinkSection, SourceSection
 from scheduler.messages.intake import Intake
 from scheduler.messages.outbox import Publisher
 from scheduler.messages.receiver import OLD_LASTS, TROUBLE_LASTS, Receiver
-from scheduler.model.problem import Problem, Trouble
+from scheduler.model.problem import Problem, TransportProblem
 from scheduler.ports import SECOND
 from scheduler.store.read.status import status
 from scheduler.telemetry.metrics import (
@@ -242,10 +242,10 @@ def test_a_trouble_keeps_its_beginning_and_its_text_for_a_minute() -> None:
     clock = FakeClock()
     traffic = Traffic(clock.monotonic)
     for number in range(3):
-        traffic.tell(Trouble("source", "orders", number, f"text {number}"), 100.0)
-        assert traffic.troubles == (Trouble("source", "orders", 0, "text 0"),)
+        traffic.tell(TransportProblem("source", "orders", number, f"text {number}"), 100.0)
+        assert traffic.troubles == (TransportProblem("source", "orders", 0, "text 0"),)
     clock.advance(REPEAT_S)
-    traffic.tell(Trouble("source", "orders", 9, "another"), 100.0)
-    assert traffic.troubles == (Trouble("source", "orders", 0, "another"),)
+    traffic.tell(TransportProblem("source", "orders", 9, "another"), 100.0)
+    assert traffic.troubles == (TransportProblem("source", "orders", 0, "another"),)
     traffic.is_well("source", "orders")
     assert traffic.troubles == ()

@@ -17,6 +17,7 @@ from scheduler.backoff import LogOnce
 from scheduler.engine.attempt.attempt import Attempt
 from scheduler.engine.maintenance import lost_spans
 from scheduler.engine.state import EngineState
+from scheduler.model.worker_states import DRAINING, LIVE
 from scheduler.ports import SECOND, Spawner
 from scheduler.store import reaper, workers
 from scheduler.store.db.tx import Tx
@@ -166,7 +167,7 @@ class WorkerLease:
 
     def renew(self, connection: sa.Connection, worker: int, draining: bool, incarnation: str | None = None) -> bool:
         """Extend the lease. False: it was reclaimed, and this worker's row is gone."""
-        state = workers.DRAINING if draining else workers.LIVE
+        state = DRAINING if draining else LIVE
         database, lease = self.engine_state.database, self.engine_state.options.lease
         offset, begun = database.offset, self.engine_state.monotonic()
         with database.write(connection) as tx:

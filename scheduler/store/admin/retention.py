@@ -12,6 +12,7 @@ from scheduler.model.defaults import RETENTION
 from scheduler.model.outcome import Lifetimes
 from scheduler.model.state import CANCELLED, DEAD, FAILED, SKIPPED, SUCCESS, TaskState
 from scheduler.model.texts import ranges
+from scheduler.model.worker_states import STOPPED
 from scheduler.ports import SECOND
 from scheduler.store import audit, bulks
 from scheduler.store.db.dialect import bind_rows
@@ -142,7 +143,7 @@ _OWN = {DEAD: "dead", CANCELLED: "cancelled", SKIPPED: "skipped"}
 NO_PARENT = f"NOT {is_parent('o.task_id')}"
 _OUTCOMES = f"FROM schedd_outcomes o WHERE o.removed_at < :before AND {NO_PARENT}"
 WORKERS = (
-    "FROM schedd_workers WHERE state >= 2 AND heartbeat_at < :before AND NOT EXISTS "
+    f"FROM schedd_workers WHERE state >= {STOPPED} AND heartbeat_at < :before AND NOT EXISTS "
     f"(SELECT 1 FROM schedd_tasks t WHERE t.worker = schedd_workers.id AND {held('t')})"
 )
 

@@ -16,6 +16,7 @@ import msgspec
 import sqlalchemy as sa
 
 from scheduler.errors import SchedulerError
+from scheduler.model.worker_states import STOPPED
 from scheduler.ports import FOREVER
 from scheduler.store import audit, placements
 from scheduler.store.db import whole_tables
@@ -25,7 +26,6 @@ from scheduler.store.db.whole_tables import Row
 from scheduler.store.predicates import HELD
 from scheduler.store.schema import metadata
 from scheduler.store.schema import store as identity_table
-from scheduler.store.workers import STOPPED
 
 TABLES = tuple(table for table in metadata.sorted_tables if table is not identity_table)
 _DIGEST = 16  # bytes

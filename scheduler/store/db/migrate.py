@@ -26,6 +26,7 @@ from sqlalchemy.schema import CreateIndex
 from scheduler.errors import StoreUnavailableError, shown_as
 from scheduler.model.actor import actor
 from scheduler.model.texts import listed, rfc3339
+from scheduler.model.worker_states import STOPPED
 from scheduler.ports import FOREVER, SystemClock
 from scheduler.store.db import older_forms
 from scheduler.store.db.engines import make_engine
@@ -293,7 +294,7 @@ def _live(connection: sa.Connection, now: int | None) -> Sequence[sa.Row[Any]]:
         )
     sql = (
         "SELECT id, host, pid, version, pools, lease_until FROM schedd_workers "
-        f"WHERE state < 2 AND lease_until > :now AND lease_until < {FOREVER} ORDER BY id"
+        f"WHERE state < {STOPPED} AND lease_until > :now AND lease_until < {FOREVER} ORDER BY id"
     )
     return connection.execute(sa.text(sql), {"now": SystemClock().now() if now is None else now}).all()
 

@@ -19,6 +19,7 @@ from scheduler.model.defaults import POOLS
 from scheduler.model.lanes import WAIT_FOR_WORK, fairness_of, parts_of, size_of, sized_lane
 from scheduler.model.registry import PROCESS, THREAD
 from scheduler.model.spec import TaskSpec
+from scheduler.model.worker_states import LIVE
 from scheduler.ports import SECOND
 from scheduler.store.broken_rows import options_of
 from scheduler.store.db.dialect import bind_rows
@@ -27,7 +28,7 @@ from scheduler.store.rollups import expected
 
 _READ_ANEW = SECOND  # what workers say of themselves
 _MEASURE_ANEW = 60 * SECOND  # how long kinds take
-_WORKERS = "SELECT pools FROM schedd_workers WHERE state = 0 AND pools LIKE '%\"short_first\"%'"
+_WORKERS = f"SELECT pools FROM schedd_workers WHERE state = {LIVE} AND pools LIKE '%\"short_first\"%'"
 _KINDS = "SELECT name, options FROM schedd_kinds WHERE name IN (SELECT kind FROM {rows} j)"
 
 Usual = tuple[int, int | None]  # of a kind: slot type, how long it takes (microseconds)

@@ -9,12 +9,12 @@ from scheduler.model import inbox
 from scheduler.model.lanes import kind_of
 from scheduler.model.outcome import AttemptEnd
 from scheduler.model.rollup import DAY, MINUTE, Measure
-from scheduler.model.state import CANCELLED, DEAD, FAILED, FIRST_TERMINAL, RUNNING, SUCCESS
+from scheduler.model.state import CANCELLED, DEAD, FAILED, FIRST_TERMINAL, SUCCESS
 from scheduler.ports import SECOND
 from scheduler.store import pauses
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
-from scheduler.store.predicates import CLAIMABLE, ended_as
+from scheduler.store.predicates import CLAIMABLE, HELD, ended_as
 from scheduler.store.read.ready import cause_of, first_of, ready_since
 from scheduler.store.read.stats import stats
 from scheduler.store.read.workers import Fleet, read_fleet
@@ -182,7 +182,7 @@ class LongRun(NamedTuple):
 def running_since(tx: Tx, before: int) -> list[LongRun]:
     """Attempts that have run since before this instant, the longest first."""
     rows = tx.run(
-        f"SELECT id, kind, started_at FROM schedd_tasks WHERE state >= 4 AND state <= {RUNNING} "
+        f"SELECT id, kind, started_at FROM schedd_tasks WHERE {HELD} "
         "AND worker IS NOT NULL AND started_at IS NOT NULL AND started_at < :before "
         f"ORDER BY started_at LIMIT {MAX_RUNNING}",
         before=before,

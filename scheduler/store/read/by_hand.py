@@ -12,10 +12,10 @@ from typing import NamedTuple
 from scheduler.model.lanes import LANE_SEPARATOR
 from scheduler.model.live_settings import KEY, POOL, pool_of, shown
 from scheduler.model.texts import listed, rfc3339
+from scheduler.model.worker_states import STOPPED
 from scheduler.ports import FOREVER
 from scheduler.store import alerts, pauses, settings
 from scheduler.store.db.tx import Tx
-from scheduler.store.workers import STOPPED
 
 MOST = 50  # of each sort that are listed
 _LATEST = 5000  # entries of the audit among which an older pause is looked for

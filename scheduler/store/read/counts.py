@@ -6,7 +6,18 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from scheduler.model.state import CANCELLED, DEAD, FAILED, RETRY, SCHEDULED, SKIPPED, SUCCESS, SUSPENDED, WAITING
+from scheduler.model.state import (
+    CANCELLED,
+    DEAD,
+    FAILED,
+    RETRY,
+    SCHEDULED,
+    SKIPPED,
+    SUCCESS,
+    SUSPENDED,
+    WAITING,
+    TaskState,
+)
 from scheduler.store.broken_rows import state_name
 from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import CLAIMABLE, HELD, ended_as
@@ -22,7 +33,7 @@ _GROUPS = (
     (f"{HELD}", "worker, lane", None),
     (f"state = {SUCCESS}", "kept_until, finished_at", SUCCESS),
     *((ended_as(code), "state, finished_at", code) for code in (FAILED, DEAD, CANCELLED, SKIPPED)),
-    (f"state >= {FAILED} AND state >= 11", "state, finished_at", None),
+    (f"state >= {FAILED} AND state >= {len(TaskState)}", "state, finished_at", None),
 )
 
 

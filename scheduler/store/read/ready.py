@@ -14,7 +14,7 @@ from scheduler.ports import SECOND
 from scheduler.store import pauses
 from scheduler.store.db import pg_blockers
 from scheduler.store.db.tx import Tx
-from scheduler.store.predicates import CLAIMABLE
+from scheduler.store.predicates import CLAIMABLE, HELD
 from scheduler.store.read import executors, slot_usage
 from scheduler.store.read.unserved import left_behind
 from scheduler.store.read.workers import Fleet
@@ -171,7 +171,7 @@ def _holders(tx: Tx, place: limits.LimitPlace) -> list[CapHolder]:
     """The tasks that count under this cap, claimed first."""
     column, value = ("queue", place.name) if place.scope == QUEUE else ("kind", kind_of(place.name))
     rows = tx.rows(
-        "SELECT id, kind, lane, coalesce(started_at, claimed_at) FROM schedd_tasks WHERE state >= 4 AND state <= 5 "
+        f"SELECT id, kind, lane, coalesce(started_at, claimed_at) FROM schedd_tasks WHERE {HELD} "
         f"AND {column} = :value ORDER BY claimed_at, id LIMIT {_MAX_HELD}",
         value=value,
     )
@@ -197,7 +197,7 @@ def holding(holders: list[CapHolder], now: int) -> str:
 def _fills(tx: Tx, row: sa.Row[Any], fleet: Fleet, most: int) -> bool:
     """Whether each worker that serves this task holds so many of its kind."""
     rows = tx.rows(
-        "SELECT worker, count(*) FROM schedd_tasks WHERE state >= 4 AND state <= 5 AND kind = :kind GROUP BY worker",
+        f"SELECT worker, count(*) FROM schedd_tasks WHERE {HELD} AND kind = :kind GROUP BY worker",
         kind=row.kind,
     )
     held = {row[0]: row[1] for row in rows}

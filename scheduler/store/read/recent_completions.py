@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from scheduler.model.state import CANCELLED, DEAD, FAILED, FIRST_TERMINAL, RUNNING, SKIPPED, SUCCESS
+from scheduler.model.state import CANCELLED, DEAD, FAILED, FIRST_TERMINAL, SKIPPED, SUCCESS
 from scheduler.ports import SECOND
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
+from scheduler.store.predicates import HELD
 
 OVERLAP = 10 * SECOND  # that a look begins before the last one: what clocks of workers may differ
 _ENDED = (
@@ -27,7 +28,7 @@ _ENDED = (
         for state in (FAILED, DEAD, CANCELLED, SKIPPED)
     ),
 )
-_HELD = f"SELECT id FROM schedd_tasks WHERE state >= 4 AND state <= {RUNNING}"
+_HELD = f"SELECT id FROM schedd_tasks WHERE {HELD}"
 _THESE = f"SELECT id, finished_at FROM schedd_tasks WHERE state >= {FIRST_TERMINAL} AND id IN "
 _OPEN = (
     "SELECT CAST(extract(epoch FROM min(xact_start)) * 1000000 AS bigint) FROM pg_stat_activity "

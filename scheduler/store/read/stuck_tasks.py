@@ -81,8 +81,8 @@ def _too_new(tx: Tx, heads: list[LaneHead], newest: int) -> tuple[int, list[int]
     found: list[tuple[int, int]] = []
     for head in heads[:_LANES]:
         rows = tx.run(
-            "SELECT schema_version, id FROM (SELECT id, schema_version FROM schedd_tasks WHERE state >= 1 "
-            "AND state <= 3 AND queue = :queue AND lane = :lane AND priority = :priority AND run_at <= :now "
+            f"SELECT schema_version, id FROM (SELECT id, schema_version FROM schedd_tasks WHERE {CLAIMABLE} "
+            "AND queue = :queue AND lane = :lane AND priority = :priority AND run_at <= :now "
             f"ORDER BY run_at, id LIMIT {_FIRST}) t WHERE schema_version > :newest",
             **head._asdict(),
             now=tx.now,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scheduler.model.capacity import MAX_UNMOVED, UnmovedHandler
-from scheduler.model.problem import Problem, Side, Trouble
+from scheduler.model.problem import Problem, Side, TransportProblem
 from scheduler.model.redact import redact
 from scheduler.model.texts import counted, listed, rfc3339, span_text
 from scheduler.ports import SECOND
@@ -45,15 +45,15 @@ def transport_troubles(found: list[WorkerRecord], now: int) -> dict[tuple[Side, 
     return texts
 
 
-def _reports(found: list[WorkerRecord]) -> dict[tuple[Side, str, bool], list[tuple[WorkerRecord, Trouble]]]:
-    reports: dict[tuple[Side, str, bool], list[tuple[WorkerRecord, Trouble]]] = {}
+def _reports(found: list[WorkerRecord]) -> dict[tuple[Side, str, bool], list[tuple[WorkerRecord, TransportProblem]]]:
+    reports: dict[tuple[Side, str, bool], list[tuple[WorkerRecord, TransportProblem]]] = {}
     for worker in found:
         for one in worker.capacity.troubles if worker.alive else ():
             reports.setdefault((one.side, one.name, one.old), []).append((worker, one))
     return reports
 
 
-def _transport(reports: list[tuple[WorkerRecord, Trouble]], now: int) -> Problem:
+def _transport(reports: list[tuple[WorkerRecord, TransportProblem]], now: int) -> Problem:
     """One source or sink, which several workers may have. The earliest of them speaks."""
     first = min((one for _, one in reports), key=lambda one: one.since)
     name = f"{first.side} {first.name}"

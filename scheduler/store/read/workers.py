@@ -15,6 +15,7 @@ from scheduler.model.defaults import POOLS
 from scheduler.model.registry import THREAD
 from scheduler.model.state import RUNNING
 from scheduler.model.texts import counted, listed, rfc3339, span_text
+from scheduler.model.worker_states import DRAINING, LIVE, STOPPED, WORKER_STATES
 from scheduler.ports import FOREVER
 from scheduler.store.broken_rows import options_of
 from scheduler.store.db import migrate
@@ -22,7 +23,6 @@ from scheduler.store.db.begun import is_gone
 from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import HELD
 from scheduler.store.read.executors import ExecutorStatus, executor_statuses, unplaced
-from scheduler.store.workers import DRAINING, LIVE, STOPPED, WORKER_STATES
 
 NOT_LIVE = "no worker is live"
 LOST = "lost"  # its lease ran out, and no worker has reclaimed its tasks yet
@@ -273,7 +273,7 @@ def held_by_pool(tx: Tx) -> dict[tuple[int, str, int], int]:
     """How many tasks each worker has claimed or is running, by (worker, pool of their priority, slot type)."""
     types, found = slot_types(tx), dict[tuple[int, str, int], int]()
     rows = tx.run(
-        "SELECT worker, priority, kind, count(*) AS n FROM schedd_tasks WHERE state >= 4 AND state <= 5 "
+        f"SELECT worker, priority, kind, count(*) AS n FROM schedd_tasks WHERE {HELD} "
         "AND worker IS NOT NULL GROUP BY worker, priority, kind"
     )
     for row in rows:

@@ -13,6 +13,7 @@ from scheduler.model import state as st
 from scheduler.model.outcome import AttemptEnd, Failure, Outcome
 from scheduler.model.spec import EdgeSpec, TaskSpec
 from scheduler.model.state import Otherwise, TaskState, When
+from scheduler.model.worker_states import DRAINING
 from scheduler.store import reaper, workers
 from scheduler.store.durable import waits
 from scheduler.store.graph import spawned as children
@@ -284,12 +285,12 @@ def test_who_reaps_spares_itself(bare: Bare, clock: FakeClock) -> None:
 def test_a_heartbeat_leaves_a_draining_worker_draining(bare: Bare, clock: FakeClock) -> None:
     worker = bare.worker("a")
     with bare.store.write() as tx:
-        assert workers.renew(tx.at(clock.now()), worker, LEASE, workers.DRAINING)
+        assert workers.renew(tx.at(clock.now()), worker, LEASE, DRAINING)
         assert workers.renew(tx.at(clock.now()), worker, LEASE)
         state = tx.connection.execute(
             sa.text("SELECT state FROM schedd_workers WHERE id = :id"), {"id": worker}
         ).scalar_one()
-    assert state == workers.DRAINING
+    assert state == DRAINING
 
 
 @pytest.mark.case(2, 4)
