@@ -60,6 +60,21 @@ class EngineOptions(NamedTuple):
     job: str = ""
     short_first: tuple[str, ...] = ()
 
+    @property
+    def renew_every(self) -> float:
+        """Seconds between renewals of the lease: two of them may fail."""
+        return self.lease / 3
+
+    @property
+    def clock_drift(self) -> float:
+        """Seconds by which a clock may jump before expired leases are left alone for a while."""
+        return self.lease / 3
+
+    @property
+    def cut_before(self) -> float:
+        """Seconds before the end of the lease in which a connection without an answer is cut."""
+        return self.lease / 3
+
     def starts_short_first(self, queue: str) -> bool:
         """Whether short graphs of this queue go first."""
         return "*" in self.short_first or queue in self.short_first

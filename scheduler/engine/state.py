@@ -190,6 +190,10 @@ class EngineState:
             self._wake()
         return answer
 
+    def is_just_claimed(self, attempt: Attempt) -> bool:
+        """Whether no other worker can have claimed the attempt's task since it was submitted."""
+        return self.monotonic() - attempt.submitted_at < self.options.renew_every
+
     def load(self, attempt: Attempt, what: str, args: Mapping[str, Any]) -> Any:
         """Read something for a running attempt; the answer is JSON-able, as the arguments are.
 
@@ -199,8 +203,7 @@ class EngineState:
         database is away it waits, as a request does, until the lease is lost: None then.
         """
         c = attempt.claimed
-        lately = self.monotonic() - attempt.submitted_at < self.options.lease / 3  # no other worker can have claimed it
-        if what == "recorded" and attempt.recorded is not None and lately:
+        if what == "recorded" and attempt.recorded is not None and self.is_just_claimed(attempt):
             return attempt.recorded
         while True:
             try:

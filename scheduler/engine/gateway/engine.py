@@ -52,8 +52,7 @@ class GatewayState(EngineState):
 
     def load(self, attempt: Attempt, what: str, args: Mapping[str, Any]) -> Any:
         """See :meth:`EngineState.load`."""
-        lately = self.monotonic() - attempt.submitted_at < self.options.lease / 3
-        if what == "recorded" and attempt.recorded is not None and lately:
+        if what == "recorded" and attempt.recorded is not None and self.is_just_claimed(attempt):
             return attempt.recorded
         while True:
             try:
@@ -128,7 +127,7 @@ class GatewayEngine(PlacedEngine):
     def _extended(self, begun: float) -> None:
         self.lease.acquired(begun)
         self.guard.renewed()
-        self.periodic.timers.set("renew", self.options.lease / 3)
+        self.periodic.timers.set("renew", self.options.renew_every)
 
     def _know_time(self, now: int, begun: float) -> None:
         """Keep to the gateway's clock, as far as an answer that took its time can tell."""

@@ -148,7 +148,7 @@ class WorkerLease:
             log.info("a round trip to the database takes %.2f s now: this worker claims again", trip)
 
     def detect_clock_jump(self) -> bool:
-        """Whether wall and monotonic time have drifted apart by more than lease/3; if so, reap nothing for one lease.
+        """Whether wall and monotonic time have drifted apart. If so, reap nothing for one lease.
 
         The other workers slept or jumped with this one, so their leases only look expired. The known offset of the
         server's clock is wrong until the lease is renewed.
@@ -158,7 +158,7 @@ class WorkerLease:
         wall, mono = self.engine_state.database.clock.now(), self.engine_state.monotonic()
         if self._seen is not None:
             drift = (wall - self._seen[0]) / SECOND - (mono - self._seen[1])
-            if abs(drift) > lease / 3:
+            if abs(drift) > self.engine_state.options.clock_drift:
                 jumped = True
                 self.no_reaping_until = mono + lease
                 log.warning("the clock jumped by %.1f s; expired leases are left alone for %.0f s", drift, lease)
@@ -179,8 +179,8 @@ class WorkerLease:
             held = workers.renew(tx, worker, round(lease * SECOND), state, database.offset, incarnation)
             if held and self.engine_state.moves:
                 self.engine_state.moves.write(tx, worker)
-        moved = abs(database.offset - offset) > lease / 3 * SECOND
-        if begun - self._renewed > lease * 2 / 3 or moved:
+        moved = abs(database.offset - offset) > self.engine_state.options.clock_drift * SECOND
+        if begun - self._renewed > 2 * self.engine_state.options.renew_every or moved:
             # The database was away or its clock jumped, perhaps for the others, too: they need time to renew.
             self.no_reaping_until = self.engine_state.monotonic() + lease
         if held:
@@ -281,14 +281,13 @@ class LeaseWatchdog:
 
         ``waited``: seconds since the last check.
         """
-        mono, lease, sign_at = self.engine_state.monotonic(), self.engine_state.options.lease, self._last_sign()
+        mono, options, sign_at = self.engine_state.monotonic(), self.engine_state.options, self._last_sign()
         self._unanswered_for = self._unanswered_for + waited if sign_at == self._seen_sign else 0.0
         self._seen_sign = sign_at
         if mono >= self.engine_state.lease_expires_at:
             self._lapse()
-        if mono >= self.engine_state.lease_expires_at - lease / 3 and self._unanswered_for >= max(
-            UNANSWERED_AFTER[0] * lease, UNANSWERED_AFTER[1]
-        ):
+        long = max(UNANSWERED_AFTER[0] * options.lease, UNANSWERED_AFTER[1])
+        if mono >= self.engine_state.lease_expires_at - options.cut_before and self._unanswered_for >= long:
             thread = self._loop_thread()
             self._unanswered_for = 0.0
             waits_for = None if thread is None else self.engine_state.database.waits_for(thread, self._every)

@@ -190,7 +190,7 @@ class PeriodicWork:
         ``polls``: the engine is awake for a poll; otherwise there may be many steps a second.
         """
         early = EARLY_WITH_POLL if polls else 0.0
-        if not self.timers.due("reap", min(REAP_EVERY, self.engine_state.options.lease / 3), early):
+        if not self.timers.due("reap", min(REAP_EVERY, self.engine_state.options.renew_every), early):
             return False
         found = self.attempt("reaping", lambda: self.lease.reap(connection, self.dispatch.worker, notifier.dead_peers))
         self.timers.bring_forward("reap", self.lease.next_reap())

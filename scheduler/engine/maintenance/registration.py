@@ -115,7 +115,7 @@ class WorkerRegistration:
         if database.path is None:  # on SQLite they are reclaimed right below
             self._mark_for_the_dead(connection, gone)
         self.lease.reap(connection, worker, self.notifier.dead_peers)
-        self.periodic.timers.restart(renew=lease / 3, reap=REAP_EVERY, sweep=SWEEP_EVERY)
+        self.periodic.timers.restart(renew=self.engine_state.options.renew_every, reap=REAP_EVERY, sweep=SWEEP_EVERY)
 
     def _note_begins(self) -> None:
         try:
