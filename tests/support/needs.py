@@ -36,7 +36,7 @@ def _second_filesystem() -> bool:
 
 
 NEEDS = {
-    "chromium": Need(lambda: chromium.program() is not None, "apt-get install chromium fonts-dejavu-core"),
+    "chromium": Need(lambda: chromium.program() is not None, "apt-get install chromium-headless-shell"),
     "miniflare": Need(miniflare.PLACE.exists, "make emulator, where npm's registry can be reached"),
     "the SDK of MCP": Need(lambda: find_spec("mcp") is not None, "pip install 'schedd[mcp]'"),
     "site": Need((Path(__file__).parents[2] / "build" / "site" / "llms.txt").exists, "make docs"),
