@@ -29,10 +29,10 @@ get() {
   is_there "$what"
 }
 
-# What make test needs. Chromium has a second source: see tests/support/chromium.py.
-get_for_test() {
-  get Chromium chromium chromium fonts-dejavu-core ||
-    PYTHONPATH=tests "${PY:-.venv/bin/python}" -m support.chromium || true
+# What make test needs of Debian.
+get_packages() {
+  get Chromium chromium-headless-shell chromium-headless-shell fonts-dejavu-core ||
+    get Chromium chromium chromium fonts-dejavu-core || true
   if get Prometheus promtool prometheus; then
     echo "The dashboard and the alert rules are tested with $(promtool --version 2>&1 | head -n 1)"
   fi
@@ -40,5 +40,7 @@ get_for_test() {
 }
 
 if [ "${BASH_SOURCE[0]}" = "$0" ]; then
-  get_for_test
+  get_packages
+  # Chromium has a second source: see tests/support/chromium.py.
+  PYTHONPATH=tests "${PY:-.venv/bin/python}" -m support.chromium || true
 fi

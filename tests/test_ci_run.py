@@ -82,6 +82,10 @@ def test_a_run_that_passes_is_not_repeated(tmp_path: Path) -> None:
     assert "\npytest: === 9 passed in 1.00s ===\n" in output
     assert AGAIN not in output
     assert "Failovers (cases 67 and 68) are tested with two servers of " in output
+    between, newest = (f"PYTHON={tmp_path}/bin/python3.{minor} EXTRAS=quick" for minor in (12, 13))
+    others = [call for call in (tmp_path / "calls").read_text().splitlines() if call.startswith(("quick", "django"))]
+    assert others[0].startswith(f"quick {between} QUICK=cli/help ")
+    assert others[1:] == [f"quick {newest}", f"django {newest}"]
 
 
 def test_code_that_lint_refuses_fails_the_run_before_its_tests(tmp_path: Path) -> None:
