@@ -48,7 +48,7 @@ ENGINE = (
     ("scheduler.engine.dispatch.completion:Completer.finalize", "hand-off"),
     ("scheduler.engine.dispatch.handoff:SlotFeeder.submit", "hand-off"),
     ("scheduler.engine.state:EngineState.report", "hand-off"),
-    ("scheduler.engine.execution.executor:execute", "outcome"),
+    ("scheduler.engine.execution.run:execute", "outcome"),
     ("scheduler.model.registry:Kind.decode", "decode"),
     ("scheduler.engine.engine:Engine._upkeep", "upkeep"),
 )

@@ -26,7 +26,7 @@ from scheduler.engine.attempt.outcomes import internal_failure
 from scheduler.engine.attempt.runtime import Runtime
 from scheduler.engine.durable.async_driver import track_tasks
 from scheduler.engine.execution.event_loop import Pulse, run_in_new_loop
-from scheduler.engine.execution.executor import execute, execute_async, is_abandoned
+from scheduler.engine.execution.run import execute, execute_async, is_abandoned
 from scheduler.engine.processes.host import ChildHost
 from scheduler.engine.processes.pool import ProcessPool, ProcessSlots
 from scheduler.engine.state import EngineState

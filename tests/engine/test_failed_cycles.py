@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from scheduler.engine.engine import Engine
-from scheduler.engine.execution.executor import execute
+from scheduler.engine.execution.run import execute
 from scheduler.errors import StoreUnavailableError
 from scheduler.store.tasks import claim as claims
 from scheduler.testing import drain, engine_of

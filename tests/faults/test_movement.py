@@ -95,7 +95,7 @@ def test_what_goes_on_is_no_longer_said_to_stand(jobs: Scheduler) -> None:
     still = of_kind(jobs, kinds.thread_stands)
     until(lambda: unmoved(jobs) == {still}, PATIENCE)
     assert "over.wait(PATIENCE)" in stands(jobs, still).stack
-    assert "executor.py" not in stands(jobs, still).stack, "what of ours calls the handler says nothing"
+    assert "execution/run.py" not in stands(jobs, still).stack, "what of ours calls the handler says nothing"
     over.set()
     until(lambda: jobs.get_task(still).state == "success", PATIENCE)
     until(lambda: not unmoved(jobs), PATIENCE)

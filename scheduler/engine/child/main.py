@@ -40,7 +40,7 @@ from scheduler.engine.child.surroundings import Surroundings
 from scheduler.engine.durable.async_driver import track_tasks
 from scheduler.engine.execution.context import AsyncContext, Context
 from scheduler.engine.execution.event_loop import run_in_new_loop
-from scheduler.engine.execution.executor import execute, execute_async
+from scheduler.engine.execution.run import execute, execute_async
 from scheduler.errors import ConfigError, ProcessDied, TaskTimeout
 from scheduler.forking import after_fork
 from scheduler.model.fingerprint import describe

@@ -11,7 +11,7 @@ from scheduler import AsyncContext, Context, Scheduler, Task, TaskState, task
 from scheduler.engine import slots as pools
 from scheduler.engine.attempt.attempt import Attempt
 from scheduler.engine.attempt.runtime import Runtime
-from scheduler.engine.execution.executor import execute
+from scheduler.engine.execution.run import execute
 from scheduler.model.outcome import Outcome
 from scheduler.ports import SystemClock, spawn_thread
 from scheduler.testing import drain, engine_of

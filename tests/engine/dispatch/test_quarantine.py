@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from scheduler.engine.execution.executor import execute
+from scheduler.engine.execution.run import execute
 from scheduler.errors import StoreUnavailableError
 from scheduler.testing import drain, engine_of
 from support.bench import Bench, notify_and_step

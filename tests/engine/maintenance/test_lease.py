@@ -13,7 +13,7 @@ from scheduler import Scheduler
 from scheduler.engine.attempt.attempt import Attempt
 from scheduler.engine.attempt.outcomes import outcome_of_external_end
 from scheduler.engine.durable.calls import Durable
-from scheduler.engine.execution.executor import execute
+from scheduler.engine.execution.run import execute
 from scheduler.engine.maintenance.lease import CHECKS_PER_LEASE, MAX_PAUSE_S, WorkerLease
 from scheduler.errors import LeaseLost, StoreUnavailableError
 from scheduler.model.outcome import AttemptEnd

@@ -19,7 +19,7 @@ import pytest
 from scheduler.engine.attempt.attempt import Attempt
 from scheduler.engine.attempt.runtime import CpuFuture
 from scheduler.engine.child.protocol import FrameDecoder, frame
-from scheduler.engine.execution.executor import execute
+from scheduler.engine.execution.run import execute
 from scheduler.engine.options import ProcessOptions
 from scheduler.engine.processes import children as children
 from scheduler.engine.processes import timeouts as patience
