@@ -25,9 +25,9 @@ MAX_STACK_CHARS = 8000  # of a stack: its end
 _MAX_FRAMES = 100  # of a thread, the innermost
 _MAX_TASKS = 200  # asyncio tasks of an attempt
 _PACKAGE = Path(__file__).parents[2]
-_EXECUTOR = str(_PACKAGE / "engine" / "execution" / "executor.py")
+_RUN = str(_PACKAGE / "engine" / "execution" / "run.py")
 _CALLERS = (  # of handlers, and of functions of ctx.cpu
-    _EXECUTOR,
+    _RUN,
     str(_PACKAGE / "model" / "registry.py"),
     str(_PACKAGE / "engine" / "child" / "main.py"),
     _threads_file,
