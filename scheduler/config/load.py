@@ -14,7 +14,7 @@ import msgspec
 
 from scheduler.config.messages import is_secret_option
 from scheduler.config.model import KINDS, SECRETS, TABLES, Config
-from scheduler.config.sources import OPEN, Section, SettingsReader, format_duration, is_duration
+from scheduler.config.sources import OPEN, Section, SettingsReader, fields_of, format_duration, is_duration
 from scheduler.config.validation import check
 from scheduler.model.redact import redact, shown_url
 
@@ -70,7 +70,7 @@ def _build(values: dict[str, Any], file: str | None, origins: dict[str, str]) ->
 
     def section(struct: type[msgspec.Struct], default: Any, prefix: str) -> Any:
         changes = {}
-        for name, kind in typing.get_type_hints(struct).items():
+        for name, kind in fields_of(struct).items():
             if _is_section(kind):
                 changes[name] = section(kind, getattr(default, name), f"{prefix}{name}.")
             elif name == "options":  # of an entry of an open table: what is no common setting

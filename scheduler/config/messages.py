@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import typing
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, field
 
-from scheduler.config.sources import Duration, Section
+from scheduler.config.sources import Duration, Section, fields_of
 from scheduler.model.names import is_name
 from scheduler.model.secrets import MARK, is_secret_name
 
@@ -117,8 +116,7 @@ class DoorSection(Section, frozen=True):
 
 def common_settings(section: type[Section]) -> dict[str, Any]:
     """The settings that all sources, or all sinks, have, with their annotated types."""
-    hints = typing.get_type_hints(section, include_extras=True)
-    return {name: kind for name, kind in hints.items() if name != "options"}
+    return {name: kind for name, kind in fields_of(section).items() if name != "options"}
 
 
 def is_secret_option(name: str) -> bool:

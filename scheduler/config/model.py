@@ -12,7 +12,7 @@ from msgspec import Meta
 from scheduler.config.alerts import Alerts, AlertSink
 from scheduler.config.executors import ExecutorSection, Gateway
 from scheduler.config.messages import DoorSection, SinkSection, SourceSection, common_settings
-from scheduler.config.sources import OPEN, Duration, Section
+from scheduler.config.sources import OPEN, Duration, Section, fields_of
 from scheduler.model.defaults import DRAIN, LEASE, MISFIRE_GRACE, POOL_SLOTS, PROCESS_GRACE, RETENTION, UNMOVED_AFTER
 from scheduler.system.processes import cpus
 
@@ -388,7 +388,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _kinds(struct: type[msgspec.Struct], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, kind in typing.get_type_hints(struct, include_extras=True).items():
+    for name, kind in fields_of(struct).items():
         if isinstance(kind, type) and issubclass(kind, Section):
             yield from _kinds(kind, f"{prefix}{name}.")
         elif prefix and typing.get_origin(kind) is not dict:
@@ -399,7 +399,7 @@ KINDS: Mapping[str, Any] = dict(_kinds(Config))
 """Every setting's dotted name and annotated type, in the order of the documentation."""
 
 TABLES: Mapping[str, Mapping[str, Any]] = {
-    "alerts.sinks": typing.get_type_hints(AlertSink, include_extras=True),
+    "alerts.sinks": fields_of(AlertSink),
     "sources": common_settings(SourceSection) | {OPEN: object},
     "sinks": common_settings(SinkSection) | {OPEN: object},
     "executors": common_settings(ExecutorSection) | {OPEN: object},

@@ -14,6 +14,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -369,3 +370,22 @@ def _list(value: object, text: bool) -> tuple[str, ...]:
 
 class Section(msgspec.Struct, frozen=True, kw_only=True):
     """Base of the sections."""
+
+
+@cache
+def fields_of(section: type[msgspec.Struct]) -> Mapping[str, Any]:
+    """The fields of a section, each with its annotated type.
+
+    It says what ``typing.get_type_hints`` says with its extras, and evaluates each text once: many fields have the same
+    type, and every command reads the configuration.
+    """
+    return {
+        name: _evaluated(text, base.__module__)
+        for base in reversed(section.__mro__)
+        for name, text in getattr(base, "__annotations__", {}).items()
+    }
+
+
+@cache
+def _evaluated(text: str, module: str) -> Any:
+    return eval(text, vars(sys.modules[module]))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import typing
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from scheduler.config.load import changed, describe, load
 from scheduler.config.model import KINDS, Config
 from scheduler.config.scheduler_options import scheduler_options
+from scheduler.config.sources import Section, fields_of
 from scheduler.errors import ConfigError
 from scheduler.model.defaults import RETENTION
 
@@ -511,3 +514,15 @@ def test_what_a_scheduler_is_made_with(empty_directory: Path) -> None:
         "roots": [str(empty_directory / "in")],
         "max_pixels": 80_000_000,
     }
+
+
+def _sections(kind: type) -> Iterator[type]:
+    for one in kind.__subclasses__():
+        yield one
+        yield from _sections(one)
+
+
+def test_the_types_of_fields_are_those_of_pythons_own_reading() -> None:
+    for section in (Config, *_sections(Section)):
+        hints = typing.get_type_hints(section, include_extras=True)
+        assert list(fields_of(section).items()) == list(hints.items())
