@@ -79,7 +79,7 @@ def trouble_of(database: Database, seconds: float) -> str | None:
     """Why the store cannot be used, in words with what to do; None if it can. Takes ``seconds`` or little more."""
     try:
         with database.within(seconds), database.write() as tx:
-            refused = no_writes(tx.connection)
+            refused = no_writes(tx)
             if refused is None:
                 if tx.dialect.name == "postgresql":
                     tx.run(f"SET LOCAL lock_timeout = {round(seconds * 1000)}")

@@ -96,7 +96,7 @@ def list_command(
     command says where it stopped if there are older ones.
     """
     from scheduler.model.task_filter import BEFORE, SINCE, Term, only
-    from scheduler.operations.details import Window, search
+    from scheduler.operations.search import Window, search
 
     wanted = task_filter(session, text, filters, bare=True)
     database = session.database

@@ -1,4 +1,4 @@
-"""Tasks for people: a search, and of one why it does not run, what it has been through, and what it waits for."""
+"""Tasks for people: of one why it does not run, what it has been through, and what it waits for."""
 
 from __future__ import annotations
 
@@ -24,12 +24,9 @@ from scheduler.store.read.history import attempt_log as attempt_log
 from scheduler.store.read.history import attempt_logs as attempt_logs
 from scheduler.store.read.history import attempts as attempts
 from scheduler.store.read.history import stack_of, standing_of
-from scheduler.store.read.paging import Window as Window
 from scheduler.store.read.past import task_at as task_at
 from scheduler.store.read.past import timeline as timeline
-from scheduler.store.read.search import WINDOW as WINDOW
 from scheduler.store.read.search import any_with as any_with
-from scheduler.store.read.search import search as search
 from scheduler.store.read.tasks import TaskRecord as TaskRecord
 from scheduler.store.read.tasks import ends as ends
 from scheduler.store.read.tasks import get_task as get_task

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import msgspec
 
@@ -21,7 +21,9 @@ from scheduler.model.task import Priority
 from scheduler.model.task_filter import AGES, BEFORE, EXACTLY, FIELDS, READS, SINCE, TaskFilter, Term, in_states, only
 from scheduler.model.texts import storable
 from scheduler.model.times import SECOND, instant_us, span_us
-from scheduler.operations.desk import Desk
+
+if TYPE_CHECKING:
+    from scheduler.operations.desk import Desk
 
 MAX_TERMS = 20
 MAX_VALUES = 50

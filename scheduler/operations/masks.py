@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from scheduler.operations.desk import Desk
 from scheduler.store import audit
 from scheduler.store.db.tx import Tx
 from scheduler.store.read import task_masks
@@ -19,6 +18,9 @@ from scheduler.store.read.task_masks import masked_schema as masked_schema
 from scheduler.store.read.task_masks import masked_text as masked_text
 from scheduler.store.read.task_masks import secret_path as secret_path
 from scheduler.store.read.tasks import TaskRecord, get_task
+
+if TYPE_CHECKING:
+    from scheduler.operations.desk import Desk
 
 _AS_THEY_ARE = frozenset({"id", "kind", "state", "simple", "queue", "priority", "created_at", "run_at", "retry"})
 _NAMES = frozenset({"key", "correlation", "causation", "subject", "idempotency_key", "schedule"})

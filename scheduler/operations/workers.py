@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from scheduler.errors import ConfigError, UnknownWorkerError
 from scheduler.model.registry import ASYNC, PROCESS, THREAD
-from scheduler.operations.desk import Desk
 from scheduler.store.db.tx import Tx
 from scheduler.store.read import workers
 from scheduler.store.read.executors import executor_statuses
@@ -23,6 +22,7 @@ from scheduler.store.workers import request_drain, request_restart
 
 if TYPE_CHECKING:
     from scheduler.config.executors import ExecutorSection
+    from scheduler.operations.desk import Desk
 
 
 _SLOTS = (THREAD, ASYNC, PROCESS)

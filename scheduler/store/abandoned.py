@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from scheduler.model.outcome import AttemptEnd, Outcome
 from scheduler.model.state import CANCELLED, SCHEDULED
-from scheduler.ports import SECOND
 from scheduler.store.db.tx import Tx
-from scheduler.store.placements import end
+from scheduler.store.placements import ABANDONED_AFTER, end
 from scheduler.store.predicates import held
 from scheduler.store.tasks.complete import finish
 
 MAX_ABANDONED = 1000  # tasks given back at once
-ABANDONED_AFTER = 600 * SECOND  # after the lease of the last daemon that placed for an executor
 _ABANDONED = f"""
 SELECT t.id, t.claim, t.attempt, t.claimed_at, t.cancel_requested, t.worker FROM schedd_executors e
 JOIN schedd_tasks t ON t.worker = e.worker AND {held("t")} WHERE e.until < :before

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
-import sqlalchemy as sa
 
 from scheduler.errors import InvalidScheduleError, SchedulerError, shown_as
 from scheduler.model.capacity import Capacity
@@ -83,6 +82,8 @@ def options_of(text: str) -> dict[str, Any]:
 
 def numbers_of(table: str) -> list[str]:
     """The columns of the table that hold whole numbers, which SQLite does not enforce."""
+    import sqlalchemy as sa
+
     from scheduler.store.schema import metadata  # which takes a command a while to make
 
     return [c.name for c in metadata.tables[table].columns if isinstance(c.type, sa.Integer)]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
-import sqlalchemy as sa
 
 from scheduler.errors import ConfigError, InvalidTransitionError, UnknownBulkError
 from scheduler.model.actor import Actor, actor
@@ -16,6 +15,9 @@ from scheduler.ports import SECOND
 from scheduler.store import audit
 from scheduler.store.db.dialect import DIALECTS, bind_rows
 from scheduler.store.db.tx import Tx
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
 
 RUNNER_US = 60 * SECOND  # for so long a bulk is its runner's, from each of its transactions on
 _INSERTED = 10_000  # items that one statement stores

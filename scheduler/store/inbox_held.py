@@ -8,7 +8,6 @@ from typing import NamedTuple
 from scheduler.model.texts import counted, span_text
 from scheduler.store import audit
 from scheduler.store.db.tx import Tx
-from scheduler.store.inbox import InboxRules, make_tasks
 from scheduler.store.inbox_order import Ordering, place
 
 SUBJECTS_AT_ONCE = 100  # whose messages one transaction lets go
@@ -65,6 +64,8 @@ def let_go(tx: Tx, source: str, subjects: Sequence[str], before: int, ordering: 
 
     They run in their order. One that is still missing becomes no task any more: it is late when it comes.
     """
+    from scheduler.store.inbox import InboxRules, make_tasks  # far more than counting what is held needs
+
     places = place(tx, source, subjects, ordering or _ANY)
     for one in places:
         one.skip(before)

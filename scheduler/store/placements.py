@@ -14,7 +14,7 @@ import msgspec
 from scheduler.model.capacity import Capacity, Scale
 from scheduler.model.placement import PlacementPhase, PlacementState, job_name
 from scheduler.model.worker_states import LIVE, STOPPED
-from scheduler.ports import FOREVER
+from scheduler.ports import FOREVER, SECOND
 from scheduler.store.db.statements import Columns, run_over
 from scheduler.store.db.tx import Tx
 from scheduler.store.pauses import IN_EFFECT
@@ -23,6 +23,7 @@ from scheduler.store.tasks.claim import Claimed, read_claimed
 from scheduler.store.workers import EXECUTOR_HOST, executor_incarnation
 
 RESERVED, SUBMITTED, ATTACHED, ENDED = (state.code for state in PlacementState)
+ABANDONED_AFTER = 600 * SECOND  # after the lease of the last daemon that placed for an executor
 
 
 # Executors, and the lease of the one daemon that places for each

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Collection, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
-import sqlalchemy as sa
 
 from scheduler.model.catchup import Fire, jitter_of
 from scheduler.model.recurrence import Recurrence
@@ -22,6 +21,9 @@ from scheduler.model.times import to_datetime
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import exists, same
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
 
 GRAPH = "(graph)"  # the kind of a schedule that makes graphs: no name of a kind
 _OF_SLOT = f"t.schedule = j.name AND {same('t.slot', 'j.slot')}"

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
-import sqlalchemy as sa
 
 from scheduler.errors import ConfigError, InvalidScheduleError, UnknownScheduleError
 from scheduler.model.catchup import Fire
@@ -23,6 +22,9 @@ from scheduler.store.schedule_runs import present, remembered, specs_by_hand, sp
 from scheduler.store.schedules import ROW, ScheduleSpec, changes_of, check_change, delete, register
 from scheduler.store.tasks.control import CancelResult, cancel
 from scheduler.store.tasks.enqueue import enqueue
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
 
 
 class SetChange(NamedTuple):

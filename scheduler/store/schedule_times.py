@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any, NamedTuple
-
-import sqlalchemy as sa
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scheduler.errors import InvalidScheduleError
 from scheduler.model.recurrence import Recurrence
@@ -14,6 +12,9 @@ from scheduler.model.zoned import DAY_US, find_zone
 from scheduler.ports import FOREVER
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
 
 
 class _Stored(NamedTuple):
@@ -31,6 +32,16 @@ _NEXT_PAGE = (
     f"SELECT {', '.join(_Stored._fields)} FROM schedd_schedules "
     f"WHERE name > :after AND next_at < {FOREVER} ORDER BY name LIMIT {_PAGE}"
 )
+
+
+def is_ahead(row: sa.Row[Any], now: int) -> bool:
+    """Whether its recurrence has a slot before the one that it waits for, which a clock that was ahead has found."""
+    try:
+        recurrence = Recurrence.from_json(row.recurrence)
+    except InvalidScheduleError:
+        return False
+    next_at = int(row.next_at)
+    return next_at < FOREVER and recurrence.next_after(now, min(row.anchor, now)) < next_at
 
 
 def after_change(row: sa.Row[Any], old: Recurrence, new: Recurrence, now: int, last: int | None) -> tuple[int, int]:

@@ -9,7 +9,6 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
-import sqlalchemy as sa
 
 from scheduler.errors import DuplicateScheduleError, InvalidScheduleError, UnknownScheduleError
 from scheduler.model.catchup import PER_TICK, Fire, plan
@@ -24,6 +23,7 @@ from scheduler.ports import FOREVER, SECOND
 from scheduler.store import audit
 from scheduler.store.broken_rows import unreadable
 from scheduler.store.db.dialect import Dialect, bind_rows
+from scheduler.store.db.lazy import sa
 from scheduler.store.db.tx import Tx
 from scheduler.store.masks import masks, unpublished
 from scheduler.store.schedule_runs import (
@@ -36,7 +36,7 @@ from scheduler.store.schedule_runs import (
     still_going,
     template_of,
 )
-from scheduler.store.schedule_times import after_change, by_present_rules
+from scheduler.store.schedule_times import after_change, by_present_rules, is_ahead
 from scheduler.store.tasks.enqueue import enqueue
 from scheduler.store.workers import EXECUTOR_HOST
 
@@ -478,16 +478,6 @@ def pause(tx: Tx, name: str, paused: bool) -> None:
     )
     if bool(row.paused) != paused:
         audit.record(tx, f"schedule {'paused' if paused else 'resumed'}", subject=f"schedule {name}")
-
-
-def is_ahead(row: sa.Row[Any], now: int) -> bool:
-    """Whether its recurrence has a slot before the one that it waits for, which a clock that was ahead has found."""
-    try:
-        recurrence = Recurrence.from_json(row.recurrence)
-    except InvalidScheduleError:
-        return False
-    next_at = int(row.next_at)
-    return next_at < FOREVER and recurrence.next_after(now, min(row.anchor, now)) < next_at
 
 
 def _readable(name: str, text: str) -> Recurrence:

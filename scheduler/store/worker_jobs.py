@@ -15,10 +15,9 @@ from scheduler.model.capacity import Capacity, Scale
 from scheduler.model.placement import worker_job_key, worker_job_name
 from scheduler.model.worker_states import STOPPED
 from scheduler.ports import FOREVER
-from scheduler.store.abandoned import ABANDONED_AFTER
 from scheduler.store.db.statements import Columns, run_over
 from scheduler.store.db.tx import Tx
-from scheduler.store.placements import ATTACHED, ENDED, OPEN, RESERVED, Placement
+from scheduler.store.placements import ABANDONED_AFTER, ATTACHED, ENDED, OPEN, RESERVED, Placement
 from scheduler.store.predicates import CLAIMABLE
 from scheduler.store.tasks.claim import LaneHead
 from scheduler.store.workers import publish_capacity

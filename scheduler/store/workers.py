@@ -6,13 +6,11 @@ holds.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
-import sqlalchemy as sa
 
 from scheduler.errors import InvalidTransitionError, UnknownWorkerError
 from scheduler.model.capacity import SLOT_TYPES, Capacity
@@ -20,10 +18,13 @@ from scheduler.model.registry import Kind
 from scheduler.model.worker_states import DEAD, STOPPED, WORKER_STATES
 from scheduler.ports import FOREVER
 from scheduler.store import audit
-from scheduler.store.db import migrate
+from scheduler.store.db.schema_version import VERSION
 from scheduler.store.db.tx import Tx
 from scheduler.store.pauses import IN_EFFECT
 from scheduler.store.predicates import held
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
 
 SUSPECT_TWICE = 2
 DEATHS_ALONE = 3
@@ -179,8 +180,7 @@ def commands(tx: Tx, worker: int) -> WorkerOrders:
     """Read the worker's own row."""
     paused = IN_EFFECT[tx.dialect.name]
     sql = (
-        f"SELECT state, drain_requested, restart_requested, {paused}, {migrate.VERSION} FROM schedd_workers "
-        "WHERE id = :worker"
+        f"SELECT state, drain_requested, restart_requested, {paused}, {VERSION} FROM schedd_workers WHERE id = :worker"
     )
     rows = tx.rows(sql, worker=worker)
     if not rows:
@@ -248,6 +248,8 @@ _FIND_EXPIRED = f"SELECT ({_NEXT_LAPSE}), EXISTS (SELECT 1 FROM {_DEAD_HOLDING})
 
 def _noted_here(row: sa.Row[Any]) -> str:
     """The file of this worker that says which handlers had begun, if it is on this host; else empty."""
+    import socket  # which a command that looks at workers does not need
+
     if row.host != socket.gethostname():
         return ""
     with suppress(msgspec.MsgspecError):  # by another version

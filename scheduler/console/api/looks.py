@@ -26,6 +26,7 @@ from scheduler.operations import (
 )
 from scheduler.operations.filter import instant
 from scheduler.operations.masks import ViewMasks, masked, masked_text
+from scheduler.operations.search import search
 from scheduler.operations.status import glance, next_command, verdict_of
 
 _AUDITED = ("action", "by", "subject", "via", "bulk")
@@ -52,7 +53,7 @@ def list_tasks(visit: Visit, given: arguments.Tasks) -> dict[str, Any]:
     """Tasks, the newest first; ``cursor``: of the next page; ``bounded``: not all were looked at."""
     with visit.read() as tx:
         wanted = visit.filter(tx, given.filter)
-        found = details.search(tx, wanted, limit=given.limit, cursor=given.cursor, broken=lambda _: None)
+        found = search(tx, wanted, limit=given.limit, cursor=given.cursor, broken=lambda _: None)
         rows = [json_views.task_view(one.at(tx.now)) for one in found.tasks]
         masks = ViewMasks(tx, {one.kind for one in found.tasks})
         shown = [masks.view(one, row) for one, row in zip(found.tasks, rows, strict=True)]

@@ -14,9 +14,10 @@ from scheduler.console.routes import Nav, page
 from scheduler.console.visit import BadInputError, Visit
 from scheduler.model.task_filter import Term
 from scheduler.operations.dead_letters import WINDOW, DeadCause, causes, history, over_kinds
-from scheduler.operations.details import get_tasks, search
+from scheduler.operations.details import get_tasks
 from scheduler.operations.filter import compose
 from scheduler.operations.kinds import get_kind
+from scheduler.operations.search import search
 from scheduler.ports import SECOND
 
 LETTERS = 50  # on one page of a cause

@@ -42,12 +42,12 @@ from scheduler.operations.details import (
     ends,
     get_task,
     removed_at,
-    search,
     task_at,
     timeline,
     why_chain,
 )
 from scheduler.operations.filter import quoted
+from scheduler.operations.search import search
 from scheduler.operations.verbs import task_verbs
 
 ROWS = 50  # of each table

@@ -15,9 +15,10 @@ from scheduler.console.visit import Visit
 from scheduler.model.state import TaskState
 from scheduler.model.task_filter import TaskFilter
 from scheduler.operations import console
-from scheduler.operations.details import WINDOW, TaskRecord, search, whys
+from scheduler.operations.details import TaskRecord, whys
 from scheduler.operations.filter import compose, quoted, words_of
 from scheduler.operations.kinds import kind_names
+from scheduler.operations.search import WINDOW, search
 
 PAGE_ROWS = 50
 MAX_ROWS = 500

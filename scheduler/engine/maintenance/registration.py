@@ -17,9 +17,9 @@ from scheduler.engine.state import EngineState
 from scheduler.model.outcome import OutcomeColumns
 from scheduler.ports import SECOND, Spawner
 from scheduler.store import fleet_starts, workers
-from scheduler.store.db import migrate
 from scheduler.store.db.begun import Begun, begun, directories, is_gone
 from scheduler.store.db.notifier import Notifier, NullNotifier, make_notifier
+from scheduler.store.db.schema_version import knows
 from scheduler.store.db.tx import Tx
 from scheduler.store.tasks import claim
 from scheduler.store.workers import WorkerInfo
@@ -214,7 +214,7 @@ class WorkerRegistration:
     def heed_schema(self, schema: str | None) -> bool:
         """Claim nothing while the database has a schema that this program does not know. Returns whether it has."""
         state = self.engine_state
-        unknown = None if migrate.knows(state.made_for, schema) else schema or "none"
+        unknown = None if knows(state.made_for, schema) else schema or "none"
         if unknown == state.unknown_schema:
             return unknown is not None
         state.unknown_schema = unknown

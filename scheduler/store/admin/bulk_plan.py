@@ -6,9 +6,7 @@ Of a bulk with a canary: how the task that goes first ended, or what keeps it fr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
-
-import sqlalchemy as sa
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scheduler.errors import ConfigError, UnknownTaskError
 from scheduler.model.bulk import MAX_TASKS, VERBS, BulkOptions, BulkVerb, ItemResult
@@ -26,6 +24,9 @@ from scheduler.store.read.ready import out_of_reach
 from scheduler.store.read.tasks import ends
 from scheduler.store.read.workers import fleet_of, workers
 from scheduler.store.tasks import keys
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
 
 _PAGE = 2_000
 _SHOWN = 50  # ids that a plan names for each reason

@@ -34,8 +34,7 @@ from scheduler.store.read.stuck_tasks import never, tasks_ahead, unserved
 from scheduler.store.read.stuck_workers import hung, of_transports
 from scheduler.store.read.unserved import describe, unserved_schedules
 from scheduler.store.read.workers import read_fleet, workers
-from scheduler.store.schedule_times import by_present_rules
-from scheduler.store.schedules import is_ahead
+from scheduler.store.schedule_times import by_present_rules, is_ahead
 from scheduler.store.tasks.stalls import remedy, stalled
 
 OK, NOTE, PROBLEM = "ok", "note", "problem"

@@ -9,10 +9,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import sqlalchemy as sa
 
 from scheduler.errors import SchedulerError
 from scheduler.store.admin.transfer import (
@@ -30,6 +29,9 @@ from scheduler.store.admin.transfer import (
 from scheduler.store.db import migrate, whole_tables
 from scheduler.store.db.database import Database
 from scheduler.store.db.whole_tables import Row
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
 
 FORMAT = 1
 

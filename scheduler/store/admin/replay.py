@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
-
-import sqlalchemy as sa
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scheduler.errors import PayloadError
 from scheduler.model.lanes import base_lane, derived_lane
@@ -22,6 +20,9 @@ from scheduler.store.tasks.control import reopen
 from scheduler.store.tasks.enqueue import enqueue
 from scheduler.store.tasks.patch import NewPayload, new_key, set_payload
 from scheduler.store.unknown import unknown
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
 
 _WHENS, _OTHERWISES = tuple(When), tuple(Otherwise)
 # Columns that a copy takes over unchanged.

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-import sqlalchemy as sa
-
 from scheduler.model.actor import in_bulk
 from scheduler.model.defaults import RETENTION
 from scheduler.model.outcome import Lifetimes
@@ -22,6 +20,8 @@ from scheduler.store.predicates import ended_as, exists, held, is_live, is_paren
 from scheduler.store.tasks.keys import completed_since
 
 if TYPE_CHECKING:
+    import sqlalchemy as sa
+
     from scheduler.store.db.database import Database
 
 BATCH = 500

@@ -101,7 +101,7 @@ def _readers(path: Path, directory: Path) -> DoctorFinding:
 
 
 def _writes(tx: Tx) -> DoctorFinding:
-    reason = no_writes(tx.connection)
+    reason = no_writes(tx)
     return (
         DoctorFinding("writes", OK, "the database takes them")
         if reason is None

@@ -10,10 +10,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
-import sqlalchemy as sa
 
 from scheduler.errors import SchedulerError
 from scheduler.model.worker_states import STOPPED
@@ -26,6 +25,9 @@ from scheduler.store.db.whole_tables import Row
 from scheduler.store.predicates import HELD
 from scheduler.store.schema import metadata
 from scheduler.store.schema import store as identity_table
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
 
 TABLES = tuple(table for table in metadata.sorted_tables if table is not identity_table)
 _DIGEST = 16  # bytes

@@ -15,6 +15,7 @@ from scheduler.store.db.database import Database
 from scheduler.store.db.engines import make_engine
 from scheduler.store.db.errors import cause, translate
 from scheduler.store.db.sqlite_copy import PAGES, backup_sqlite
+from scheduler.store.db.tx import Tx
 from scheduler.store.db.writable import no_writes
 
 
@@ -53,7 +54,7 @@ def health(database: Database, *, usable: bool = False) -> StoreHealth:
                 size = sum(p.stat().st_size for p in _files(database) if p.exists())
             else:
                 size = connection.execute(sa.text("SELECT pg_database_size(current_database())")).scalar_one()
-            return StoreHealth(revision, migrate.HEAD, int(size), damage, no_writes(connection))
+            return StoreHealth(revision, migrate.HEAD, int(size), damage, no_writes(Tx(connection, 0)))
     except sa.exc.SQLAlchemyError as error:
         raise translate(error, database.url) from cause(error)
     finally:

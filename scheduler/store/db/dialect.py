@@ -13,9 +13,9 @@ from functools import lru_cache
 from typing import Any
 
 import msgspec
-import sqlalchemy as sa
 
 from scheduler.model.spec import plain
+from scheduler.store.db.lazy import sa
 
 _SQL_TYPES = {int: "bigint", float: "double precision", str: "text"}
 _encoder = msgspec.json.Encoder(enc_hook=plain)

@@ -8,11 +8,10 @@ import sys
 from pathlib import Path
 from types import TracebackType
 
-import sqlalchemy as sa
-
 from scheduler.errors import StoreUnavailableError, shown_as
 from scheduler.model.redact import redact
 from scheduler.store.db import deadline
+from scheduler.store.db.lazy import sa
 from scheduler.store.db.sqlite_files import is_full
 from scheduler.store.db.urls import secrets_of, shown
 

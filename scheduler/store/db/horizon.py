@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import sqlalchemy as sa
+from typing import TYPE_CHECKING, NamedTuple
 
 from scheduler.model.texts import counted, span_text
 from scheduler.ports import SECOND
 from scheduler.store.db.dialect import prepared
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
 
 MIN_AGE = 300 * SECOND  # microseconds from which a transaction is reported
 MANY = 100_000  # transactions that a slot or a standby, which have no time, may lag behind

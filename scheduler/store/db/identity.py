@@ -15,14 +15,15 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import sqlalchemy as sa
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scheduler.errors import StoreReplacedError
 from scheduler.store.db.errors import StoreError
 from scheduler.store.db.statements import raise_as_sqlalchemy
 from scheduler.store.db.table_names import NUMBERED
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
 
 log = logging.getLogger("scheduler.store")
 
@@ -191,7 +192,7 @@ class _OpenFile:
 class SameStore:
     """Remembers the identity of the open store. ``path``: of a SQLite file, None on PostgreSQL; ``now``: its clock."""
 
-    def __init__(self, url: sa.URL, path: Path | None, now: Callable[[], int]) -> None:
+    def __init__(self, url: sa.URL | None, path: Path | None, now: Callable[[], int]) -> None:
         self._url = url
         self._path = path
         self._now = now

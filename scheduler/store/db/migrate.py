@@ -31,6 +31,8 @@ from scheduler.ports import FOREVER, SystemClock
 from scheduler.store.db import older_forms
 from scheduler.store.db.engines import make_engine
 from scheduler.store.db.errors import StoreError, UnusableDatabaseError, cause, translate
+from scheduler.store.db.schema_version import HEAD as HEAD
+from scheduler.store.db.schema_version import SQLITE_TABLES, VERSION_ROWS, VERSION_TABLE, knows
 from scheduler.store.db.sqlite_copy import backup_sqlite
 from scheduler.store.db.table_names import TABLES
 from scheduler.store.db.urls import parse_url
@@ -40,17 +42,13 @@ if TYPE_CHECKING:
     from alembic.config import Config
 
 log = logging.getLogger("scheduler.store")
-HEAD = "0013"
 _FIRST = "0001"  # revisions are counted from here, and none is left out
 _REVISION = re.compile(r"\d{4}")
-VERSION_TABLE = "schedd_version"
 _PG_LOCK = 7237123446  # any fixed number: serialises daemons that start at once
 LOCK_TIMEOUT = 0.5  # seconds that a migration waits for a table, and keeps others waiting behind it
 ALONE_PAUSE = 0.1  # seconds between checks whether another upgrade has ended
 TELL_AFTER = 20  # checks after which the wait is logged: making an index has no time limit
 _ALEMBIC = threading.Lock()  # alembic has one context for the whole process, whatever database it is about
-VERSION = f"(SELECT min(version_num) FROM {VERSION_TABLE})"
-KNOWN = f"{VERSION} IN ('{HEAD}', '{int(HEAD) + 1:04}')"  # in SQL; of the column itself SQLite makes an index each time
 _BREAKING = frozenset({"0011"})  # migrations that the program before them cannot work on
 _TRY_AGAIN = ("55P03", "40P01")  # lock_not_available, deadlock_detected
 LOCK_TRIES, LOCK_PAUSE = 120, 1.0  # how often, and seconds in between
@@ -82,7 +80,7 @@ def _version(connection: sa.Connection) -> str | None:
         return None
     if "version_num" not in columns:
         raise _foreign(f"a table {VERSION_TABLE} of another form")
-    version = connection.execute(sa.text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
+    version = connection.execute(sa.text(VERSION_ROWS)).scalar()
     return None if version is None else str(version)
 
 
@@ -168,7 +166,7 @@ def lacks(lost: list[str], version: str | None) -> str:
 def missing_tables(connection: sa.Connection) -> list[str]:
     """Which of our tables are not there, of a database that has been migrated."""
     if connection.dialect.name == "sqlite":
-        sql = "SELECT name FROM sqlite_master WHERE type = 'table'"
+        sql = SQLITE_TABLES
     else:
         sql = "SELECT relname FROM pg_class WHERE relkind IN ('r', 'p') AND pg_table_is_visible(oid)"
     there = {row[0] for row in connection.execute(sa.text(sql))}
@@ -186,11 +184,6 @@ def lost_tables(connection: sa.Connection, version: str | None) -> list[str]:
 def works_on(version: str | None) -> bool:
     """Whether this program works on a database of this revision: its own, and the one after it."""
     return knows(HEAD, version)
-
-
-def knows(head: str, version: str | None) -> bool:
-    """Whether a program that was made for the revision ``head`` works on this one."""
-    return version is not None and version in (head, f"{int(head) + 1:04}")
 
 
 def refuse_newer(version: str | None) -> None:

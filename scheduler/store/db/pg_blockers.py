@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
-
-import sqlalchemy as sa
+from typing import TYPE_CHECKING, Any
 
 from scheduler.model.texts import span_text
 from scheduler.ports import SECOND
-from scheduler.store.db.dialect import dialect_of, prepared
+from scheduler.store.db.dialect import prepared
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+    from scheduler.store.db.tx import Tx
 
 MIN_AGE = SECOND  # microseconds; a cycle holds its rows for less
 
@@ -45,11 +48,11 @@ ORDER BY c.relkind <> 'r', a.xact_start, l.pid LIMIT 1
 """
 
 
-def holder(connection: sa.Connection, task_id: int) -> str | None:
+def holder(tx: Tx, task_id: int) -> str | None:
     """The session whose transaction has held this task's row for longer than a cycle; None: not known."""
-    if dialect_of(connection).name != "postgresql":
+    if tx.dialect.name != "postgresql":
         return None
-    row = connection.execute(prepared(_HOLDER), {"id": task_id}).first()
+    row = tx.run(_HOLDER, id=task_id).first()
     return None if row is None or (row.age is not None and row.age < MIN_AGE) else _session(row)
 
 

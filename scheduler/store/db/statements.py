@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-import sqlalchemy as sa
+from scheduler.store.db.lazy import sa
 
 if TYPE_CHECKING:
     from scheduler.store.db.tx import Tx

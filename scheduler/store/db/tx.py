@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import sqlalchemy as sa
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from scheduler.store.db import statements
 from scheduler.store.db.dialect import DIALECTS, prepared
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
 
 
 class Tx:
@@ -26,6 +28,11 @@ class Tx:
     def at(self, now: int) -> Tx:
         """The same transaction at another time, in microseconds."""
         return Tx(self.connection, now)
+
+    @property
+    def path(self) -> Path:
+        """The file of a SQLite database."""
+        return Path(self.connection.engine.url.database or "").absolute()
 
     def run(self, sql: str, /, **params: object) -> sa.CursorResult[*tuple[Any, ...]]:
         """Execute one statement with ``:name`` parameters. Raises sqlalchemy.exc.DBAPIError."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from urllib.parse import quote, quote_plus
 
-import sqlalchemy as sa
-
 from scheduler.errors import ConfigError
 from scheduler.model.redact import is_secret, shown_url
 from scheduler.store.db.dialect import dialect_named
+from scheduler.store.db.lazy import sa
 
 
 def parse_url(url: str) -> sa.URL:

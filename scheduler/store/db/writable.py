@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-
-import sqlalchemy as sa
+from typing import TYPE_CHECKING
 
 from scheduler.model.texts import listed
 from scheduler.store.db.dialect import prepared
 from scheduler.store.db.sqlite_files import is_full
 from scheduler.store.db.table_names import TABLES
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+    from scheduler.store.db.tx import Tx
 
 MIN_CONNECTIONS = 4  # of a daemon: the cycle's, the one that records ends, the listener's, and one for everything else
 _LACKING = """
@@ -63,16 +67,16 @@ def too_few_connections(connection: sa.Connection) -> str | None:
 _SERVER = "SELECT pg_is_in_recovery() AS standby, current_setting('default_transaction_read_only') = 'on' AS read_only"
 
 
-def no_writes(connection: sa.Connection) -> str | None:
+def no_writes(tx: Tx) -> str | None:
     """Why the database takes no writes, and what to do; None if it should take them."""
-    if connection.dialect.name == "sqlite":
-        return _file_refuses(Path(connection.engine.url.database or "").absolute())
-    row = connection.execute(prepared(_SERVER)).one()
+    if tx.dialect.name == "sqlite":
+        return _file_refuses(tx.path)
+    row = tx.run(_SERVER).one()
     if row.standby:
         return "the server takes no writes, it is a standby: promote it, or name the primary in [store] url"
     if row.read_only:
         return "the server takes no writes: set default_transaction_read_only = off for it, this user and database"
-    return lacking(connection) or too_few_connections(connection)
+    return lacking(tx.connection) or too_few_connections(tx.connection)
 
 
 def _file_refuses(path: Path) -> str | None:

@@ -10,9 +10,9 @@ import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import msgspec
-import sqlalchemy as sa
 
 from scheduler.model.capacity import SLOT_TYPES, Capacity
 from scheduler.model.defaults import POOLS
@@ -25,6 +25,9 @@ from scheduler.store.broken_rows import options_of
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
 from scheduler.store.rollups import expected
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
 
 _READ_ANEW = SECOND  # what workers say of themselves
 _MEASURE_ANEW = 60 * SECOND  # how long kinds take

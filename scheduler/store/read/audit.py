@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
-import sqlalchemy as sa
 
 from scheduler.store.db.tx import Tx
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
 
 
 class AuditRecord(NamedTuple):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
-import sqlalchemy as sa
 
 from scheduler.model.capacity import Capacity, Scale
 from scheduler.model.placement import PlacementPhase, PlacementState, placement_text
@@ -14,6 +13,9 @@ from scheduler.model.texts import counted, listed, rfc3339
 from scheduler.store import placements, worker_jobs
 from scheduler.store.db.tx import Tx
 from scheduler.store.placements import PlacementRecord
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
 
 
 class ExecutorStatus(NamedTuple):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cached_property
-from typing import Any
-
-import sqlalchemy as sa
+from typing import TYPE_CHECKING, Any
 
 from scheduler.errors import UnknownTaskError
 from scheduler.model.defaults import POOLS
@@ -29,6 +27,9 @@ from scheduler.store.read.stuck_workers import at
 from scheduler.store.read.workers import GONE, LOST, Fleet, WorkerRecord, fleet_of, workers
 from scheduler.store.tasks import keys, stalls
 from scheduler.store.unknown import unknown
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
 
 _ROW = (
     "SELECT t.id, t.claim, t.kind, t.schema_version, t.state, t.queue, t.priority, t.lane, t.unmet, t.run_at, "
@@ -83,7 +84,7 @@ def _why(tx: Tx, task_id: int, known: _Fleet) -> str | None:
     state = TaskState.from_code(row.state)
     if state.terminal:
         return f"{_ended(row, state, tx.now)}{_by_whom(tx, row, state)}{_key(tx, row, state)}"
-    reason, refused = _unended(tx, row, state, known), no_writes(tx.connection)
+    reason, refused = _unended(tx, row, state, known), no_writes(tx)
     return reason if refused is None else refused if reason is None else f"{refused}; {reason}"
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
-import sqlalchemy as sa
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scheduler.model.state import EdgeVerdict, Otherwise, TaskState, When, edge_verdict
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import bind_parents, from_parents
 from scheduler.store.unknown import unknown
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
 
 _WHENS = tuple(When)
 _OTHERWISES = tuple(Otherwise)

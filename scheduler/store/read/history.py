@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
-import sqlalchemy as sa
 
 from scheduler.errors import ResultExpiredError, TaskCancelledError, TaskFailedError
 from scheduler.model.envelope import Envelope
@@ -16,6 +15,9 @@ from scheduler.store.db.tx import Tx
 from scheduler.store.tasks.attempts import AttemptStanding, stack_name, standing_name
 from scheduler.store.tasks.envelopes import envelope_of, kept
 from scheduler.store.unknown import unknown
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
 
 _LOG_LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")  # as the engine captures a record of ``logging``
 _TRACEBACKS = ("Traceback (most recent call last):", "  + Exception Group Traceback")

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any, NamedTuple
-
-import sqlalchemy as sa
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scheduler.model.live_settings import QUEUE, shown
 from scheduler.model.pauses import QUEUE as PAUSED
@@ -26,6 +24,9 @@ from scheduler.store.read.unserved import left_behind
 from scheduler.store.read.workers import Fleet, fleet_of, workers
 from scheduler.store.settings import StoredSetting
 from scheduler.store.tasks.claim import LaneHead, lane_heads
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
 
 MOST_QUEUES = 1_000  # that are listed, by name
 _MOST = 10_000  # tasks of a queue that are looked at

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
-import sqlalchemy as sa
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scheduler.model.lanes import LANE_SEPARATOR, QUARANTINE_LANE, base_lane, executor_of, kind_of
 from scheduler.model.live_settings import KEY, QUEUE
@@ -20,6 +18,9 @@ from scheduler.store.read.unserved import left_behind
 from scheduler.store.read.workers import Fleet
 from scheduler.store.tasks import limits
 from scheduler.store.tasks.claim import LaneHead
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
 
 MAX_NAMED = 3  # tasks that hold a place under a cap, by their ids
 _MAX_HELD = 1000  # that are looked at
@@ -88,7 +89,7 @@ def cause_of(tx: Tx, row: sa.Row[Any], fleet: Fleet) -> ReadyCause:
     kept_out = out_of_reach(tx, row, fleet)
     if kept_out is not None:
         return kept_out
-    holder = pg_blockers.holder(tx.connection, row.id)
+    holder = pg_blockers.holder(tx, row.id)
     if holder is not None:
         return ReadyCause("locked", f", but its row is locked by {holder}: claims pass over it until that ends")
     if row.lane.startswith(QUARANTINE_LANE) and executor_of(row.lane) is None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
-
-import sqlalchemy as sa
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scheduler.errors import InvalidScheduleError, UnknownScheduleError
 from scheduler.model.recurrence import Recurrence, UnreadableRule, fold_marks
@@ -17,6 +15,9 @@ from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.table_names import NUMBERS
 from scheduler.store.db.tx import Tx
 from scheduler.store.schedule_runs import slot_key
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
 
 
 class ScheduleRecord(NamedTuple):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
-
-import sqlalchemy as sa
+from typing import TYPE_CHECKING, Any
 
 from scheduler.model.capacity import OrphanedAttempts, Room
 from scheduler.model.defaults import POOLS
@@ -15,6 +13,9 @@ from scheduler.model.texts import listed
 from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import HELD
 from scheduler.store.read.workers import Fleet, WorkerRecord, orphans_phrase
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
 
 _NO_WORKER = 0  # no worker's id
 

@@ -22,8 +22,7 @@ from scheduler.store.read.ready import cause_of, first_of, full_cap, holding, re
 from scheduler.store.read.snapshot import MAX_COUNT, Snapshot, due_ids
 from scheduler.store.read.unserved import describe, left_behind, unserved_schedules
 from scheduler.store.read.workers import NOT_LIVE
-from scheduler.store.schedule_times import by_present_rules, unknown_zone
-from scheduler.store.schedules import is_ahead
+from scheduler.store.schedule_times import by_present_rules, is_ahead, unknown_zone
 from scheduler.store.tasks import stalls
 from scheduler.store.tasks.claim import LaneHead
 
@@ -241,7 +240,7 @@ def idle(seen: Snapshot) -> list[Problem]:
 
 def writes(seen: Snapshot) -> list[Problem]:
     """The database takes no writes."""
-    reason = no_writes(seen.tx.connection)
+    reason = no_writes(seen.tx)
     return [] if reason is None else [Problem("writes", reason, 0)]
 
 

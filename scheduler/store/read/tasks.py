@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
-import sqlalchemy as sa
 
 from scheduler.errors import ConfigError
 from scheduler.model.lanes import fairness_of
@@ -26,6 +25,9 @@ from scheduler.store.read.history import AttemptRecord, attempt_log, attempt_log
 from scheduler.store.read.paging import BIGGEST, Window, ids_of
 from scheduler.store.read.where import asked
 from scheduler.store.unknown import unknown
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
 
 __all__ = [
     "AttemptRecord",

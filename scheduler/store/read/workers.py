@@ -5,10 +5,9 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
-import sqlalchemy as sa
 
 from scheduler.model.capacity import SLOT_TYPES, Capacity, HungHandler, OrphanedAttempts, UnmovedHandler
 from scheduler.model.defaults import POOLS
@@ -18,11 +17,14 @@ from scheduler.model.texts import counted, listed, rfc3339, span_text
 from scheduler.model.worker_states import DRAINING, LIVE, STOPPED, WORKER_STATES
 from scheduler.ports import FOREVER
 from scheduler.store.broken_rows import options_of
-from scheduler.store.db import migrate
 from scheduler.store.db.begun import is_gone
+from scheduler.store.db.schema_version import VERSION, knows
 from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import HELD
 from scheduler.store.read.executors import ExecutorStatus, executor_statuses, unplaced
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
 
 NOT_LIVE = "no worker is live"
 LOST = "lost"  # its lease ran out, and no worker has reclaimed its tasks yet
@@ -134,7 +136,7 @@ def workers(tx: Tx, *, every: bool = False) -> list[WorkerRecord]:
         f"AND state + 0 = {RUNNING} ORDER BY id + 0 LIMIT {_MAX_RUNNING}"
     ):
         running.setdefault(row.worker, []).append(WorkerTask(row.id, row.kind, row.started_at))
-    schema = tx.run(f"SELECT {migrate.VERSION}").scalar_one()
+    schema = tx.run(f"SELECT {VERSION}").scalar_one()
     kinds: dict[int, dict[str, int]] = {}
     for row in tx.run(
         "SELECT k.worker, k.kind, k.schema_version FROM schedd_worker_kinds k "
@@ -183,7 +185,7 @@ def _capacity(text: str) -> Capacity:
 
 def _unknown(pools: str, schema: str | None) -> bool:
     known = _capacity(pools).schema
-    return bool(known) and schema is not None and not migrate.knows(known, schema)
+    return bool(known) and schema is not None and not knows(known, schema)
 
 
 def _state(row: sa.Row[Any], capacity: Capacity, now: int) -> str:

@@ -11,18 +11,18 @@ from collections.abc import Sequence
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import sqlalchemy as sa
-
 from scheduler.model.lanes import RANKED_LANE, SIZED_LANE, delay_of, kind_of, rank_of
 from scheduler.model.state import CLAIMED, RUNNING, SUSPENDED, WAITING
 from scheduler.model.worker_states import STOPPED
-from scheduler.store.db import migrate
 from scheduler.store.db.dialect import PostgreSQL, SQLite, bind_rows, fence
+from scheduler.store.db.schema_version import KNOWN
 from scheduler.store.db.statements import Columns, run_over
 from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import CLAIMABLE, HELD, IS_HELD, claimable
 
 if TYPE_CHECKING:
+    import sqlalchemy as sa
+
     from scheduler.store.tasks.ready_children import ReadyChildren
 
 FEW, MANY_LANES = 4, 4  # tasks of a lane that are claimed with those of so many other lanes, on SQLite
@@ -172,7 +172,7 @@ _SQLITE_CLAIM = f"UPDATE schedd_tasks SET {_SET_SQLITE} WHERE id IN (SELECT id {
 
 # A worker that was declared dead while its process was frozen must not claim: its claims would be reclaimed at once.
 # Nor one beside a schema that its program does not know, whatever it means by its rows.
-LIVE = f"SELECT 1 FROM schedd_workers WHERE id = :worker AND state < {STOPPED} AND {migrate.KNOWN}"
+LIVE = f"SELECT 1 FROM schedd_workers WHERE id = :worker AND state < {STOPPED} AND {KNOWN}"
 _RIPE = f"id IN {{ids}} AND state = {WAITING}"
 _SQLITE_CLAIM_RIPE = f"UPDATE schedd_tasks SET unmet = 0, {_SET_SQLITE} WHERE {_RIPE}"
 # An array is expected to hold ten ids. ``picked`` itself is expected to be a tenth of the backlog, as its LIMIT is not

@@ -9,11 +9,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import sqlalchemy as sa
-
 from scheduler.model.outcome import AttemptEnd, Lifetimes, Outcome, OutcomeColumns
 from scheduler.model.state import CANCELLED, DEAD, END_BIT, FAILED, RETRY, SCHEDULED, SUCCESS, SUSPENDED, TaskState
 from scheduler.store.db.dialect import fence
+from scheduler.store.db.lazy import sa
 from scheduler.store.db.statements import Columns, change_across, run_across, run_over
 from scheduler.store.db.tx import Tx
 from scheduler.store.durable import waits

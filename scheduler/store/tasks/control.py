@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
-
-import sqlalchemy as sa
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scheduler.errors import InvalidTransitionError
 from scheduler.model.spec import EdgeSpec
@@ -28,6 +26,9 @@ from scheduler.store.tasks.claim import HAS_PARENTS
 from scheduler.store.tasks.replace import cancel_rerun
 from scheduler.store.tasks.row import edge_row, insert_edges, read_parents
 from scheduler.store.unknown import unknown
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
 
 
 class CancelResult(NamedTuple):

@@ -10,7 +10,6 @@ from operator import itemgetter
 from typing import Any
 
 import msgspec
-import sqlalchemy as sa
 
 from scheduler.errors import ConfigError, DuplicateKeyError
 from scheduler.model.graph import batch_order
@@ -20,6 +19,7 @@ from scheduler.model.state import HELD, Otherwise, TaskState, When
 from scheduler.store.db.database import Database
 from scheduler.store.db.dialect import Dialect, bind_rows
 from scheduler.store.db.django_connection import is_django, on_django
+from scheduler.store.db.lazy import sa
 from scheduler.store.db.statements import SQL_TYPES, Across, Notice, insert
 from scheduler.store.db.tx import Tx
 from scheduler.store.graph import debug_log, sizes

@@ -12,12 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-import sqlalchemy as sa
-
 from scheduler.errors import DuplicateKeyError
 from scheduler.model.state import FIRST_TERMINAL, SUCCESS, TaskState
 from scheduler.model.unique import DerivedKey
 from scheduler.store.db.dialect import Dialect, bind_rows
+from scheduler.store.db.lazy import sa
 from scheduler.store.db.tx import Tx
 
 _OVER = f"t.state = {SUCCESS} AND t.key_until <= :now"

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
-
-import sqlalchemy as sa
+from typing import TYPE_CHECKING, NamedTuple
 
 from scheduler.model.outcome import AttemptEnd
 from scheduler.model.state import CANCELLED, DEAD, END_BIT, FAILED, FIRST_TERMINAL, RUNNING, SCHEDULED, TaskState
@@ -17,6 +15,9 @@ from scheduler.store.graph.release import release
 from scheduler.store.predicates import HELD, IS_HELD
 from scheduler.store.tasks.outcome_locks import lock_descendants
 from scheduler.store.tasks.replace import apply_deferred, blocked_replacements
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
 
 MIN_STALLED_ATTEMPTS = 3  # a task ends because of stalls only after this many attempts, whatever its budget
 

@@ -15,6 +15,7 @@ from scheduler import Scheduler, task
 from scheduler.ports import SystemClock
 from scheduler.store.db.backup import health
 from scheduler.store.db.database import Database as Store
+from scheduler.store.db.tx import Tx
 from scheduler.store.db.writable import no_writes
 from scheduler.store.read.explain import why
 from scheduler.store.read.status import status
@@ -39,13 +40,13 @@ def _as_other_user(path: str) -> str | None:
     with sa.create_engine(f"sqlite:///{path}").connect() as connection:
         if os.geteuid() == 0:
             os.setuid(OTHER_UID)
-        return no_writes(connection)
+        return no_writes(Tx(connection, 0))
 
 
 @pytest.mark.case(82)
 def test_what_takes_no_writes_is_named(database: Database, store: Store) -> None:
     with store.read() as tx:
-        assert no_writes(tx.connection) is None
+        assert no_writes(tx) is None
         assert status(tx.at(store.now())).stuck == []
     assert health(store).no_writes is None
     with closing(Scheduler(database.url)) as jobs:
@@ -61,7 +62,7 @@ def test_what_takes_no_writes_is_named(database: Database, store: Store) -> None
         return
     with store.read() as tx:
         tx.connection.execute(sa.text("SET LOCAL default_transaction_read_only = on"))
-        assert "takes no writes" in str(no_writes(tx.connection))
+        assert "takes no writes" in str(no_writes(tx))
         problem = status(tx.at(store.now())).stuck[0]
         assert (problem.name, "takes no writes" in problem.text) == ("writes", True)
         reason = str(why(tx.at(store.now()), made))
