@@ -331,13 +331,23 @@ class Scheduler(
 
     def _used_notifier(self) -> Notifier:
         """The engine's notifier, else one of our own."""
-        self._leave_to_parent()
+        if self._forked:
+            self._leave_to_parent()
         engine = self._engine
-        return self._own_notifier() if engine is None else engine.notifier
+        if engine is not None:
+            return engine.notifier
+        return self._notifier or self._own_notifier()
+
+    def _own_notifier(self) -> Notifier:
+        with self._lifecycle:
+            if self._notifier is None:
+                self._notifier = make_notifier(self.database)
+            return self._notifier
 
     def _start_here(self, spec: TaskSpec) -> TaskId | None:
         """Store a task as one that our own engine starts at once, if that has a slot for it; else store nothing."""
-        self._leave_to_parent()
+        if self._forked:
+            self._leave_to_parent()
         engine = self._engine
         return None if engine is None else engine.start_here(spec)
 
@@ -346,16 +356,6 @@ class Scheduler(
         if self._engine is not None:
             self._engine.look_soon()
         self._notify()
-
-    def _own_notifier(self) -> Notifier:
-        notifier = self._notifier
-        if notifier is not None and not self._forked:
-            return notifier
-        self._leave_to_parent()
-        with self._lifecycle:
-            if self._notifier is None:
-                self._notifier = make_notifier(self.database)
-            return self._notifier
 
     def _leave_to_parent(self) -> None:
         """After a fork, forget the engine, its thread and its attempts, and the notifier: they are the parent's."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from collections.abc import Coroutine, Iterable, Mapping
 from datetime import datetime, timedelta
@@ -20,7 +19,7 @@ from scheduler.model.recurrence import Recurrence
 from scheduler.model.registry import Kind, bind, bind_some, parts_of
 from scheduler.model.retry import RetryPolicy
 from scheduler.model.running import inherit
-from scheduler.model.spec import Draft, EdgeSpec, TaskId, TaskSpec
+from scheduler.model.spec import Draft, EdgeSpec, TaskId, TaskSpec, copied
 from scheduler.model.state import DEFAULT_OTHERWISE, Otherwise, OtherwiseName, When, WhenName
 from scheduler.model.task import Priority, PriorityName, Task, TaskFunction
 from scheduler.model.texts import storable
@@ -352,8 +351,9 @@ class TaskBuilder(_Builder, Generic[R_co]):
     def _with_edges(self, positions: Mapping[TaskBuilder[Any], int]) -> TaskSpec:
         if self._caller.before_schedule is not None:
             self._caller.before_schedule(self)
-        self._check_complete()
-        spec = copy.copy(self._spec) if self._batch is None else self._spec  # a batch stores it once
+        if self._lacking:
+            self._check_complete()
+        spec = copied(self._spec) if self._batch is None else self._spec  # a batch stores it once
         if self._parents:
             spec.edges = [
                 EdgeSpec(positions[p], when, other, local=True)

@@ -21,7 +21,7 @@ from scheduler.model.lanes import LANE_SEPARATOR, check_fairness_key, fair_lane
 from scheduler.model.names import check_name
 from scheduler.model.reference import reference_of
 from scheduler.model.secrets import lost_mark, marked_fields
-from scheduler.model.spec import TaskSpec, plain
+from scheduler.model.spec import TaskSpec, copied, plain
 from scheduler.model.task import Task, TaskFunction, TaskOptions
 from scheduler.model.texts import storable, within
 from scheduler.model.unique import DerivedKey, check_fields, key_of
@@ -154,7 +154,7 @@ class Kind:
 
     def spec(self, value: Any) -> TaskSpec:
         """Make a new task of this kind with the kind's own options. Raises PayloadError."""
-        made = copy.copy(self.usual)  # half of what it takes to make one by its fields
+        made = copied(self.usual)  # half of what it takes to make one by its fields
         made.payload, made.lane = self.encode(value), self.lane(value)
         if self.makes_keys:
             self._make_key(made, value)

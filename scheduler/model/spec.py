@@ -71,6 +71,10 @@ class TaskSpec(msgspec.Struct, gc=False):  # a large batch has many, and no cycl
     parent_names: dict[str, int] | None = None
 
 
+# As copy.copy() does, without looking for how.
+copied: Callable[[TaskSpec], TaskSpec] = TaskSpec.__copy__  # type: ignore[attr-defined]
+
+
 class Draft(NamedTuple):
     """A task that a handler spawns: its kind, and the function that makes its complete spec."""
 

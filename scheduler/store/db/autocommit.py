@@ -57,7 +57,7 @@ class AutocommitPool:
         else:
             if self._wires is not None and not self._taken(self._wires, connection, raw, since, settled or calibrates):
                 connection, raw = self._new_one()
-        if self._wires is not None:
+        if calibrates or (settled and self._wires is not None):
             try:
                 if calibrates:
                     self._calibrate(connection)

@@ -23,7 +23,7 @@ from scheduler.store.db.engines import server_arguments
 from scheduler.store.db.errors import driver_text
 from scheduler.store.db.pg_connections import shut_down, through_pooler
 from scheduler.store.db.sqlite_files import make_socket_directory
-from scheduler.store.db.statements import Notice, run
+from scheduler.store.db.statements import NOTIFY, Notice
 from scheduler.system.mailboxes import Mailboxes
 from scheduler.system.waiting import waits_for
 
@@ -224,6 +224,8 @@ class PgNotifier(_Apart):
         self._told = 0  # and for how many of them it has notified
         self._looks = False  # a thread checks, within _LATE, whether a caller has asked
         self._mutex = threading.Lock()
+        self._open = threading.Lock()  # held until it closes: to wait for an event takes twice the processor time
+        self._open.acquire()
         self.works = False
 
     def listen(self, incarnation: str, wake: Callable[[], None]) -> None:
@@ -352,7 +354,7 @@ class PgNotifier(_Apart):
         still, last, late = 0, self._last, _LATE * _DEBOUNCE
         while still < _LINGER:
             wait = self._last + late - time.monotonic() if self._asked > self._told else late
-            if self._closed.wait(max(0.0, wait)):
+            if self._open.acquire(timeout=max(0.0, wait)):
                 return
             with self._mutex:
                 due = self._asked > self._told and time.monotonic() >= self._last + late
@@ -382,8 +384,7 @@ class PgNotifier(_Apart):
         if self._closed.is_set():
             return  # a late timer must not open the database anew
         try:
-            with self._database.alone() as connection:
-                run(connection, "SELECT pg_notify(:channel, :own)", {"channel": channel, "own": self._own})
+            self._database.insert_on_server(lambda: (NOTIFY, Notice(channel, self._own)))
         except Exception as error:  # lossy by design: the others poll
             log.debug("could not notify: %s", driver_text(error, self._database.url))
 
@@ -396,6 +397,8 @@ class PgNotifier(_Apart):
             self._count()
         if owed:
             self._notify()
+        with contextlib.suppress(RuntimeError):  # it was closed before
+            self._open.release()
         self._closed.set()
         self._ends_due.set()
         connection, self._connection = self._connection, None

@@ -17,9 +17,8 @@ from psycopg.errors import error_from_result
 from psycopg.pq import ConnStatus, ExecStatus
 from psycopg.waiting import Ready, Wait
 
-from scheduler.store.db.statements import Notice
+from scheduler.store.db.statements import NOTIFY, Notice
 
-_NOTIFY = "SELECT pg_notify($1, $2)"
 _INTEGER, _INFERRED = 20, 0  # types of parameters: int8; what the statement says
 # Their formats. The bytes of a text are the same in both, but only in binary they may hold a NUL.
 _TEXT, _BINARY = 0, 1
@@ -58,7 +57,7 @@ def one_value(raw: Any, text: str, values: Sequence[int | str], notice: Notice |
     results: list[Any] = []
     unread = singles.unread
     if notice is not None:
-        _send(raw, _NOTIFY, notice)
+        _send(raw, NOTIFY, notice)
         singles.unread = 1
     else:
         singles.unread = 0
@@ -95,7 +94,7 @@ def _by_driver(raw: Any, text: str, values: Sequence[int | str], notice: Notice 
         row = cursor.execute(text.encode(), values).fetchone()
         if notice is not None:
             with suppress(psycopg.DatabaseError):
-                cursor.execute(_NOTIFY, notice)
+                cursor.execute(NOTIFY, notice)
     return None if row is None else str(row[0]).encode()
 
 

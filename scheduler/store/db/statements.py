@@ -27,6 +27,9 @@ _AMONG = re.compile(r"\{among (\w+)\}")
 Columns = tuple[tuple[str, type], ...]
 
 
+NOTIFY = "SELECT 1 FROM pg_notify($1, $2)"  # for Database.insert_on_server, with a Notice
+
+
 class Notice(NamedTuple):
     """A notification, to be sent in a transaction of its own right behind a statement."""
 

@@ -6,14 +6,12 @@ does so at a cancel and at its statement_timeout. The caller gets an error inste
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import psycopg
 
 from scheduler.store.db import pg_single
 from scheduler.store.db.pg_single import Singles
-from scheduler.store.db.statements import Notice
 
 _WAITS = "SyncRepWaitForLSN"  # the server's function that warns; the warning's text is in the server's language
 
@@ -43,9 +41,7 @@ class SynchronousConnection(psycopg.Connection[Any]):
             raise psycopg.OperationalError(f"the commit may not be on the standby: {self._warnings[-1]}")
         return found
 
-    def one_value(self, text: str, values: Sequence[int | str], notice: Notice | None = None) -> bytes | None:
-        """Carry out a single statement: see :func:`pg_single.one_value`."""
-        return pg_single.one_value(self, text, values, notice)
+    one_value = pg_single.one_value
 
     def settle(self) -> None:
         """Read what :meth:`one_value` has left unread, before anything else is done. Raises psycopg.Error."""
