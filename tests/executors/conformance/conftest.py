@@ -1,5 +1,6 @@
 """Which part of the suite ``make programs`` runs: on SQLite; ``make executors`` runs it on PostgreSQL, too. With
-engines that only ``make executors`` has, ``.ci/run`` tries a part of it: one test of each way that a job may take."""
+engines that only ``make executors`` has, ``.ci/run`` tries a part of it: one test of each way that a job may take. Of
+futures, whose Dask takes longest of those on SQLite, ``make programs`` runs that part, too."""
 
 import pytest
 
@@ -21,7 +22,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "executors/conformance/" not in item.nodeid or item.get_closest_marker("kube"):  # make kube runs all
             continue
-        if "postgresql" in item.nodeid.rpartition("[")[2]:
+        row = item.nodeid.rpartition("[")[2]
+        if "postgresql" in row or ("-futures" in row and not _is_in_every_run(item)):
             item.add_marker(pytest.mark.executors)
         if item.get_closest_marker("executors") and not _is_in_every_run(item):
             item.add_marker(pytest.mark.full)
