@@ -117,7 +117,7 @@ def environ_of(system: str) -> dict[str, str]:
     return ours | {VARIABLE: system, "PYTHONPATH": str(SUPPORT), "PYTEST_ADDOPTS": "--assert=plain"}
 
 
-@pytest.mark.parametrize("system", ["linux", *SYSTEMS])
+@pytest.mark.parametrize("system", SYSTEMS)
 def test_what_the_forge_runs_there_runs_here(system: str, tmp_path: Path) -> None:
     """Each command but the installation, where the job runs it: among them the first program, and all ports."""
     jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8"))["jobs"]
@@ -136,6 +136,10 @@ def test_what_the_forge_runs_there_runs_here(system: str, tmp_path: Path) -> Non
     assert "Traceback" not in said
     assert "HELLO WORLD!!" in said.splitlines()
     assert f"each port does on {system} what it has to" in said.splitlines()
+
+
+def test_each_port_does_here_what_it_has_to(tmp_path: Path) -> None:
+    assert "each port does on linux what it has to" in run("linux", tmp_path, sys.executable, SUPPORT / "ports.py")
 
 
 @pytest.mark.parametrize("system", ["linux", *SYSTEMS])
