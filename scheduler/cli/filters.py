@@ -130,7 +130,7 @@ def task_filter(
     fields = given.get("fields") or ()
     read_params(fields)
     try:
-        return read_filter(session.desk, text, keywords, fields=fields, ended=ended, bare=bare)
+        return read_filter(session.reader, text, keywords, fields=fields, ended=ended, bare=bare)
     except FilterError as error:
         raise click.UsageError(str(error)) from None
 

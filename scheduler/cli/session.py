@@ -18,6 +18,7 @@ from scheduler.errors import StoreUnavailableError
 if TYPE_CHECKING:
     from scheduler.config.model import Config
     from scheduler.operations.desk import Database, Desk, Tx
+    from scheduler.operations.reader import FileReader, StoreReader
     from scheduler.operations.tasks import Stale
     from scheduler.operations.workers import Fleet
 
@@ -53,6 +54,7 @@ class Session:
     zone: str = "UTC"  # in which tables show times
     colour: str = "auto"  # or always, never
     lasting: bool = False  # the command may take as long as it takes
+    only_reads: bool = False  # the command reads once, and changes nothing
 
     @property
     def chosen(self) -> list[str] | None:
@@ -88,13 +90,31 @@ class Session:
     def database(self) -> Database:
         """The database of the configuration, not opened. Raises ConfigError."""
         made = self._opened.database
+        self._bound(made, made.dispose)
+        click.get_current_context().find_root().with_resource(explaining_waits(made, self.told))
+        return made
+
+    @cached_property
+    def reader(self) -> StoreReader:
+        """The store, for what only reads it: its file alone where the command and the store allow that.
+
+        Raises StoreUnavailableError.
+        """
+        from scheduler.operations.reader import open_reader
+
+        found = open_reader(self.config.store.url) if self.only_reads else None
+        if found is None:
+            return self.existing()
+        self._bound(found, found.close)
+        return found
+
+    def _bound(self, store: Database | FileReader, close: Callable[[], object]) -> None:
+        """Have the context close the store, which is to answer in time."""
         root = click.get_current_context().find_root()
-        root.call_on_close(made.dispose)
+        root.call_on_close(close)
         if self.timeout is not None or not self.lasting:
             patience = DEFAULT_TIMEOUT_S if self.timeout is None else self.timeout
-            root.with_resource(made.within(patience, each=self.timeout is None))
-        root.with_resource(explaining_waits(made, self.told))
-        return made
+            root.with_resource(store.within(patience, each=self.timeout is None))
 
     @cached_property
     def told(self) -> threading.Event:
@@ -192,11 +212,15 @@ def note_no_worker(why: str | None, refused: str | None = None) -> None:
 
 
 def prints(
-    fields: Sequence[str] | Callable[[Mapping[str, Any]], Sequence[str]], *, lasting: bool = False
+    fields: Sequence[str] | Callable[[Mapping[str, Any]], Sequence[str]],
+    *,
+    lasting: bool = False,
+    only_reads: bool = False,
 ) -> Callable[[F], F]:
     """Gives a command its session and the fields that it prints; a callable makes them of its options.
 
-    ``lasting``: it may take as long as it takes, unless ``--timeout`` says otherwise.
+    ``lasting``: it may take as long as it takes, unless ``--timeout`` says otherwise. ``only_reads``: it changes
+    nothing; with ``--reveal`` the audit records that.
     ``--columns`` that are not among them are refused here, before the command has done anything.
     """
 
@@ -205,6 +229,7 @@ def prints(
         def called(*args: Any, **given: Any) -> Any:
             session = click.get_current_context().ensure_object(Session)
             session.lasting = lasting
+            session.only_reads = only_reads and not (given.get("reveal") or given.get("watch"))
             session.fields = fields(given) if callable(fields) else fields
             _ = session.chosen
             try:

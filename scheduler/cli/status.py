@@ -43,14 +43,15 @@ CAUSES = 3  # of dead letters that are named
         "held_messages",
         "dead_messages",
         "at_least",
-    )
+    ),
+    only_reads=True,
 )
 @watchable
 def status_command(session: Session, /, check: bool) -> int:
     """The store at a glance: tasks by state and pool, the oldest ready task, workers, and problems."""
     from scheduler.operations.status import glance
 
-    with session.desk.read() as tx:
+    with session.reader.read() as tx:
         seen = glance(tx)
     found = seen.status
     note_no_worker(seen.idle, seen.refused)

@@ -75,7 +75,7 @@ _USUAL = {"dead_letter": True, "rerun": False, "replay_count": 0, "schema_versio
 @click.option("--all", "every", is_flag=True, help=f"Look at all tasks, not at the newest {WINDOW:,} only.")
 @reveals
 @common
-@prints(LIST_FIELDS)
+@prints(LIST_FIELDS, only_reads=True)
 @watchable
 def list_command(
     session: Session,
@@ -99,10 +99,10 @@ def list_command(
     from scheduler.operations.search import Window, search
 
     wanted = task_filter(session, text, filters, bare=True)
-    database = session.database
+    store = session.reader
     for at, how in ((since, SINCE), (until, BEFORE)):
         if at is not None:
-            wanted = wanted.also(Term("stored", (at + database.clock.now() if at <= 0 else at,), how=how))
+            wanted = wanted.also(Term("stored", (at + store.clock.now() if at <= 0 else at,), how=how))
     if worker is not None:
         wanted = wanted.also(only("worker", worker))
     left, window = limit, Window(WINDOW)
@@ -115,26 +115,26 @@ def list_command(
     stopped = False
     while left and not stopped:
         page = min(left, PAGE) if in_pages else left
-        with database.read() as tx:
+        with store.read() as tx:
             found = search(tx, wanted, limit=page, cursor=cursor, window=window, broken=note)
         cursor = found.cursor
         left -= len(found.tasks)
         collected += found.tasks
         if in_pages:
-            print_rows(session, _list_rows(session, found.tasks, database.now(), reveal=reveal), columns)
+            print_rows(session, _list_rows(session, found.tasks, store.now(), reveal=reveal), columns)
             collected.clear()
         if found.bound and every:
             window = Window(WINDOW)
         stopped = cursor is None or (found.bound and not every)
     if left == limit:
-        with database.read() as tx:
+        with store.read() as tx:
             note_kinds(tx, wanted)
             for queue in wanted.names("queue") or ():
                 note_queue(tx, queue)
     if not in_pages:
         if on_screen and "schedule" not in columns and any(one.schedule is not None for one in collected):
             columns = (*columns[:-1], "schedule", columns[-1])
-        print_rows(session, _list_rows(session, collected, database.now(), reveal=reveal), columns)
+        print_rows(session, _list_rows(session, collected, store.now(), reveal=reveal), columns)
     if cursor is None:
         return
     if left:
@@ -153,7 +153,7 @@ def _list_rows(session: Session, found: list[TaskRecord], now: int, *, reveal: b
 
         note_reveal(session.desk, found)
     else:
-        with session.database.read() as tx:
+        with session.reader.read() as tx:
             hidden = masks_of(tx, {task.kind for task in found})
             rows = [hidden.view(task, row) for task, row in zip(found, rows, strict=True)]
     if session.output == "table" and session.columns is None:
@@ -179,7 +179,7 @@ def _of_budget(used: int, most: int | None) -> str:
     "--at", type=AGO, metavar="T", help="The tasks at this time (with its zone), or this long ago, such as 2h."
 )
 @common
-@prints(lambda given: SHOW_FIELDS if given["at"] is None else _PAST)
+@prints(lambda given: SHOW_FIELDS if given["at"] is None else _PAST, only_reads=True)
 @watchable
 def show_command(session: Session, /, ids: tuple[int, ...], at: int | None, reveal: bool) -> None:
     """Everything about tasks: payload, edges, attempts, result, log, and the reason why one is not running.
@@ -236,12 +236,11 @@ def view_of(session: Session, task_id: int, *, reveal: bool = False) -> dict[str
     from scheduler.operations.details import get_task
     from scheduler.operations.masks import note_reveal
 
-    desk = session.desk
     if reveal:
-        with desk.read() as tx:
+        with session.desk.read() as tx:
             task = get_task(tx, task_id)
-        note_reveal(desk, [task])
-    with desk.read() as tx:
+        note_reveal(session.desk, [task])
+    with session.reader.read() as tx:
         task = get_task(tx, task_id)
         view = whole_task_view(tx, task)
         return view if reveal else masks_of(tx, [task.kind]).view(task, view)

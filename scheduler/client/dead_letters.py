@@ -187,7 +187,7 @@ class DeadLetters:
         return [info(AuditEntry, record) for record in found]
 
     def _filter(self, text: str, given: Mapping[str, Any]) -> TaskFilter:
-        return read_filter(self._owner.desk, text, given, ended=True)
+        return read_filter(self._owner.desk.database, text, given, ended=True)
 
     groups_async = in_thread(groups)
     get_async = in_thread(get)

@@ -127,7 +127,7 @@ class TaskOperations:
         :class:`Conditions` are keywords. ``cursor``: only ids below it. Raises ConfigError.
         """
         text, states = ("", status) if not isinstance(status, str) or not is_filter(status) else (status, None)
-        wanted = read_filter(self.desk, text, {"status": states, **filters}, bare=True)
+        wanted = read_filter(self.desk.database, text, {"status": states, **filters}, bare=True)
         for name, number in (("limit", limit), ("cursor", 0 if cursor is None else cursor)):
             if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 2**63 - 1:
                 raise ConfigError(f"{name} must be a whole number from 0, not {number!r:.80}")
@@ -329,7 +329,7 @@ class TaskOperations:
         if kind is None and key is None and correlation is None and subject is None:
             raise ConfigError("retry_failed wants to know which: kind, key, correlation or subject")
         given = {"kind": kind, "key": key, "correlation": correlation, "subject": subject}
-        wanted = read_filter(self.desk, "", given)
+        wanted = read_filter(self.desk.database, "", given)
         done = bulk.retry(self.desk, wanted, bulk.Run(limit), downstream=downstream)
         warn_done(done)
         return [TaskId(i, created=False) for i in done.changed]

@@ -24,6 +24,7 @@ from scheduler.model.times import SECOND, instant_us, span_us
 
 if TYPE_CHECKING:
     from scheduler.operations.desk import Desk
+    from scheduler.store.db.file_reader import StoreReader
 
 MAX_TERMS = 20
 MAX_VALUES = 50
@@ -154,7 +155,7 @@ def parse(text: str, now: int, hidden: Callable[[str], bool] = _shown, *, bare: 
 
 
 def read_filter(
-    desk: Desk,
+    database: StoreReader,
     text: str,
     given: Mapping[str, Any],
     *,
@@ -167,8 +168,8 @@ def read_filter(
     ``fields``: words NAME=TEXT or NAME:=JSON. ``ended``: ``older_than`` and ``newer_than`` count from the tasks' ends.
     A program sees whole payloads, so that it may ask for every field. Raises ConfigError, also if nothing is asked for.
     """
-    desk.database.look()  # opening reads the server's clock
-    now = desk.database.now()
+    database.look()  # opening reads the server's clock
+    now = database.now()
     wanted = parse(text, now, bare=bare)
     words = (_other(word, _shown, bare) for word in fields)
     terms = (*wanted.terms, *_terms(given, now, ended), *words)
@@ -180,7 +181,7 @@ def read_chosen(desk: Desk, asked: Chosen | None, given: Filters, *, ended: bool
     if isinstance(asked, TaskFilter):
         return asked
     text, more = (asked, given) if isinstance(asked, str) else ("", {**(asked or {}), **given})
-    wanted = read_filter(desk, text, more, ended=ended)
+    wanted = read_filter(desk.database, text, more, ended=ended)
     if not wanted.terms:
         raise ConfigError(f"say which tasks: by {', '.join(sorted(Filters.__optional_keys__))}")
     return wanted

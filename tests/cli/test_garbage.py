@@ -17,7 +17,7 @@ def collections():
     return sum(one["collections"] for one in gc.get_stats())
 
 before = collections()
-atexit.register(lambda: print(collections() - before, gc.isenabled(), gc.get_freeze_count() > 50_000, file=sys.stderr))
+atexit.register(lambda: print(collections() - before, gc.isenabled(), gc.get_freeze_count() > 10_000, file=sys.stderr))
 main()
 """
 

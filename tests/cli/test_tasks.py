@@ -10,6 +10,8 @@ import pytest
 import sqlalchemy as sa
 
 from scheduler import RetryPolicy, Task
+from scheduler.store.db import file_reader
+from scheduler.store.db.tx import Tx
 from support.bench import Bench, Step
 
 from .conftest import Ctl
@@ -353,15 +355,19 @@ def test_a_long_list_of_lines_is_read_in_pages(
     monkeypatch.setattr("scheduler.cli.tasks.PAGE", 3)
     limits: list[int] = []
 
-    def seen(_c: Any, _cursor: Any, sql: str, bound: Any, *_rest: Any) -> None:
-        if sql.startswith("SELECT t.id FROM schedd_tasks"):
-            limits.append(bound["limit"] if isinstance(bound, dict) else bound[-1])
+    def watched(kind: type[Tx]) -> None:
+        run = kind.run
 
-    sa.event.listen(sa.Engine, "before_cursor_execute", seen)
-    try:
-        result = ctl("list", "--limit", left, "-o", "jsonl")
-    finally:
-        sa.event.remove(sa.Engine, "before_cursor_execute", seen)
+        def seen(tx: Tx, sql: str, /, **bound: Any) -> Any:
+            if sql.startswith("SELECT t.id FROM schedd_tasks"):
+                limits.append(bound["limit"])
+            return run(tx, sql, **bound)
+
+        monkeypatch.setattr(kind, "run", seen)
+
+    for kind in (Tx, file_reader._FileTx):
+        watched(kind)
+    result = ctl("list", "--limit", left, "-o", "jsonl")
     assert [json.loads(line)["id"] for line in result.stdout.splitlines()] == list(range(7, 7 - min(7, left), -1))
     assert max(limits) <= 3 + 1
     assert ("--cursor" in result.stderr) is (left < 7)

@@ -17,11 +17,10 @@ from scheduler.store.db.dialect import sqlite_too_old
 from scheduler.store.db.handler_transaction import Transaction
 from scheduler.store.db.pg_connections import KEEPALIVES, PgConnections
 from scheduler.store.db.pool import FairPool
-from scheduler.store.db.sqlite_files import make_private, quoted
+from scheduler.store.db.sqlite_files import LOOK_PRAGMAS, SQLITE_BUSY_MS, make_private, uri_to_look
 from scheduler.store.db.statements import run, tell_answer
 from scheduler.system import files
 
-SQLITE_BUSY_MS = 10_000
 _LIMITED = "schedd_limited"  # in a connection's info: it waits for others for a shorter time than usual
 _SQLITE_BUSY = 5  # the error code of "database is locked"
 _PG_CONNECT_TIMEOUT = 10
@@ -70,7 +69,7 @@ def _set_up(raw: Any, looks: bool) -> None:
     raw.isolation_level = None  # we begin ourselves: the driver would begin late, and never IMMEDIATE
     cursor = raw.cursor()
     if looks:
-        for pragma in ("temp_store=MEMORY", "cache_size=-32000"):
+        for pragma in LOOK_PRAGMAS:
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
         return
@@ -163,10 +162,7 @@ def _sqlite_engine(url: sa.URL, made: Callable[[Any], None], before: Callable[[]
         if not looks:
             make_private(path)
         else:
-            # What is in the write-ahead log belongs to others, or was left by one that died: the last connection that
-            # may write brings it into the file. Where there is none, one that may not write would leave one behind.
-            mode = "ro" if path.with_name(f"{path.name}-wal").exists() else "rw"
-            arguments[:] = [f"file:{quoted(path)}?mode={mode}"]
+            arguments[:] = [uri_to_look(path)]
             params["uri"] = True
 
     @sa.event.listens_for(engine, "connect")

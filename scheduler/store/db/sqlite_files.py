@@ -11,6 +11,8 @@ from pathlib import Path
 
 from scheduler.system import files
 
+SQLITE_BUSY_MS = 10_000  # for which a connection waits for others
+LOOK_PRAGMAS = ("temp_store=MEMORY", "cache_size=-32000")  # of a connection that leaves the file as it is
 _FULL = 1024 * 1024  # bytes that have to be free on the disk of a SQLite file
 _CLOSE_TIMEOUT = 0.2  # seconds that a stop waits for other processes that have the database open
 
@@ -48,6 +50,14 @@ def is_full(path: Path) -> bool:
 def quoted(path: Path) -> str:
     """The path as in a URI that SQLite opens."""
     return str(path.absolute()).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+
+
+def uri_to_look(path: Path) -> str:
+    """The URI of a connection that leaves the file as it is, and nothing beside it."""
+    # What is in the write-ahead log belongs to others, or was left by one that died: the last connection that may
+    # write brings it into the file. Where there is none, one that may not write would leave one behind.
+    mode = "ro" if path.with_name(f"{path.name}-wal").exists() else "rw"
+    return f"file:{quoted(path)}?mode={mode}"
 
 
 def open_to_others(path: Path, sockets: Path) -> list[str]:
