@@ -136,6 +136,7 @@ class Engine:
         self._has_more = False  # the last cycle left known work
         # Other workers reclaim our tasks after a lease.
         self._backoff = Backoff(OUTAGE_BACKOFF_S[0], min(OUTAGE_BACKOFF_S[1], options.renew_every))
+        self._renew_every = options.renew_every
         self._logged = LogOnce()
         self.capture = Capture(everything=options.capture_root)
         if inline:
@@ -468,14 +469,14 @@ class Engine:
         """Do the upkeep that is due. Returns whether schedules were fired."""
         periodic, timers = self.periodic, self.periodic.timers
         # An engine renews before it reaps.
-        if timers.due("renew", self.options.renew_every):
+        if timers.due("renew", self._renew_every):
             self.registration.renew(connection, claims=not self.drained)
             if self.dispatch.completer.completion_thread is not None:
                 self.dispatch.completer.completion_thread.forget_plans()
             periodic.learn_limits(connection)
             periodic.write_rollups(connection)
         periodic.publish_worker(connection)
-        if timers.due("look", self.options.renew_every):
+        if timers.due("look", self._renew_every):
             self.registration.commands_may_wait = True
         self._needs_scan |= self.registration.apply_commands(connection)
         polls = self._poll_is_due()

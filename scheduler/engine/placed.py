@@ -124,11 +124,11 @@ class PlacedEngine(Engine):
     def _upkeep(self, connection: sa.Connection) -> bool:
         """Keep the lease, and look after the attempt: daemons do the rest."""
         periodic, timers = self.periodic, self.periodic.timers
-        if timers.due("renew", self.options.renew_every):
+        if timers.due("renew", self._renew_every):
             self.registration.renew(connection, claims=True)
             periodic.write_rollups(connection)
         periodic.publish_worker(connection)
-        if timers.due("look", self.options.renew_every):
+        if timers.due("look", self._renew_every):
             self.registration.commands_may_wait = True
         self.registration.apply_commands(connection)
         if periodic.watch_attempts(connection, self._reported, woken=False):

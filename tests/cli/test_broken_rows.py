@@ -141,7 +141,7 @@ def test_doctor_names_what_it_could_not_check_without_a_table(live: Bench, ctl: 
         found = {row["check"]: (row["level"], row["text"]) for row in ctl.json("doctor", status=1)}
         repaired = ctl("doctor", "--repair")
     unchecked = found["checks"][1].split("missing: ")[1].split(", ")
-    assert unchecked == ["rows", "unmet counts", "edges", "parents", "retries", "problems"]
+    assert unchecked == ["rows", "unmet counts", "edges", "parents", "retries"]
     assert found["keys"] == ("ok", "none is held twice")
     assert repaired.exit_code == 1
     assert "nothing is repaired while a table is missing" in repaired.stderr

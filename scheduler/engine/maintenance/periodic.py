@@ -103,6 +103,7 @@ class PeriodicWork:
 
     def __init__(self, engine_state: EngineState, dispatch: DispatchCycle, lease: WorkerLease) -> None:
         self.engine_state = engine_state
+        self._reap_every = min(REAP_EVERY, engine_state.options.renew_every)
         self.dispatch = dispatch
         self.lease = lease
         self.timers = Timers(engine_state.monotonic)
@@ -190,7 +191,7 @@ class PeriodicWork:
         ``polls``: the engine is awake for a poll; otherwise there may be many steps a second.
         """
         early = EARLY_WITH_POLL if polls else 0.0
-        if not self.timers.due("reap", min(REAP_EVERY, self.engine_state.options.renew_every), early):
+        if not self.timers.due("reap", self._reap_every, early):
             return False
         found = self.attempt("reaping", lambda: self.lease.reap(connection, self.dispatch.worker, notifier.dead_peers))
         self.timers.bring_forward("reap", self.lease.next_reap())
