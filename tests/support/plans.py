@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import psycopg
 import pytest
 import sqlalchemy as sa
 
 from scheduler import Scheduler
 from scheduler.store.db import statements as statement
+from scheduler.store.tasks import claim as claims
 from scheduler.testing import engine_of
 from support.fleet import rows
 
@@ -35,12 +37,19 @@ class Seen:
             self.note(text, bound)
             return raw(connection, text, bound)
 
+        one_row = claims.one_row
+
+        def noting_row(connection: sa.Connection, text: str, bound: Any) -> list[bytes | None]:
+            self.note(text, bound)
+            return one_row(connection, text, bound)
+
         def executed(_conn: Any, _cursor: Any, text: str, bound: Any, *_: Any) -> None:
             self.note(text, bound)
 
         engine = jobs.database.open()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(statement, "_raw", noting)
+            patch.setattr(claims, "one_row", noting_row)
             sa.event.listen(engine, "before_cursor_execute", executed)
             yield
             sa.event.remove(engine, "before_cursor_execute", executed)
@@ -73,7 +82,8 @@ def explained(jobs: Scheduler, text: str, bound: Any) -> dict[str, Any]:
     """PostgreSQL's plan of a statement: its top step."""
     with jobs.database.open().connect() as connection:
         driver: Any = connection.connection.driver_connection
-        (found,) = driver.execute(f"EXPLAIN (FORMAT JSON) {text}", bound).fetchone()
+        cursor = psycopg.RawCursor(driver) if "$1" in text else driver
+        (found,) = cursor.execute(f"EXPLAIN (FORMAT JSON) {text}", bound).fetchone()
         top: dict[str, Any] = (json.loads(found) if isinstance(found, str) else found)[0]["Plan"]
         return top
 

@@ -139,13 +139,13 @@ class AutocommitPool:
         text = ""
         try:
             text, values = make()
-            value = raw.one_value(text, values, notice)
+            row = raw.one_row(text, values, notice)
         except BaseException as error:
             self.drop(connection, raw)
             raise_as_sqlalchemy(connection, text, error)
         raw.user = None  # first: from then on another thread may take it
         self._keep((connection, raw, time.monotonic()))
-        return None if value is None else int(value)
+        return int(row[0]) if row else None
 
     def drop(self, connection: sa.Connection, raw: Any) -> None:
         """Close it for good. If it has lost its server, so have those that lay there longer, here and in the pool, and

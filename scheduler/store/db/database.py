@@ -480,7 +480,8 @@ class Database:
 
     @contextmanager
     def single(self, connection: sa.Connection) -> Iterator[Tx]:
-        """As :meth:`glance` for a statement that writes, and is a transaction by itself.
+        """For a statement that writes, and is a transaction by itself: on PostgreSQL it is given to
+        :func:`statements.one_row`, for each call of the driver is dear in an engine that was idle.
 
         Raises StoreUnavailableError.
         """
@@ -488,9 +489,16 @@ class Database:
         gate = self._gate
         entered = gate.enter()
         try:
-            with self.glance(connection):
-                self.calibrate(connection, if_due=True)
-                yield Tx(connection, self.now())
+            if self.dialect.name == "postgresql" and self.server_clock.is_due(self.clock):
+                with no_transaction(connection):
+                    self.calibrate(connection, if_due=True)
+            yield Tx(connection, self.now())
+        except BaseException as error:
+            if self.dialect.name == "postgresql":
+                connection.invalidate()  # its answers may not all be read
+            if isinstance(error, sa.exc.SQLAlchemyError):
+                raise self._explained(error) from cause(error)
+            raise
         finally:
             if entered:
                 gate.leave()

@@ -257,6 +257,10 @@ class PgNotifier(_Apart):
     def _listen_once(self, incarnation: str, wake: Callable[[], None]) -> None:
         import psycopg
 
+        def heard(notification: psycopg.Notify) -> None:
+            if notification.payload != incarnation:
+                wake()
+
         with psycopg.connect(autocommit=True, **server_arguments(self._database.url, "schedd listener")) as raw:
             self._connection = raw
             raw.prepare_threshold = None
@@ -269,12 +273,16 @@ class PgNotifier(_Apart):
             else:
                 raw.execute(f"LISTEN {CHANNEL}")
             self.works = True
+            raw.add_notify_handler(heard)  # those that come with other answers
             wake()  # for notifications sent before it listened
+            own = incarnation.encode()
             readable = waits_for(raw.fileno())  # the driver's own wait wakes many times a second
             look_at = time.monotonic() + _LOOK
             while not self._closed.is_set():
-                for notification in raw.notifies(timeout=0):
-                    if notification.payload != incarnation:
+                # The driver's notifies() takes an idle worker, whose caches are cold, 45 us more.
+                raw.pgconn.consume_input()
+                while (notification := raw.pgconn.notifies()) is not None:
+                    if notification.extra != own:
                         wake()
                 left = look_at - time.monotonic()
                 if left > 0 and readable(left):

@@ -22,6 +22,7 @@ from scheduler.store.db.statements import NOTIFY, Notice
 _INTEGER, _INFERRED = 20, 0  # types of parameters: int8; what the statement says
 # Their formats. The bytes of a text are the same in both, but only in binary they may hold a NUL.
 _TEXT, _BINARY = 0, 1
+Row = list[bytes | None]  # as texts
 _MOST = 100  # statements that one connection keeps prepared, as many as the driver
 
 
@@ -41,11 +42,11 @@ class Singles:
         self.unread = 0  # statements whose answers were not waited for
 
 
-def one_value(raw: Any, text: str, values: Sequence[int | str], notice: Notice | None = None) -> bytes | None:
-    """Carry out a statement with ``$1`` for its first value, on a connection in autocommit.
+def one_row(raw: Any, text: str, values: Sequence[int | str], notice: Notice | None = None) -> Row:
+    """Carry out a statement with ``$1`` for its first value, on a connection without a transaction.
 
-    Returns the first value of its first row, None without a row. A ``notice`` that fails is lost. Raises psycopg.Error;
-    the connection is of no use then. Whoever gives it to others calls :func:`settle` first.
+    Returns its first row, nothing without a row. A ``notice`` that fails is lost. Raises psycopg.Error; the connection
+    is of no use then. Whoever gives it to others calls :func:`settle` first.
     """
     singles: Singles = raw.singles
     if not singles.entered:
@@ -68,8 +69,7 @@ def one_value(raw: Any, text: str, values: Sequence[int | str], notice: Notice |
         raise
     _refuse(results)
     result = results[-1]
-    value: bytes | None = result.get_value(0, 0) if result.ntuples else None
-    return value
+    return [result.get_value(0, column) for column in range(result.nfields)] if result.ntuples else []
 
 
 def _refuse(results: Sequence[Any]) -> None:
@@ -89,13 +89,13 @@ def settle(raw: Any) -> None:
         singles.entered, singles.unread = False, 0
 
 
-def _by_driver(raw: Any, text: str, values: Sequence[int | str], notice: Notice | None) -> bytes | None:
+def _by_driver(raw: Any, text: str, values: Sequence[int | str], notice: Notice | None) -> Row:
     with psycopg.RawCursor(raw) as cursor:
         row = cursor.execute(text.encode(), values).fetchone()
         if notice is not None:
             with suppress(psycopg.DatabaseError):
                 cursor.execute(NOTIFY, notice)
-    return None if row is None else str(row[0]).encode()
+    return [None if value is None else str(value).encode() for value in row or ()]
 
 
 def _send(raw: Any, text: str, values: Sequence[int | str]) -> None:

@@ -41,9 +41,9 @@ class SynchronousConnection(psycopg.Connection[Any]):
             raise psycopg.OperationalError(f"the commit may not be on the standby: {self._warnings[-1]}")
         return found
 
-    one_value = pg_single.one_value
+    one_row = pg_single.one_row
 
     def settle(self) -> None:
-        """Read what :meth:`one_value` has left unread, before anything else is done. Raises psycopg.Error."""
+        """Read what :meth:`one_row` has left unread, before anything else is done. Raises psycopg.Error."""
         if self.singles.entered:
             pg_single.settle(self)

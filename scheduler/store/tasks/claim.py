@@ -7,16 +7,18 @@ unserved queue, an unknown kind or a far future.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scheduler.model.lanes import RANKED_LANE, SIZED_LANE, delay_of, kind_of, rank_of
 from scheduler.model.state import CLAIMED, RUNNING, SUSPENDED, WAITING
 from scheduler.model.worker_states import STOPPED
-from scheduler.store.db.dialect import PostgreSQL, SQLite, bind_rows, fence
+from scheduler.store.db.dialect import Dialect, PostgreSQL, SQLite, bind_rows, fence
+from scheduler.store.db.identity import no_transaction
 from scheduler.store.db.schema_version import KNOWN
-from scheduler.store.db.statements import Columns, run_over
+from scheduler.store.db.statements import Columns, numbered, one_row, run_over
 from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import CLAIMABLE, HELD, IS_HELD, claimable
 
@@ -94,6 +96,9 @@ GROUP_OF = itemgetter(*(Claimed._fields.index(name) for name in ("kind", "queue"
 DUE_AT = itemgetter(Claimed._fields.index("run_at"))
 RARE = tuple(name for name in Claimed._fields if name in Claimed._field_defaults and name != "epoch")
 _USUAL = tuple(name for name in Claimed._fields if name not in Claimed._field_defaults)
+_READERS: tuple[Callable[[bytes], Any], ...] = tuple(
+    bytes.decode if "str" in str(Claimed.__annotations__[name]) else int for name in _USUAL
+)
 _NAMES = ", ".join(f"t.{name}" for name in _USUAL)
 _RUN_AT = _USUAL.index("run_at")
 _LANE_OF_ROW = itemgetter(*(_USUAL.index(name) for name in ("queue", "lane", "priority")))
@@ -321,11 +326,26 @@ def _place(claimed: Claimed) -> int:
 
 def claim_one(tx: Tx, worker: int, pick: LaneClaim, above: int = 0) -> list[Claimed]:
     """:func:`claim` for at most one task: one statement, which needs no transaction."""
-    lane = {"queue": pick.queue, "lane": pick.lane, "priority": pick.priority}
+    lane: dict[str, Any] = {"queue": pick.queue, "lane": pick.lane, "priority": pick.priority}
     bound = {"worker": worker, "now": tx.now, "above": above, **lane}
-    sql = _CLAIM_ONE.format(skip_locked=tx.dialect.skip_locked, claim=tx.dialect.next_claim.format(t=""))
-    rows = tx.rows(sql, **bound)
-    return _completed(tx, [_new(Claimed, row + _NOTHING_RARE) for row in rows])
+    sql = _claim_one(tx.dialect)
+    if tx.dialect.name == "sqlite":
+        return _completed(tx, [_new(Claimed, row + _NOTHING_RARE) for row in tx.rows(sql, **bound)])
+    text, names = numbered(sql, tx.connection.dialect)
+    row = one_row(tx.connection, text, [bound[name] for name in names])
+    if not row:
+        return []
+    usual = [None if value is None else read(value) for read, value in zip(_READERS, row, strict=True)]
+    claimed: Claimed = _new(Claimed, (*usual, *_NOTHING_RARE))
+    if not _wants_more(claimed):
+        return [claimed]
+    with no_transaction(tx.connection):
+        return _completed(tx, [claimed])
+
+
+@lru_cache(maxsize=2)
+def _claim_one(dialect: Dialect) -> str:
+    return _CLAIM_ONE.format(skip_locked=dialect.skip_locked, claim=dialect.next_claim.format(t=""))
 
 
 def head_of(tx: Tx, task_id: int) -> LaneHead | None:
@@ -348,9 +368,13 @@ def read_claimed(tx: Tx, task_id: int) -> Claimed | None:
     return found[0] if found else None
 
 
+def _wants_more(claimed: Claimed) -> bool:
+    return claimed.payload is None or bool(claimed.extras & HAS_RARE)
+
+
 def _completed(tx: Tx, claimed: list[Claimed]) -> list[Claimed]:
     """Add long payloads and rare columns to the tasks that have them."""
-    wanting = [c for c in claimed if c.payload is None or c.extras & HAS_RARE]
+    wanting = [c for c in claimed if _wants_more(c)]
     if not wanting:
         return claimed
     long = [c.id for c in wanting if c.payload is None]

@@ -16,7 +16,7 @@ from scheduler.model.state import CLAIMED
 from scheduler.ports import SECOND
 from scheduler.store.db.database import Database
 from scheduler.store.db.dialect import Dialect
-from scheduler.store.db.statements import SQL_TYPES, insert_row, numbered, run
+from scheduler.store.db.statements import SQL_TYPES, numbered, one_row, run
 from scheduler.store.graph import debug_log
 from scheduler.store.tasks.claim import FIRST, LIVE, NEXT_HEAD, Claimed
 from scheduler.store.tasks.enqueue import given_of
@@ -77,7 +77,8 @@ def store_claimed(database: Database, spec: TaskSpec, worker: int, above: int, s
                 connection.info[_PLANNED] = bound["now"]
                 run(connection, "DISCARD PLANS", {})  # the table may have grown since
             one, names = numbered(text, connection.dialect)
-            bound["id"] = insert_row(connection, one, [bound[name] for name in names])
+            row = one_row(connection, one, [bound[name] for name in names])
+            bound["id"] = int(row[0] or 0) if row else None
     if bound["id"] is None:
         return None
     debug_log.scheduled(bound["id"], spec.kind)

@@ -332,6 +332,22 @@ def test_it_claims_nothing_under_a_lease_that_ran_out(
     assert live == [True]
 
 
+def test_a_claim_that_fails_leaves_the_worker_a_connection(
+    fleet: Fleet, guessed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = ran_one(fleet, plain)
+    task_id = jobs.task(plain).schedule()
+    with monkeypatch.context() as failing:
+        failing.setattr(claims, "_claim_one", lambda _: "UPDATE nowhere SET id = :worker RETURNING id")
+        with pytest.raises(StoreUnavailableError):
+            step(jobs)
+    work(jobs)
+    jobs.task(plain).schedule()
+    work(jobs)
+    assert guessed[-1] == 1
+    assert ends(jobs, task_id) == ["succeeded"]
+
+
 def test_policies_come_first(fleet: Fleet, clock: FakeClock) -> None:
     jobs = ran_one(fleet, plain)
     late = jobs.task(plain).max_delay(2).schedule()
