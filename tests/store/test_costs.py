@@ -37,8 +37,8 @@ BOUNDS = {
     "single": ((1000, 0), (1000, 0)),
     "batch": ((10, 1), (2, 1)),
     "batch of edges": ((22, 1), (3, 1)),
-    "run": ((75, 11), (36, 15)),  # on PostgreSQL mostly two transactions a cycle
-    "run a graph": ((187, 25), (105, 25)),
+    "run": ((66, 11), (36, 15)),  # on PostgreSQL mostly two transactions a cycle
+    "run a graph": ((175, 25), (105, 25)),
     "fail a chain": ((42, 5), (39, 5)),  # as many as for a chain of ten
     "rest for a minute": ((130, 10), (130, 10)),
     "resume": ((35, 5), (25, 6)),  # 100 tasks

@@ -87,6 +87,10 @@ _FOLLOWS = f"""
 SELECT ARRAY(SELECT i.id FROM unnest(CAST(:ids AS bigint[])) i(id) WHERE {is_parent("i.id")}),
   EXISTS ({waits.ANY_WAITER}), set_config('lock_timeout', :usual, true)
 """
+# Mostly none of these is a parent: one look at the index says so, and no end is looked up by itself.
+_FOLLOWS_SQLITE = f"""
+SELECT EXISTS (SELECT 1 FROM schedd_edges WHERE parent BETWEEN :first AND :last), EXISTS ({waits.ANY_WAITER})
+"""
 _SUCCEED = f"""
 WITH {{rows}}
 UPDATE schedd_tasks SET state = {_NEXT.format(state=SUCCESS)}, worker = NULL,
@@ -239,12 +243,17 @@ def _follow_up(
     if SUSPENDED in ends.states:  # first, so that an end in this list does not wake a task that no longer waits for it
         paused = [(o.task_id, o.claim) for o in wrote.accepted if o.state == SUSPENDED]
         ready += waits.suspended(tx, paused)
-    ready_children = release_and_collect(tx, wrote.ended) if wrote.plain and caller_claims else None
-    parents = wrote.ended if wrote.plain and ready_children is None else wrote.parents
+    ready_children, parents, awaited = None, wrote.parents, wrote.awaited
+    if wrote.plain and wrote.ended:
+        ((has_parents, awaited),) = tx.rows(_FOLLOWS_SQLITE, first=min(wrote.ended), last=max(wrote.ended))
+        if has_parents:
+            ready_children = release_and_collect(tx, wrote.ended) if caller_claims else None
+            parents = [*wrote.ended] if ready_children is None else []
     released = {i: wrote.ended[i] for i in parents if i in wrote.ended}
     if wrote.overridden:  # what a cancelled task spawned ends with it
         released |= {i: wrote.ended[i] for i in wrote.overridden if wrote.ended.get(i) is TaskState.CANCELLED}
-    awaited = wrote.awaited if wrote.awaited is not None else bool(wrote.ended) and waits.any_waiting(tx)
+    if awaited is None:
+        awaited = bool(wrote.ended) and waits.any_waiting(tx)
     known = not wrote.overridden and all(unbroken.get(i) == END_BIT[state] for i, state in released.items())
     ready += release(tx, released.items(), unbroken=known, awaited=awaited) if released else 0
     if awaited:
