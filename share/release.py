@@ -162,7 +162,7 @@ def last_release() -> tuple[str, int] | None:
 
 def rolls(changelog: str, version: str) -> str:
     """How a fleet comes from the release before to this one. Raises SystemExit if the changelog does not say so."""
-    source = (ROOT / "scheduler" / "store" / "db" / "migrate.py").read_text(encoding="utf-8")
+    source = (ROOT / "scheduler" / "store" / "db" / "schema_version.py").read_text(encoding="utf-8")
     (head,) = re.findall(r'(?m)^HEAD = "(\d+)"', source)
     before = last_release()
     if before is None:

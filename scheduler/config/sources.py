@@ -388,4 +388,5 @@ def fields_of(section: type[msgspec.Struct]) -> Mapping[str, Any]:
 
 @cache
 def _evaluated(text: str, module: str) -> Any:
-    return eval(text, vars(sys.modules[module]))
+    alone = types.SimpleNamespace(__annotations__={"": text})
+    return typing.get_type_hints(alone, vars(sys.modules[module]), include_extras=True)[""]
