@@ -215,6 +215,7 @@ def _opened(url: str) -> FileReader:
     return found
 
 
+@pytest.mark.usefixtures("real_grace")
 def test_a_file_that_another_program_keeps_locked_is_left_to_the_full_way(
     filled: Filled, tmp_path: Path, both: Callable[..., Any]
 ) -> None:
@@ -258,6 +259,7 @@ def test_a_file_that_is_replaced_while_it_is_open_is_told(filled: Filled, tmp_pa
 SLOW = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
 
 
+@pytest.mark.usefixtures("real_grace")
 def test_the_time_limit_ends_a_statement_in_the_same_words(filled: Filled) -> None:
     store = Store(filled.url, SystemClock())
     said = []
