@@ -86,7 +86,7 @@ main()
 
 @one_database
 def test_an_interrupted_return_of_a_connection_says_nothing(ctl: Ctl) -> None:
-    argv = [sys.executable, "-c", INTERRUPTED, "status"]
+    argv = [sys.executable, "-c", INTERRUPTED, "workers"]
     done = subprocess.run(argv, env=ctl.environment, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr.strip()) == (130, "")
 
