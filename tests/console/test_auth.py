@@ -143,7 +143,7 @@ def test_guesses_from_elsewhere_delay_no_first_log_in(
                 tasks.start_soon(guess, f"ada:guess {n}", "10.0.0.9")
             await anyio.wait_all_tasks_blocked()
             assert await guess("ada:pass word", "10.0.0.1")
-            assert len(looked) <= auth.HASHES + 2
+            assert looked.index("pass word") <= auth.HASHES  # others may have begun since
             tasks.cancel_scope.cancel()
 
     anyio.run(run)
