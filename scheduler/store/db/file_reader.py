@@ -1,7 +1,7 @@
 """A SQLite store read by Python's own driver, for commands that only read: SQLAlchemy's import is most of their time.
 
-It reads usual stores and nothing else. Whatever is not usual, in the URL, the file or its schema, is left to Database,
-which says what is wrong. What fails later is told in Database's words, too.
+It reads usual stores and nothing else. A URL, a file or a schema that is not usual is left to Database, which says
+what is wrong. Later errors are told in Database's words, too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _UNUSUAL = frozenset("?#%\n")  # options, or characters that the full way reads 
 
 
 class StoreReader(Protocol):
-    """What a command needs of a store that it only reads: a Database, or a FileReader."""
+    """A store that a command only reads: a Database, or a FileReader."""
 
     @property
     def clock(self) -> Clock: ...
@@ -184,7 +184,7 @@ def _row_type(names: tuple[str, ...]) -> type[_Row]:
 
 
 class _Result:
-    """What a statement has found, as far as reads ask for it in SQLAlchemy's words."""
+    """The rows of a statement, with those of SQLAlchemy's methods that reads use."""
 
     def __init__(self, cursor: sqlite3.Cursor) -> None:
         self._cursor = cursor

@@ -92,7 +92,7 @@ def _stands_alone(spec: TaskSpec) -> bool:
 
 def is_one_row(spec: TaskSpec) -> bool:
     """Whether to store it is one statement."""
-    return not spec.edges and spec.key is None and len(spec.payload) <= INLINE
+    return _stands_alone(spec) and len(spec.payload) <= INLINE
 
 
 def insert_alone(database: Database, spec: TaskSpec) -> TaskId:
