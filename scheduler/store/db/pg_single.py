@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import psycopg
 from psycopg import capabilities
 from psycopg.errors import error_from_result
-from psycopg.pq import ConnStatus, ExecStatus
+from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus
 from psycopg.waiting import Ready, Wait
 
 from scheduler.store.db.statements import NOTIFY, Notice
@@ -140,5 +140,12 @@ def _fetched(pgconn: Any, before: int, results: list[Any]) -> Generator[Wait, Re
             if not before:
                 return
             before -= 1
-        elif not before:
+        elif not before or _ends_session(result):
             results.append(result)
+
+
+def _ends_session(result: Any) -> bool:
+    """It says why the server closes the connection: an error in a notification alone does not matter."""
+    if result.status != ExecStatus.FATAL_ERROR:
+        return False
+    return result.error_field(DiagnosticField.SEVERITY_NONLOCALIZED) in (b"FATAL", b"PANIC")

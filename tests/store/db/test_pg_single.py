@@ -147,6 +147,18 @@ def test_what_the_server_said_last_is_raised(store: Store, other: psycopg.Connec
     assert names(other) == ["a", "c"]
 
 
+def test_what_the_server_said_last_is_raised_of_an_unread_notification_too(
+    store: Store, other: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pg_single, "NOTIFY", "SELECT pg_sleep(60), $1::text, $2::text")
+    emit(store, "a", HEARD)
+    (raw,) = kept(store)
+    other.execute("SELECT pg_terminate_backend(%s, 10000)", [raw.info.backend_pid])
+    with pytest.raises(StoreUnavailableError, match=r"terminating connection"):
+        emit(store, "b")
+    assert names(other) == ["a"]
+
+
 def test_an_interrupted_caller_stores_nothing_later(jobs: Scheduler, other: psycopg.Connection[Any]) -> None:
     jobs.task(work).schedule()
     with other.transaction():
