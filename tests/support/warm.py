@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import fcntl
+import importlib
 import io
 import json
 import os
@@ -68,9 +69,10 @@ class Forked:
 
 
 class Warm:
-    """The process that forks them, started when first needed."""
+    """The process that forks them, started when first needed. ``imports``: modules that it has beside the daemon's."""
 
-    def __init__(self) -> None:
+    def __init__(self, *imports: str) -> None:
+        self._imports = imports
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -112,7 +114,7 @@ class Warm:
             self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "support.warm", str(theirs.fileno())],
+                    [sys.executable, "-m", "support.warm", str(theirs.fileno()), *self._imports],
                     pass_fds=[theirs.fileno()],
                     cwd=Path(__file__).parents[1],
                 )
@@ -221,6 +223,8 @@ if __name__ == "__main__":
     import scheduler.app
     import scheduler.daemon.supervisor  # noqa: F401
 
+    for name in sys.argv[2:]:
+        importlib.import_module(name)
     channel = socket.socket(fileno=int(sys.argv[1]))
     channel.set_inheritable(False)
     asked = serve(channel)
