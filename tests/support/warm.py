@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import fcntl
+import gc
 import importlib
 import io
 import json
@@ -31,6 +32,12 @@ HIGH = 600  # descriptors from here on are free
 MAX_REQUEST = 200_000
 # What is read when Python starts; and a mark is looked for in /proc.
 FIXED = ("LANG", "LC_ALL", "LC_CTYPE", MARK)
+# What a daemon imports at its start, and then by what it is told to do: a store, messages, jobs, a console.
+IMPORTS = (
+    *("scheduler.app", "scheduler.daemon.main", "scheduler.daemon.supervisor", "scheduler.engine.engine"),
+    *("structlog", "psycopg", "alembic.command", "scheduler.messages.outbox", "scheduler.messages.receiver"),
+    *("scheduler.executors.service", "scheduler.console.serve"),
+)
 
 
 class Forked:
@@ -220,11 +227,9 @@ def become(request: dict[str, Any], fds: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    import scheduler.app
-    import scheduler.daemon.supervisor  # noqa: F401
-
-    for name in sys.argv[2:]:
+    for name in (*IMPORTS, *sys.argv[2:]):
         importlib.import_module(name)
+    gc.freeze()  # it is looked through in no forked one
     channel = socket.socket(fileno=int(sys.argv[1]))
     channel.set_inheritable(False)
     asked = serve(channel)
