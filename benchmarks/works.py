@@ -62,8 +62,8 @@ _BEHIND = tuple(
 )
 
 
-def _callers(bound: float) -> Bar:
-    return Bar(bound, "raw, 8 callers", who="schedd, 8 callers")
+def _callers(bound: float, where: str = "") -> Bar:
+    return Bar(bound, f"raw, 8 callers{where}", who=f"schedd, 8 callers{where}")
 
 
 def _fleet(two: float, three: float) -> tuple[Bar, ...]:
@@ -171,7 +171,7 @@ WORKS = {
         Work(
             "callers' transactions",
             2,
-            {SQLITE: (), POSTGRESQL: (_callers(0.85),)},
+            {SQLITE: (), POSTGRESQL: (_callers(0.85), _callers(0.85, ", slow disk"))},
             quick=1,
             rounds=2,
             warms_up=False,
@@ -204,7 +204,8 @@ MEANINGS = {
     "restart": "a million due: from the end of the imports to the first handler; most memory while 20,000 of them run",
     "fleet": "drain by one, two and three daemons, by the database's times",
     "callers": "one task a transaction, one after the other, by so many processes at once; all of them together",
-    "callers' transactions": "a row of the caller's and a task in the caller's own transaction; raw: the row alone",
+    "callers' transactions": "a row of the caller's and a task in the caller's own transaction; raw: the row alone; "
+    "slow disk: the caller's commits flush for 15 ms and more (commit_delay)",
     "callers' batches": "100 tasks a transaction, by so many processes at once",
     "callers with limits": "8 callers one by one: with a key each, with concurrency keys, of a capped and a rated kind",
     "callers beside daemons": "8 callers one by one: tasks stored a second, and ended by the daemons meanwhile",

@@ -71,3 +71,12 @@ def together(prepare: Callable[[str], Any], way: Way, callers: int) -> Callable[
 def by_count(prepare: Callable[[str], Any], way: Way) -> dict[str, Callable[[str, int], float]]:
     """Functions by variant: "1 caller", "2 callers" …"""
     return {f"{callers} caller{'s' if callers > 1 else ''}": together(prepare, way, callers) for callers in COUNTS}
+
+
+def on_slow_disk(prepare: Callable[[str], Any], way: Way) -> dict[str, Callable[[str, int], float]]:
+    """PostgreSQL: eight whose own commits take 15 ms and more to flush, as on rotating plates or a network's disk.
+
+    By commit_delay, which is a superuser's (https://www.postgresql.org/docs/current/runtime-config-wal.html).
+    """
+    slow = "options=-c%20commit_delay%3D15000%20-c%20commit_siblings%3D0"
+    return {"8 callers, slow disk": together(prepare, lambda url: way(f"{url}{'&' if '?' in url else '?'}{slow}"), 8)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from contenders.callers import BATCH, Call, by_count
+from contenders.callers import BATCH, Call, by_count, on_slow_disk
 from contenders.raw import opened
 from contenders.schedd_callers import INSERT, TYPES, orders, prepare
 
@@ -59,3 +59,4 @@ _ALL = {
     "callers' batches": by_count(prepare, in_batches),
 }
 WORKS = {(work, dialect): functions for work, functions in _ALL.items() for dialect in TYPES}
+WORKS["callers' transactions", "postgresql"] |= on_slow_disk(prepare, without_a_task)

@@ -10,7 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from contenders.callers import BATCH, Call, Way, by_count, calling, prepared, together
+from contenders.callers import BATCH, Call, Way, by_count, calling, on_slow_disk, prepared, together
 from contenders.schedd import noop, scheduler
 from contenders.schedd_daemons import running
 from scheduler import Context, Scheduler, task
@@ -147,3 +147,4 @@ _ALL: dict[str, dict[str, Any]] = {
     "callers beside daemons": {f"{n} daemon{'s' if n > 1 else ''}": beside(n) for n in (1, 2)},
 }
 WORKS = {(work, dialect): functions for work, functions in _ALL.items() for dialect in TYPES}
+WORKS["callers' transactions", "postgresql"] |= on_slow_disk(prepare, in_own_transactions)

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from scheduler.store.db.errors import cause, translate
 from scheduler.store.db.pg_connections import PgConnections, let_go
 from scheduler.store.db.pool import FairPool
-from scheduler.store.db.statements import Notice, raise_as_sqlalchemy
+from scheduler.store.db.statements import NOTIFY, Notice, raise_as_sqlalchemy
 from scheduler.store.db.write_gate import WriteGate
 
 MAX_KEPT = 2  # that are kept; more at once are checked out and given back
@@ -47,7 +47,7 @@ class AutocommitPool:
     def take(self, *, settled: bool = True) -> tuple[sa.Connection, Any]:
         """One, and the driver's own. Raises what SQLAlchemy raises.
 
-        ``settled``: with all that the server has answered read, as anything but :meth:`insert_on_server` needs it.
+        ``settled``: with all that the server has answered read. :meth:`insert_on_server` and :meth:`notify` need it not.
         """
         calibrates = self._wires is not None and self._clock_is_due()
         try:
@@ -143,9 +143,22 @@ class AutocommitPool:
         except BaseException as error:
             self.drop(connection, raw)
             raise_as_sqlalchemy(connection, text, error)
+        self._keep_unsettled(connection, raw)
+        return int(row[0]) if row else None
+
+    def notify(self, notice: Notice) -> None:
+        """PostgreSQL: notify without waiting for the answer. Raises what SQLAlchemy raises."""
+        connection, raw = self.take(settled=False)
+        try:
+            raw.send_notice(notice)
+        except BaseException as error:
+            self.drop(connection, raw)
+            raise_as_sqlalchemy(connection, NOTIFY, error)
+        self._keep_unsettled(connection, raw)
+
+    def _keep_unsettled(self, connection: sa.Connection, raw: Any) -> None:
         raw.user = None  # first: from then on another thread may take it
         self._keep((connection, raw, time.monotonic()))
-        return int(row[0]) if row else None
 
     def drop(self, connection: sa.Connection, raw: Any) -> None:
         """Close it for good. If it has lost its server, so have those that lay there longer, here and in the pool, and

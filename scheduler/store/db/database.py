@@ -419,6 +419,15 @@ class Database:
         except sa.exc.SQLAlchemyError as error:
             raise translate(error, engine.url) from cause(error)
 
+    def notify(self, notice: Notice) -> None:
+        """PostgreSQL: notify in a transaction of its own, and wait for no answer. Raises StoreUnavailableError."""
+        engine = self.open()
+        assert self._singles is not None
+        try:
+            self._singles.notify(notice)
+        except sa.exc.SQLAlchemyError as error:
+            raise translate(error, engine.url) from cause(error)
+
     def change(self, work: Callable[[Tx], T]) -> T:
         """Do ``work`` in a transaction of its own; again if the server ended it since two waited for each other.
 

@@ -23,7 +23,7 @@ from scheduler.store.db.engines import server_arguments
 from scheduler.store.db.errors import driver_text
 from scheduler.store.db.pg_connections import shut_down, through_pooler
 from scheduler.store.db.sqlite_files import make_socket_directory
-from scheduler.store.db.statements import NOTIFY, Notice
+from scheduler.store.db.statements import Notice
 from scheduler.system.mailboxes import Mailboxes
 from scheduler.system.waiting import waits_for
 
@@ -392,7 +392,7 @@ class PgNotifier(_Apart):
         if self._closed.is_set():
             return  # a late timer must not open the database anew
         try:
-            self._database.insert_on_server(lambda: (NOTIFY, Notice(channel, self._own)))
+            self._database.notify(Notice(channel, self._own))
         except Exception as error:  # lossy by design: the others poll
             log.debug("could not notify: %s", driver_text(error, self._database.url))
 

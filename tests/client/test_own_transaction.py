@@ -1,0 +1,107 @@
+"""A task that is stored in a caller's own transaction: what watches that transaction sees it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from scheduler import Context, Scheduler, task
+from scheduler.store.db.statements import is_unwatched
+from support.fleet import Fleet
+
+INTO = "INSERT INTO schedd_tasks"
+EVENTS = ("before_execute", "after_execute", "before_cursor_execute", "after_cursor_execute")
+
+
+@task
+def work(ctx: Context, n: int = 0) -> None: ...
+
+
+@pytest.fixture
+def jobs(fleet: Fleet) -> Scheduler:
+    return fleet.worker(work)
+
+
+@pytest.fixture
+def engine(fleet: Fleet) -> Iterator[sa.Engine]:
+    made = sa.create_engine(fleet.database.url)
+    yield made
+    made.dispose()
+
+
+def count(jobs: Scheduler) -> int:
+    return len(jobs.list_tasks())
+
+
+def test_nobody_watches_most_transactions(jobs: Scheduler, engine: sa.Engine) -> None:
+    with engine.connect() as connection:
+        assert not is_unwatched(connection), "SQLAlchemy has not begun"
+        jobs.task(work, 1).schedule(connection=connection)
+        assert is_unwatched(connection)
+        inner = connection.begin_nested()
+        jobs.task(work, 2).schedule(connection=connection)
+        inner.rollback()
+        jobs.task(work, 3).schedule(connection=connection)
+        connection.commit()
+    assert sorted(json.loads(each.payload)["n"] for each in jobs.list_tasks()) == [1, 3]
+
+
+def test_what_is_rolled_back_stores_nothing(jobs: Scheduler, engine: sa.Engine) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql("SELECT 1")
+        jobs.task(work).schedule(connection=connection)
+        connection.rollback()
+    assert count(jobs) == 0
+
+
+@pytest.mark.parametrize("event", EVENTS)
+@pytest.mark.parametrize("where", ["engine", "connection"])
+def test_a_listener_sees_it(jobs: Scheduler, engine: sa.Engine, event: str, where: str) -> None:
+    seen: list[str] = []
+
+    def listener(_: Any, *given: Any) -> None:
+        seen.append(str(given[0] if "cursor" not in event else given[1]))
+
+    with engine.begin() as connection:
+        sa.event.listen(engine if where == "engine" else connection, event, listener)
+        connection.exec_driver_sql("SELECT 1")
+        jobs.task(work).schedule(connection=connection)
+        assert any(text.startswith(INTO) for text in seen)
+    assert count(jobs) == 1
+
+
+@pytest.mark.parametrize("how", ["echo", "logging"])
+def test_a_log_of_statements_has_it(jobs: Scheduler, fleet: Fleet, caplog: pytest.LogCaptureFixture, how: str) -> None:
+    if how == "logging":
+        caplog.set_level(logging.INFO, "sqlalchemy.engine")
+    engine = sa.create_engine(fleet.database.url, echo=how == "echo")
+    with engine.begin() as connection:
+        connection.exec_driver_sql("SELECT 1")
+        jobs.task(work).schedule(connection=connection)
+    engine.dispose()
+    assert any(INTO in record.getMessage() for record in caplog.records)
+    assert count(jobs) == 1
+
+
+REFUSING = {
+    "sqlite": "CREATE TRIGGER refuses BEFORE INSERT ON schedd_tasks BEGIN SELECT RAISE(ABORT, 'full house'); END",
+    "postgresql": "ALTER TABLE schedd_tasks ADD CONSTRAINT \"full house\" CHECK (kind = 'no other') NOT VALID",
+}
+
+
+def test_what_the_database_refuses_is_sqlalchemys_error(jobs: Scheduler, engine: sa.Engine) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql(REFUSING[engine.dialect.name])
+    with engine.begin() as connection:
+        connection.exec_driver_sql("SELECT 1")
+        assert is_unwatched(connection)
+        with pytest.raises(sa.exc.IntegrityError, match="full house") as raised:
+            jobs.task(work).schedule(connection=connection)
+        assert INTO in str(raised.value)
+        connection.rollback()
+    assert count(jobs) == 0
