@@ -47,7 +47,7 @@ class AutocommitPool:
     def take(self, *, settled: bool = True) -> tuple[sa.Connection, Any]:
         """One, and the driver's own. Raises what SQLAlchemy raises.
 
-        ``settled``: with all that the server has answered read. :meth:`insert_on_server` and :meth:`notify` need it not.
+        ``settled``: with all read that the server has answered. :meth:`insert_on_server` and :meth:`notify` do without.
         """
         calibrates = self._wires is not None and self._clock_is_due()
         try:

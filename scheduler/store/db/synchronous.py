@@ -45,6 +45,6 @@ class SynchronousConnection(psycopg.Connection[Any]):
     send_notice = pg_single.send_notice
 
     def settle(self) -> None:
-        """Read what is left unread of :meth:`one_row` and :meth:`send_notice`, before anything else. Raises psycopg.Error."""
+        """Read the unread answers of :meth:`one_row` and :meth:`send_notice`, first of all. Raises psycopg.Error."""
         if self.singles.entered:
             pg_single.settle(self)
