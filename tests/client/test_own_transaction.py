@@ -88,6 +88,15 @@ def test_a_log_of_statements_has_it(jobs: Scheduler, fleet: Fleet, caplog: pytes
     assert count(jobs) == 1
 
 
+def test_a_handler_of_errors_is_asked(jobs: Scheduler, engine: sa.Engine) -> None:
+    sa.event.listen(engine, "handle_error", lambda context: None)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("SELECT 1")
+        assert not is_unwatched(connection)
+        jobs.task(work).schedule(connection=connection)
+    assert count(jobs) == 1
+
+
 REFUSING = {
     "sqlite": "CREATE TRIGGER refuses BEFORE INSERT ON schedd_tasks BEGIN SELECT RAISE(ABORT, 'full house'); END",
     "postgresql": "ALTER TABLE schedd_tasks ADD CONSTRAINT \"full house\" CHECK (kind = 'no other') NOT VALID",

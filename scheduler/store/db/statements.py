@@ -27,7 +27,6 @@ _NAMED = re.compile(r"%\((\w+)\)s")
 _AMONG = re.compile(r"\{among (\w+)\}")
 Columns = tuple[tuple[str, type], ...]
 _DRIVERS = {("sqlite", "pysqlite"), ("postgresql", "psycopg")}
-_WATCHING = ("before_execute", "after_execute", "before_cursor_execute", "after_cursor_execute")  # SQLAlchemy's events
 
 
 NOTIFY = "SELECT 1 FROM pg_notify($1, $2)"  # with a Notice
@@ -215,13 +214,15 @@ def is_unwatched(connection: sa.Connection) -> bool:
 
     It is a driver of the store's, and no event, echo or instrumentation of SQLAlchemy's would miss them.
     """
-    dialect, events = connection.dialect, connection.dispatch
+    dialect = connection.dialect
+    seen: Any = connection.dispatch
     return (
         (dialect.name, dialect.driver) in _DRIVERS
         and not dialect.is_async
         and connection.in_transaction()
         and not connection.engine.logger.isEnabledFor(logging.INFO)
-        and not any(getattr(events, name) for name in _WATCHING)
+        and not (seen.before_cursor_execute or seen.after_cursor_execute or seen.before_execute or seen.after_execute)
+        and not dialect.dispatch.handle_error
     )
 
 
