@@ -95,7 +95,7 @@ class PlacedEngine(Engine):
         self._attached, self._begun = None, True
         self.periodic.known_kinds = len(self.engine_state.registry)  # the daemons publish them
         lane = LANE_OF(claimed)
-        plan = ClaimPlan([LaneClaim(*lane, 1)], {lane: [PoolShare(claimed.priority, 1)]})
+        plan = ClaimPlan([LaneClaim(*lane, 1)], {lane: (PoolShare(claimed.priority, 1),)})
         known = {} if recorded is None else {claimed.id: recorded}
         self.dispatch.feeder.submit([claimed], plan, {}, known)
 

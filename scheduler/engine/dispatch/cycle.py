@@ -179,7 +179,7 @@ class DispatchCycle:
             claimed = claim.claim_by_id(tx, self.worker, task_id, self.engine_state.claims_above)
             recorded = resume(tx, [(one.id, one.claim) for one in claimed if one.claim > 1])
         lane = claim.LANE_OF(head)
-        plan = ClaimPlan([LaneClaim(*lane, 1)], {lane: [PoolShare(head.priority, 1)]})
+        plan = ClaimPlan([LaneClaim(*lane, 1)], {lane: (PoolShare(head.priority, 1),)})
         self.feeder.submit(claimed, plan, {}, recorded)
         return bool(claimed)
 
@@ -415,9 +415,8 @@ class DispatchCycle:
             if key in engine_state.held:
                 engine_state.held[key].marked = True
         busy = cycle.requests.send_answers() or busy
-        picked = {pick[:3]: pick.limit for pick in plan.picks}
         got = cycle.got
-        backlog = any(0 < most <= got[lane] for lane, most in picked.items())
+        backlog = any(0 < pick[3] <= got[pick[:3]] for pick in plan.picks)
         if cycle.recording is None:
             if cycle.finished is not None:
                 completer.finalize(ended, cycle.finished)
@@ -427,7 +426,7 @@ class DispatchCycle:
             self._hand_out_beside(cycle.recording, cycle)
             made_ready = 0  # they are among what was freed
             # The claim passes over what the recording held, too: what gave less may have more.
-            short = any(got[lane] < most for lane, most in picked.items())
+            short = any(got[pick[:3]] < pick[3] for pick in plan.picks)
             may_have_more = (
                 cycle.finished is None
                 or bool(cycle.finished.ready or cycle.finished.overridden)

@@ -6,11 +6,11 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
+from operator import attrgetter
 from types import MappingProxyType
 
 from scheduler.engine.attempt.attempt import Attempt, CountedStarts
 from scheduler.engine.attempt.outcomes import released
-from scheduler.engine.dispatch.lanes import turn_of
 from scheduler.engine.dispatch.planner import SHORT_TASK_S, ClaimPlan, ClaimPlanner
 from scheduler.engine.slots import Slots, ThreadSlots
 from scheduler.engine.state import EngineState
@@ -24,21 +24,27 @@ from scheduler.store.tasks.claim import Claimed, LaneHead
 
 log = logging.getLogger("scheduler.engine")
 
+_KIND_OF = attrgetter("kind")
 HOLD_MIN_TASKS = 50  # fewer are not worth holding back
 STILL_RUNNING_DELAY_US = SECOND  # until a task is claimable again whose last attempt still runs here
 
 
 def _by_pool(plan: ClaimPlan, claimed: Sequence[Claimed]) -> list[tuple[tuple[str, str, int], Sequence[Claimed]]]:
-    """What was claimed, by pool, with one of its lanes: if all is of one lane, or of lanes of one kind that differ by
-    their keys only. Else nothing."""
+    """What was claimed, by pool, with one of its lanes: if all is of one lane, or of lanes of one kind, none of them in
+    quarantine. Else nothing."""
     if len(plan.picks) == 1:
-        return [(claim.LANE_OF(plan.picks[0]), claimed)]
-    pools: dict[int, list[Claimed]] = {}
-    if any(len(shares) > 1 for shares in plan.shares.values()) or len(set(map(turn_of, plan.picks))) > 1:
+        return [(plan.picks[0][:3], claimed)]
+    if len(set(map(_KIND_OF, claimed))) > 1 or any(pick[1][:1] == QUARANTINE_LANE for pick in plan.picks):
         return []
+    shares = set(plan.shares.values())
+    if any(len(of_lane) > 1 for of_lane in shares):
+        return []
+    pools: dict[int, list[Claimed]] = {}
+    if len({of_lane[0].pool for of_lane in shares}) == 1:
+        return [(claim.LANE_OF_CLAIMED(claimed[0]), claimed)]
     for one in claimed:
-        pools.setdefault(plan.shares[claim.LANE_OF(one)][0].pool, []).append(one)
-    return [(claim.LANE_OF(rows[0]), rows) for rows in pools.values()]
+        pools.setdefault(plan.shares[claim.LANE_OF_CLAIMED(one)][0].pool, []).append(one)
+    return [(claim.LANE_OF_CLAIMED(rows[0]), rows) for rows in pools.values()]
 
 
 class SlotFeeder:

@@ -8,13 +8,15 @@ saved up by having had no work.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from heapq import heapreplace
 from types import MappingProxyType
+from typing import Any
 
-from scheduler.engine.dispatch.lanes import Turn, turn_of
-from scheduler.model.lanes import SIZED_LANE, Parts, delay_of, fairness_of, parts_of
-from scheduler.store.tasks.claim import LANE_OF, Claimed, LaneClaim, LaneHead
+from scheduler.engine.dispatch.lanes import Turn, forget_first, turn_of
+from scheduler.model.lanes import SIZED_LANE, WEIGHT_SEPARATOR, Parts, delay_of, fairness_of, parts_of
+from scheduler.store.tasks.claim import LANE_OF_CLAIMED, Claimed, LaneClaim, LaneHead
 
 MAX_REMEMBERED_LANES = 4096  # when each was last looked at; an older one goes first, like a new one
 MAX_REMEMBERED_KEYS = 16_384  # of a kind: how far each is; a forgotten one begins where the others are
@@ -44,6 +46,43 @@ class _Clock:
 
 
 _NEW = _Clock()
+_Place = tuple[float, int, int, str, float]  # start, starts so far, place among those that start then, key, step
+Take = Callable[[int], dict[LaneHead, int]]  # shares out so many starts more
+
+
+class _Line:
+    """The keys of a kind in the order of their turns (``line``, sorted), and the lanes of each."""
+
+    __slots__ = ("_lanes", "_line", "_moved")
+
+    def __init__(self, line: list[_Place], lanes: Mapping[str, Sequence[LaneHead]]) -> None:
+        self._line = line
+        self._lanes = lanes
+        self._moved = 0  # the first ones have had a start, and stand where they stood
+
+    def take(self, number: int) -> dict[LaneHead, int]:
+        """How many of so many starts more each lane gets."""
+        line, lanes = self._line, self._lanes
+        if self._moved:
+            moved = line[: self._moved]
+            line[: self._moved] = [(start + step, n + 1, place, key, step) for start, n, place, key, step in moved]
+            line.sort()
+            self._moved = 0
+        if number <= len(line):
+            first = line[:number]
+            last = first[-1][0]
+            if all(start + step >= last for start, _, _, _, step in first):  # mostly: one each
+                self._moved = number
+                return {lanes[key][0]: 1 for _, _, _, key, _ in first}
+        counts: dict[str, int] = {}
+        for _ in range(number):
+            start, n, place, key, step = line[0]
+            counts[key] = counts.get(key, 0) + 1
+            heapreplace(line, (start + step, n + 1, place, key, step))
+        shares: dict[LaneHead, int] = {}
+        for key, count in counts.items():
+            shares |= evenly(lanes[key], count)
+        return shares
 
 
 class LaneTurns:
@@ -79,40 +118,28 @@ class LaneTurns:
             places.append((start, place))
         return [ordered[place] for _, place in sorted(places)]
 
-    def share(self, heads: Sequence[LaneHead], number: int) -> dict[LaneHead, int]:
-        """How many of ``number`` starts each of these lanes of one kind gets, those first that go first."""
+    def share(self, heads: Sequence[LaneHead]) -> Take:
+        """What gives starts to these lanes of one kind, those first that go first; the pools take one after another."""
         if len(heads) == 1:
-            return {heads[0]: number}
-        keys: dict[str, list[LaneHead]] = {}
-        for head in self._by_last_look(heads):
-            key = parts_of(head.lane).fairness.key
-            if key in keys:
-                keys[key].append(head)
-            else:
-                keys[key] = [head]
-        if len(keys) == 1:
-            return evenly(next(iter(keys.values())), number)
+            return lambda number: {heads[0]: number}
+        lanes: dict[str, list[LaneHead]] = {}
+        line: list[_Place] = []
         clock = self._clocks.get(turn_of(heads[0]), _NEW)
-        now, known = clock.now, clock.next
-        line: list[tuple[float, int, int, str, float]] = []
-        for place, (key, lanes) in enumerate(keys.items()):
-            start = known.get(key, now)
-            line.append((max(now, start), 0, place, key, self._step(parts_of(lanes[0].lane))))
+        now, started = clock.now, clock.next.get
+        for head in self._by_last_look(heads):
+            parts = parts_of(head[1])
+            key, weight = parts.fairness
+            if key in lanes:
+                lanes[key].append(head)
+                continue
+            lanes[key] = [head]
+            start = started(key, now)
+            step = 1.0 if weight == 1 and not self.weights else self._step(parts)
+            line.append((max(now, start), 0, len(line), key, step))
+        if len(line) == 1:
+            return partial(evenly, lanes[line[0][3]])
         line.sort()
-        if number <= len(line):
-            first = line[:number]
-            last = first[-1][0]
-            if all(start + step >= last for start, _, _, _, step in first):  # mostly: one each
-                return {keys[key][0]: 1 for _, _, _, key, _ in first}
-        counts: dict[str, int] = {}
-        for _ in range(number):
-            start, count, place, key, step_on = line[0]
-            counts[key] = count + 1
-            heapreplace(line, (start + step_on, count + 1, place, key, step_on))
-        shares: dict[LaneHead, int] = {}
-        for key, count in counts.items():
-            shares |= evenly(keys[key], count)
-        return shares
+        return _Line(line, lanes).take
 
     def start_of(self, pick: LaneClaim) -> float:
         """When the next turn of its key begins; compared with others of the kind only."""
@@ -120,7 +147,9 @@ class LaneTurns:
 
     def owed(self, lane: LaneClaim) -> bool:
         """Whether its key, which has just had a turn, has another one before those that had none: it weighs more."""
-        if not self._clocks or self._step(parts_of(lane.lane)) >= 1:
+        if not self._clocks or (not self.weights and WEIGHT_SEPARATOR not in lane[1]):
+            return False
+        if self._step(parts_of(lane[1])) >= 1:
             return False
         clock = self._clocks.get(turn_of(lane), _NEW)
         return clock.start(fairness_of(lane.lane).key) < clock.now + _ALMOST
@@ -132,8 +161,7 @@ class LaneTurns:
         for lane in lanes:
             looked_at.pop(lane, None)
             looked_at[lane] = serial
-        while len(self._looked_at) > MAX_REMEMBERED_LANES:
-            del self._looked_at[next(iter(self._looked_at))]
+        forget_first(looked_at, MAX_REMEMBERED_LANES)
 
     def charge(self, claimed: list[Claimed], picks: Sequence[LaneClaim]) -> list[Claimed]:
         """Count what was claimed as turns of its keys. Returns it with the turns of each kind in their order."""
@@ -142,19 +170,22 @@ class LaneTurns:
         lanes: dict[tuple[str, str, int], tuple[_Clock, str, float]] = {}
         tags: dict[_Clock, list[tuple[float, int]]] = {}
         for pick in picks:
-            parts = parts_of(pick.lane)
-            turn, key = (pick.queue, pick.priority, parts.turn), parts.fairness.key
-            if key or turn in self._clocks:
-                clock = self._clocks.get(turn) or self._begin(turn)
-                lanes[pick[:3]] = clock, key, self._step(parts)
-                tags[clock] = []
+            parts = parts_of(pick[1])
+            turn, (key, weight) = (pick[0], pick[2], parts.turn), parts.fairness
+            clock = self._clocks.get(turn)
+            if clock is None:
+                if not key:
+                    continue
+                clock = self._begin(turn)
+            lanes[pick[:3]] = clock, key, 1.0 if weight == 1 and not self.weights else self._step(parts)
+            tags[clock] = []
         if len(picks) == 1:  # as many turns of one key
             for clock, key, step in lanes.values():
                 last = clock.start(key) + (len(claimed) - 1) * step
                 clock.now, clock.next[key] = last, last + step
             return claimed
         for place, one in enumerate(claimed):
-            found = lanes.get(LANE_OF(one))
+            found = lanes.get(LANE_OF_CLAIMED(one))
             if found is not None:
                 clock, key, step = found
                 start = clock.next.get(key, 0.0)
@@ -182,15 +213,12 @@ class LaneTurns:
     def _by_last_look(self, heads: Sequence[LaneHead]) -> list[LaneHead]:
         """Lanes of graphs with a size go by that and their age."""
         looked_at = self._looked_at.get
-
-        def turn(head: LaneHead) -> tuple[int, int]:
-            delay = delay_of(head.lane)
-            last = looked_at(head[:3], 0)
-            return (0, last) if delay is None else (head.run_at + delay, last)
-
-        if any(SIZED_LANE in head.lane for head in heads):
-            return sorted(heads, key=turn)
-        return sorted(heads, key=lambda head: looked_at(head[:3], 0))
+        last: list[Any] = [looked_at(head[:3], 0) for head in heads]
+        if any(SIZED_LANE in head[1] for head in heads):
+            delays = [delay_of(head[1]) for head in heads]
+            ages = [0 if delay is None else head.run_at + delay for head, delay in zip(heads, delays, strict=True)]
+            last = [*zip(ages, last, strict=True)]
+        return [heads[place] for place in sorted(range(len(heads)), key=last.__getitem__)]
 
     def _step(self, parts: Parts) -> float:
         """How far a start of a lane moves its key on."""

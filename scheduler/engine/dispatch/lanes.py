@@ -17,12 +17,12 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from scheduler.model.lanes import parts_of
 from scheduler.ports import FOREVER, SECOND
 from scheduler.store.db.tx import Tx
-from scheduler.store.tasks.claim import LANE_OF, Claimed, LaneClaim, LaneHead, heads_of, lane_heads
+from scheduler.store.tasks.claim import LANE_OF, LANE_OF_CLAIMED, Claimed, LaneClaim, LaneHead, heads_of, lane_heads
 from scheduler.store.tasks.lane_offsets import Lane, Place, heads_from, lanes_between
 
 if TYPE_CHECKING:
@@ -136,10 +136,16 @@ def turn_of(head: LaneHead | LaneClaim) -> Turn:
     return head[0], head[2], parts_of(head[1]).turn
 
 
+def forget_first(entries: dict[Any, Any], most: int) -> None:
+    """Keep so many entries, the last ones. At once: to look for the first one passes by all that are gone."""
+    for entry in list(islice(entries, max(0, len(entries) - most))):
+        del entries[entry]
+
+
 def claimed_per_lane(picks: Sequence[LaneClaim], claimed: Sequence[Claimed]) -> Mapping[tuple[str, str, int], int]:
     """How many tasks were claimed of each lane. The common case is one lane: a Counter is slower."""
     one = claimed and len(picks) == 1
-    return defaultdict(int, {LANE_OF(picks[0]): len(claimed)}) if one else Counter(map(LANE_OF, claimed))
+    return defaultdict(int, {LANE_OF(picks[0]): len(claimed)}) if one else Counter(map(LANE_OF_CLAIMED, claimed))
 
 
 class Order(Protocol):
@@ -163,9 +169,11 @@ class _Known:
     def __len__(self) -> int:
         return len(self.new) + len(self.again)
 
-    def add(self, head: LaneHead) -> None:
-        lane = head[:3]
-        (self.again if lane in self.again else self.new)[lane] = head
+    def add(self, heads: Iterable[LaneHead]) -> None:
+        new, again = self.new, self.again
+        for head in heads:
+            lane = head[:3]
+            (again if lane in again else new)[lane] = head
 
     def pop(self, lane: Lane) -> LaneHead | None:
         return self.new.pop(lane, None) or self.again.pop(lane, None)
@@ -261,28 +269,36 @@ class LaneScanner:
         self.whole = ended and self._cursor is None
         self._cursor = None if ended else stretch[-1]
         served: dict[Turn, bool] = {}
-        found = []
+        due: list[LaneHead] = []
+        by_turn: dict[Turn, list[LaneHead]] = {}
+        now, first_later = tx.now, FOREVER
         for head in stretch:
             turn = turn_of(head)
             if turn not in served:
                 served[turn] = serves(head)
-            if served[turn]:
-                found.append(head)
-        self._first_later = min((head.run_at for head in found if head.run_at > tx.now), default=self._first_later)
+            if not served[turn]:
+                continue
+            if head[3] <= now:
+                due.append(head)
+                by_turn.setdefault(turn, []).append(head)
+            elif head[3] < first_later:
+                first_later = head[3]
+        if first_later < FOREVER:
+            self._first_later = first_later
         if ended:
             self._last_later = self._first_later
             self._dropped, self._dropping = self._dropping, set()
             self._passes_left = max(0, self._passes_left - 1)
-        due = [head for head in found if head.run_at <= tx.now]
         if self.whole:
             self._forget_known()
             self._known_nonempty, self._known_until = due, self._monotonic() + RELY_ON_SCAN_S
             self._empty_until = 0.0 if due else self._known_until
             return due
+        for turn, heads in by_turn.items():
+            self._known.setdefault(turn, _Known()).add(heads)
         if fresh and self._used:
             used = heads_of(tx, list(self._used))
-            due += [head for head in used if head.run_at <= tx.now and serves(head)]
-        self.add(due)
+            self.add(head for head in used if head.run_at <= now and serves(head))
         return self._first(serves)
 
     def _first(self, serves: Callable[[LaneHead], bool]) -> list[LaneHead]:
@@ -298,10 +314,7 @@ class LaneScanner:
     def add(self, heads: Iterable[LaneHead]) -> None:
         """These may be claimed from, too."""
         for head in heads:
-            turn = turn_of(head)
-            if turn not in self._known:
-                self._known[turn] = _Known()
-            self._known[turn].add(head)
+            self._known.setdefault(turn_of(head), _Known()).add([head])
 
     def reset(self) -> None:
         """Rely on no earlier scan: there may be work in other lanes."""
@@ -331,12 +344,10 @@ class LaneScanner:
 
         ``refused``: by a limit, so that they need not be remembered.
         """
-        for lane, number in got.items():
-            if number:
-                self._used.pop(lane, None)
-                self._used[lane] = None
-        while len(self._used) > MAX_RECENT_LANES:
-            del self._used[next(iter(self._used))]
+        for lane in [lane for lane, number in got.items() if number][-MAX_RECENT_LANES:]:
+            self._used.pop(lane, None)
+            self._used[lane] = None
+        forget_first(self._used, MAX_RECENT_LANES)
         for head in refused:
             turn = turn_of(head)
             if turn in self._known:
@@ -344,28 +355,30 @@ class LaneScanner:
             if turn in self._beyond:
                 self._untried = True
                 self._drops(turn)
-        asked: Counter[Turn] = Counter()
-        spent: Counter[Turn] = Counter()
+        asked: dict[Turn, list[LaneClaim]] = {}
         for pick in picks:
-            turn, lane = turn_of(pick), pick[:3]
+            asked.setdefault(turn_of(pick), []).append(pick)
+        for turn, of_kind in asked.items():
             known = self._known.get(turn)
             if known is None:
                 continue
-            asked[turn] += 1
-            if got[lane] < pick.limit:
-                spent[turn] += 1
-                known.pop(lane)
-            elif turn in self._dropped and not order.owed(pick):
-                known.pop(lane)  # the next round finds it, in its turn
-                self._drops(turn)
-            elif not order.owed(pick):
+            spent, served = 0, False
+            keeps = turn not in self._dropped
+            for pick in of_kind:
+                lane = pick[:3]
+                less = got[lane] < pick[3]
+                if not less and order.owed(pick):
+                    continue
                 found = known.pop(lane)
-                if found is not None:
+                spent += less
+                served = served or not less
+                if keeps and not less and found is not None:  # else the next round finds it, in its turn
                     known.again[lane] = found
-        for turn, number in spent.items():
-            if turn in self._beyond:
+            if served and not keeps:
+                self._dropping.add(turn)
+            if spent and turn in self._beyond:
                 self._untried = True
-                if number >= ENOUGH_LANES and 2 * number > asked[turn]:  # what is known of them is too old
+                if spent >= ENOUGH_LANES and 2 * spent > len(of_kind):  # what is known of them is too old
                     del self._known[turn]
                     self._passes_left = max(self._passes_left, 1)
         most = max(MIN_LANES, MAX_REMEMBERED_LANES // max(1, len(self._known)))

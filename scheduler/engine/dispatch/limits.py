@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from scheduler.engine.attempt.attempt import Attempt, CountedStarts
-from scheduler.engine.dispatch.lanes import Turn, turn_of
+from scheduler.engine.dispatch.lanes import Turn, forget_first, turn_of
 from scheduler.engine.fair_rotation import FairRotation
 from scheduler.engine.options import EngineOptions
 from scheduler.model.lanes import QUARANTINE_LANE, kind_of
@@ -340,5 +340,4 @@ class QueueTurns:
         for lane in sorted(got):
             self._served.pop(lane, None)
             self._served[lane] = self._serial
-        while len(self._served) > MAX_REMEMBERED_LANES:
-            del self._served[next(iter(self._served))]
+        forget_first(self._served, MAX_REMEMBERED_LANES)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import NamedTuple
 
 from scheduler.backoff import LogOnce
 from scheduler.engine.attempt.attempt import Attempt
-from scheduler.engine.dispatch.lane_turns import LaneTurns, evenly
+from scheduler.engine.dispatch.lane_turns import LaneTurns, Take, evenly
 from scheduler.engine.dispatch.lanes import Turn, turn_of
 from scheduler.engine.dispatch.limits import Admission, DispatchLimits
 from scheduler.engine.fair_rotation import FairRotation
@@ -48,7 +49,7 @@ FEW_STARTS = 16  # fewer go to the lanes with the shortest graphs first
 SHORT_TASK_S = 0.0005  # one thread runs shorter tasks faster than eight
 PRIORITIES = (0, 1, 2)
 _new = tuple.__new__  # faster than the named tuple's own constructor
-Share = Callable[[Sequence[LaneHead], int], dict[LaneHead, int]]
+Share = Callable[[Sequence[LaneHead]], Take]
 PlaceOf = Callable[[LaneHead], float | None]
 
 
@@ -61,7 +62,7 @@ class PoolShare(NamedTuple):
 
 class ClaimPlan(NamedTuple):
     picks: list[LaneClaim]
-    shares: dict[tuple[str, str, int], list[PoolShare]]  # by (queue, lane, priority), in the order of hand-out
+    shares: dict[tuple[str, str, int], tuple[PoolShare, ...]]  # by (queue, lane, priority), in the order of hand-out
 
 
 class ClaimPlanner:
@@ -185,7 +186,7 @@ class ClaimPlanner:
         if slots is None or head.lane.startswith(QUARANTINE_LANE) or not self.serves(head):
             return ClaimPlan([], {})
         lane = claim.LANE_OF(head)
-        return ClaimPlan([LaneClaim(*lane, 1)], {lane: [PoolShare(head.priority, 1)]})
+        return ClaimPlan([LaneClaim(*lane, 1)], {lane: (PoolShare(head.priority, 1),)})
 
     def _plan(self, due: list[LaneHead], held: Sequence[Attempt]) -> ClaimPlan:
         engine_state = self.engine_state
@@ -245,6 +246,8 @@ class ClaimPlanner:
 
     def _in_processes(self, heads: list[LaneHead], taken: Counter[SlotKey]) -> dict[int, int]:
         """How many tasks of each priority to claim for the shared child processes: not more than are free."""
+        if not any(sort == PROCESS for _, sort in self.slots):
+            return {}
         kinds = {turn_of(h): h for h in heads}.values()
         in_children = [h for h in kinds if (h.priority, PROCESS) in self.slots and self.slot_type_of(h) == PROCESS]
         due = sorted({head.priority for head in in_children})
@@ -326,6 +329,33 @@ class ClaimPlanner:
         return room
 
 
+def in_order(heads: Sequence[LaneHead]) -> Take:
+    """Starts are shared out evenly."""
+    return partial(evenly, heads)
+
+
+class _Group:
+    """Lanes that take their kinds' turns as one: those of a kind, or those of a queue that have a place.
+
+    ``kinds``: how many turns of a round are theirs.
+    """
+
+    __slots__ = ("_share", "_take", "heads", "kinds", "placed")
+
+    def __init__(self, heads: list[LaneHead], kinds: int, share: Share, *, placed: bool) -> None:
+        self.heads = heads
+        self.kinds = kinds
+        self.placed = placed
+        self._share = share
+        self._take: Take | None = None
+
+    def take(self, number: int) -> dict[LaneHead, int]:
+        """So many starts; the next pool gets those that follow."""
+        if self._take is None:
+            self._take = self._share(self.heads)
+        return self._take(number)
+
+
 def allocate(
     heads: Sequence[LaneHead],
     room: Callable[[int, LaneHead], int],
@@ -333,7 +363,7 @@ def allocate(
     rotation: int,
     most: int,
     pools: Sequence[int] = PRIORITIES,
-    share: Share = evenly,
+    share: Share = in_order,
     place: PlaceOf | None = None,
 ) -> ClaimPlan:
     """Share free slots out over the due lanes, within a priority evenly over their kinds. Pure.
@@ -346,38 +376,30 @@ def allocate(
     waiting: dict[int, list[LaneHead]] = {}
     for head in heads:
         waiting.setdefault(head.priority, []).append(head)
-    shares: dict[tuple[str, str, int], list[PoolShare]] = {}
-    counts: dict[LaneHead, int] = {}
+    ranks: dict[int, list[list[_Group]]] = {}  # by priority
+    shares: dict[tuple[str, str, int], tuple[PoolShare, ...]] = {}
+    counts: dict[tuple[str, str, int], int] = {}
     for pool in pools:
+        one = (PoolShare(pool, 1),)
         for priority in [pool, *range(pool)]:
-            lanes = waiting.get(priority)
-            if not lanes:
+            if priority not in waiting or min(budget, most) <= 0:
                 continue
-            taken = _share_out(lanes, pool, room, min(budget, most), rotation, share, place)
-            one = PoolShare(pool, 1)
+            if priority not in ranks:
+                ranks[priority] = _by_rank(waiting[priority], share, place)
+            taken = _share_out(ranks[priority], pool, room, min(budget, most), rotation)
             for head, count in taken.items():
-                shares.setdefault(head[:3], []).append(one if count == 1 else PoolShare(pool, count))
-                counts[head] = counts.get(head, 0) + count
+                lane = head[:3]
+                of_pool = one if count == 1 else (PoolShare(pool, count),)
+                shares[lane] = shares[lane] + of_pool if lane in shares else of_pool
+                counts[lane] = counts.get(lane, 0) + count
                 budget -= count
             if taken:
                 break  # this pool has work of this priority: the priorities above have pools of their own
-    picks = [_new(LaneClaim, (*head[:3], count)) for head, count in counts.items()]
-    return ClaimPlan(picks, shares)
+    return ClaimPlan([_new(LaneClaim, (*lane, count)) for lane, count in counts.items()], shares)
 
 
-def _share_out(
-    lanes: list[LaneHead],
-    pool: int,
-    room: Callable[[int, LaneHead], int],
-    budget: int,
-    rotation: int,
-    share: Share,
-    place: PlaceOf | None,
-) -> dict[LaneHead, int]:
-    """By rank first; then evenly over the kinds, then over the lanes of each, or over those that have a place."""
-    taken: dict[LaneHead, int] = {}
-    if budget <= 0:
-        return taken
+def _by_rank(lanes: list[LaneHead], share: Share, place: PlaceOf | None) -> list[list[_Group]]:
+    """The lanes of a priority as they take turns, the highest rank first."""
     turns: dict[Turn, list[LaneHead]] = {}
     for head in lanes:
         turns.setdefault(turn_of(head), []).append(head)
@@ -393,6 +415,20 @@ def _share_out(
             if at is not None:
                 places[head] = at
             of_rank.setdefault(turn if at is None else (turn[0], turn[1], ""), []).append(head)  # "": no kind's
+
+    def group(heads: list[LaneHead]) -> _Group:
+        if heads[0] not in places:
+            return _Group(heads, 1, share, placed=False)
+        return _Group(sorted(heads, key=places.__getitem__), len(set(map(turn_of, heads))), share, placed=True)
+
+    return [[group(heads) for heads in ranks[rank].values()] for rank in sorted(ranks, reverse=True)]
+
+
+def _share_out(
+    ranks: list[list[_Group]], pool: int, room: Callable[[int, LaneHead], int], budget: int, rotation: int
+) -> dict[LaneHead, int]:
+    """By rank first; then evenly over the kinds, then over the lanes of each, or over those that have a place."""
+    taken: dict[LaneHead, int] = {}
     rooms: dict[Turn, int] = {}
 
     def room_of(head: LaneHead) -> int:
@@ -402,21 +438,17 @@ def _share_out(
         return rooms[turn]
 
     used = 0
-    for rank in sorted(ranks, reverse=True):
-        in_turn = list(ranks[rank].values())
-        start = rotation % len(in_turn)
-        kinds = [len(set(map(turn_of, heads))) if heads[0] in places else 1 for heads in in_turn]
-        left = sum(kinds)
-        for index in (*range(start, len(in_turn)), *range(start)):
-            heads = in_turn[index]
-            if heads[0] in places:
-                heads = [head for head in sorted(heads, key=places.__getitem__) if room_of(head) > used]
+    for groups in ranks:
+        start = rotation % len(groups)
+        left = sum(group.kinds for group in groups)
+        for group in (*groups[start:], *groups[:start]):
+            heads = [head for head in group.heads if room_of(head) > used] if group.placed else group.heads
             free = min(room_of(heads[0]), budget) - used if heads else 0
             if free > 0:
-                fair = -(-free * kinds[index] // left)
-                taken |= _by_place(heads, fair, room_of, used) if heads[0] in places else share(heads, fair)
+                fair = -(-free * group.kinds // left)
+                taken |= _by_place(heads, fair, room_of, used) if group.placed else group.take(fair)
                 used += fair
-            left -= kinds[index]
+            left -= group.kinds
     return taken
 
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from scheduler.model.lanes import RANKED_LANE, SIZED_LANE, delay_of, kind_of, rank_of
+from scheduler.model.lanes import RANKED_LANE, SIZED_LANE, delay_of, kind_of, parts_of, rank_of
 from scheduler.model.state import CLAIMED, RUNNING, SUSPENDED, WAITING
 from scheduler.model.worker_states import STOPPED
 from scheduler.store.db.dialect import Dialect, PostgreSQL, SQLite, bind_rows, fence
@@ -92,6 +92,7 @@ class Claimed(NamedTuple):
 
 
 LANE_OF = attrgetter("queue", "lane", "priority")  # of a head, a pick, or what was claimed
+LANE_OF_CLAIMED = itemgetter(*map(Claimed._fields.index, ("queue", "lane", "priority")))  # in half the time
 GROUP_OF = itemgetter(*(Claimed._fields.index(name) for name in ("kind", "queue", "extras")))  # in rollups
 DUE_AT = itemgetter(Claimed._fields.index("run_at"))
 RARE = tuple(name for name in Claimed._fields if name in Claimed._field_defaults and name != "epoch")
@@ -259,14 +260,14 @@ def claim(
     if tx.dialect.name == "sqlite":
         if not tx.rows(LIVE, worker=worker):
             return []
-        few = [pick for pick in picks if pick.limit <= FEW] if not ready_children else []
+        few = [pick for pick in picks if pick[3] <= FEW] if not ready_children else []
         if len(few) >= MANY_LANES:
             levels: dict[tuple[str, int], list[LaneClaim]] = {}
             for pick in few:
-                levels.setdefault((pick.queue, pick.priority), []).append(pick)
+                levels.setdefault((pick[0], pick[2]), []).append(pick)
             for of_level in levels.values():
                 claimed += _claim_few(tx, worker, of_level)
-            picks = [pick for pick in picks if pick.limit > FEW]
+            picks = [pick for pick in picks if pick[3] > FEW]
         for pick in picks:
             bound = {"worker": worker, "now": tx.now, **pick._asdict()}
             rest = (pick.queue, pick.lane, pick.priority, kind_of(pick.lane), tx.now, *_NOTHING_RARE)
@@ -301,18 +302,19 @@ def _claim_few(tx: Tx, worker: int, picks: Sequence[LaneClaim]) -> list[Claimed]
     """SQLite: claim the first task of each of these lanes of one queue and priority, then the next one of those where
     more are asked for."""
     claimed: list[Claimed] = []
-    wanted, bound = list(picks), {"queue": picks[0].queue, "priority": picks[0].priority, "now": tx.now}
+    queue, _, priority, _ = picks[0]
+    wanted, rest = list(picks), (tx.now, *_NOTHING_RARE)
+    bound = {"queue": queue, "priority": priority, "now": tx.now}
     while wanted:
         found = tx.rows(_SQLITE_READ_FIRST, lanes=bind_rows([pick.lane for pick in wanted]), **bound)
-        for *row, place in found:
-            pick = wanted[place]
-            known = (pick.queue, pick.lane, pick.priority, kind_of(pick.lane), tx.now)
-            claimed.append(_new(Claimed, (*row, *known, *_NOTHING_RARE)))
+        for row in found:
+            lane = wanted[row[-1]][1]
+            claimed.append(_new(Claimed, (*row[:-1], queue, lane, priority, parts_of(lane).kind, *rest)))
         if not found:
             break
         ids = bind_rows([row[0] for row in found])
         tx.rows(_SQLITE_CLAIM_IDS.format(ids=tx.dialect.ids()), worker=worker, now=tx.now, ids=ids)
-        wanted = [pick._replace(limit=pick.limit - 1) for *_, place in found if (pick := wanted[place]).limit > 1]
+        wanted = [pick._replace(limit=pick[3] - 1) for row in found if (pick := wanted[row[-1]])[3] > 1]
     return claimed
 
 

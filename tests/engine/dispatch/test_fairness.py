@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from scheduler import ConfigError, Context, PayloadError, RetryPolicy, Scheduler, Task, task
+from scheduler.engine.dispatch.lane_turns import LaneTurns
 from scheduler.engine.dispatch.lanes import LANES_PER_PLAN, LANES_PER_SCAN
+from scheduler.engine.dispatch.planner import allocate
 from scheduler.model.lanes import (
     Fairness,
     base_lane,
@@ -23,6 +25,7 @@ from scheduler.model.lanes import (
     without_key,
 )
 from scheduler.store.tasks import limits
+from scheduler.store.tasks.claim import LaneHead
 from scheduler.testing import drain, engine_of
 from support.fleet import Fleet, run_claimed, step
 from support.plans import work_of
@@ -151,6 +154,17 @@ def test_a_backlog_of_one_customer_delays_no_other(jobs: Scheduler) -> None:
     backlog(jobs, {f"small {n}": 1 for n in range(9)})
     run(jobs, most=8 + 2 * 9)
     assert len({customer for customer in ran if customer.startswith("small")}) == 9
+
+
+def test_pools_take_turns_of_keys_one_after_another() -> None:
+    """A second pool that has room gives no key a second turn before the others have had their first."""
+    lanes = [fair_lane("Import", f"customer {n}") for n in range(40)]
+    heads = [LaneHead("default", lane, 1, 0) for lane in lanes]
+    plan = allocate(heads, lambda pool, _: 8 if pool else 0, 256, 0, 256, share=LaneTurns().share)
+    assert [(pick.lane, pick.limit) for pick in plan.picks] == [(lane, 1) for lane in lanes[:16]]
+    heavy = LaneHead("default", fair_lane("Import", "heavy", 20), 1, 0)
+    plan = allocate([*heads[:3], heavy], lambda pool, _: 8 if pool else 0, 256, 0, 256, share=LaneTurns().share)
+    assert [pick.limit for pick in plan.picks] == [1, 1, 1, 13]
 
 
 @pytest.mark.case(105)
