@@ -1,8 +1,8 @@
 """Cron expressions: five strict fields, and the minutes of a calendar without zones that they name.
 
 A *minute* here is the number of minutes from 1970-01-01 00:00 on a wall clock; ``zoned.py`` turns it into instants.
-croniter reads the fields. Each term is checked and normalised before, since croniter misreads some (it takes
-``22 3-3 * * MON`` for every hour) and accepts dates that never come.
+The fields are read here, since croniter misreads some terms (it takes ``22 3-3 * * MON`` for every hour) and accepts
+dates that never come. It makes the numbers of ``H``.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from calendar import monthrange
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from datetime import date
 from functools import lru_cache
+
+import msgspec
 
 from scheduler.errors import InvalidScheduleError
 
@@ -51,8 +52,7 @@ _HASHED = re.compile(r"(?:^|[ ,])H(?=$|[ ,/(])")
 _STAR_STEP = re.compile(r"\*/([0-9]{1,4})")
 
 
-@dataclass(frozen=True, slots=True)
-class CronFields:
+class CronFields(msgspec.Struct, frozen=True):
     """A parsed cron expression; :func:`parse` builds it."""
 
     times: tuple[int, ...]  # minutes of the day, ascending
@@ -121,16 +121,15 @@ class CronFields:
             year, month = (year, month + 1) if month < 12 else (year + 1, 1)
 
 
-@dataclass(frozen=True, slots=True)
-class _Field:
+class _Field(msgspec.Struct, frozen=True):
     name: str
     low: int
     high: int
     names: dict[str, int]
     day: bool = False  # one of the two that are both to match if either starts with a star
 
-    def checked(self, text: str) -> str:
-        """The field in its plainest form, whose terms are ``*``, N, N-M and N-M/S with N below M.
+    def numbers(self, text: str) -> frozenset[int]:
+        """The numbers that the field's terms name; none of those that depend on the month.
 
         Raises InvalidScheduleError, saying what is wrong and what fits.
         """
@@ -138,23 +137,13 @@ class _Field:
         plain = [term for term in given if not self.is_special(term)]
         if len(plain) < len(given):
             self._check_special(given, plain, text)
-        if not plain:
-            return ""
-        first, *others = plain
-        if first != given[0]:
-            return self._listed([], plain, text)
-        terms: list[str] = []
-        step = _STAR_STEP.fullmatch(first)
+        found: set[int] = set()
+        step = _STAR_STEP.fullmatch(given[0])
         if self.day and len(given) > 1 and step is not None and int(step[1]) > self.high - self.low + 1:
             # The idiom for the first Monday: */100,1-7 * MON. For the star's sake both days must match.
-            terms.append(str(self.low))
-        else:
-            others.insert(0, first)
-        return self._listed(terms, others, text)
-
-    def _listed(self, terms: list[str], others: list[str], text: str) -> str:
-        terms += [self._term(term, text) for term in others]
-        return "*" if "*" in terms else ",".join(terms)
+            found.add(self.low)
+            del plain[0]
+        return frozenset(found.union(*(self._term(term, text) for term in plain)))
 
     def is_special(self, term: str) -> bool:
         """Whether the term names days that depend on the month: ``L`` and ``15W``, or ``FRI#2`` and ``L5``."""
@@ -167,7 +156,7 @@ class _Field:
         return named or _LAST_WEEKDAY.fullmatch(term) is not None
 
     def _check_special(self, given: list[str], plain: list[str], text: str) -> None:
-        """As far as croniter reads them: W by itself, and # and L of weekdays without others beside them."""
+        """W stands by itself, and # and L of weekdays have none of the others beside them, as croniter has it, too."""
         for term in given:
             near = _NEAREST.fullmatch(term) if self.high == 31 else None
             if near is not None and len(given) > 1:
@@ -177,13 +166,7 @@ class _Field:
         if self.high == 7 and plain:
             raise self._error(text, "# and L go with no other term but their like: FRI#1,FRI#3")
 
-    def numbers(self, expanded: Sequence[int | str]) -> frozenset[int]:
-        """The numbers that croniter read from the field."""
-        if "*" in expanded:
-            return frozenset(range(self.low, self.high + 1))
-        return frozenset(int(number) for number in expanded)
-
-    def _term(self, term: str, text: str) -> str:
+    def _term(self, term: str, text: str) -> range:
         match = _TERM.fullmatch(term)
         if match is None:
             raise self._error(
@@ -198,7 +181,7 @@ class _Field:
                 f"a step of {step} is not from 1 to {most}; for other periods use an interval",
             )
         if match["star"]:
-            return "*" if step == 1 else self._range(self.low, self.high, step)
+            return range(self.low, self.high + 1, step)
         first = self._number(low, text)
         if high is None:
             last = self.high if match["step"] else first
@@ -208,15 +191,10 @@ class _Field:
                 last = 7  # FRI-SUN is no range backwards
         if last < first:
             raise self._error(text, f"the range {term} runs backwards; write its two parts, separated by a comma")
-        return self._range(first, last, step)
+        return range(first, last + 1, step)
 
     def _more(self) -> str:
         return "" if not self.day else ", L, NW" if self.high == 31 else ", N#1 to N#5, LN"
-
-    @staticmethod
-    def _range(first: int, last: int, step: int) -> str:
-        last -= (last - first) % step  # the last number that the term names
-        return f"{first}" if first == last else f"{first}-{last}" if step == 1 else f"{first}-{last}/{step}"
 
     def _number(self, text: str, field: str) -> int:
         if text in self.names:
@@ -262,17 +240,10 @@ def parse(expression: str) -> CronFields:
             f"{prefix}{len(parts)} fields; write exactly five: minute, hour, day of month, month, day of week"
         )
     try:
-        plain = [field.checked(part) for field, part in zip(_FIELDS, parts, strict=True)]
+        numbers = [field.numbers(part) for field, part in zip(_FIELDS, parts, strict=True)]
     except InvalidScheduleError as error:
         raise InvalidScheduleError(f"{prefix}{error}") from None
-    from croniter import croniter
-
-    expanded, _ = croniter.expand(" ".join(field or "1" for field in plain))
-    minutes, hours, days, months, weekdays = (f.numbers(e) for f, e in zip(_FIELDS, expanded, strict=True))
-    if not plain[2]:
-        days = frozenset()
-    if not plain[4]:
-        weekdays = frozenset()
+    minutes, hours, days, months, weekdays = numbers
     near, nth = _special_days(parts[2], parts[4])
     last_day = _LAST_DAY in parts[2].split(",")
     both_days = parts[2].startswith("*") or parts[4].startswith("*")

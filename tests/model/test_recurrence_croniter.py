@@ -38,7 +38,7 @@ def test_agrees_with_croniter_in_utc() -> None:
 
 
 @pytest.mark.parametrize("number", range(5), ids=["minute", "hour", "day", "month", "weekday"])
-def test_croniter_reads_the_terms_that_it_is_given_as_plain_ranges(number: int) -> None:
+def test_terms_name_the_numbers_that_arithmetic_has(number: int) -> None:
     """Each kind of term, at every pair of numbers, as arithmetic has it."""
     low, high = [(0, 59), (0, 23), (1, 31), (1, 12), (0, 7)][number]
     for first, last in itertools.combinations_with_replacement(range(low, high + 1), 2):
