@@ -5,7 +5,6 @@ Wall-clock instants are integers everywhere inside: microseconds since 1970-01-0
 
 from __future__ import annotations
 
-import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -59,6 +58,8 @@ def spawn_thread(target: Callable[[], None], name: str) -> threading.Thread:
 
 def random_incarnation() -> str:
     """A worker's identity for one life of one engine; never derived from the host name alone."""
+    import secrets
+
     return secrets.token_hex(8)
 
 

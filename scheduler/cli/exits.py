@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 
 import click
 
@@ -63,6 +62,8 @@ def status_of(error: BaseException) -> int:
 def print_error(error: BaseException) -> None:
     """Print an error on stderr; with SCHEDD_DEBUG=1 the traceback too."""
     if os.environ.get("SCHEDD_DEBUG", "") not in ("", "0"):
+        import traceback
+
         say("".join(traceback.format_exception(error)), nl=False, err=True)
         return
     if isinstance(error, (KeyboardInterrupt, click.Abort)):

@@ -115,7 +115,6 @@ def task_filter(
     is looked for in errors. Raises UsageError."""
     from datetime import timedelta
 
-    from scheduler.cli.task_options import read_params
     from scheduler.operations.filter import FilterError, read_filter
 
     same = ("key", "correlation", "subject", "message_type", "error_class", "fingerprint", "fairness_key")
@@ -128,7 +127,10 @@ def task_filter(
         if given.get(name) is not None:
             keywords[name] = timedelta(microseconds=given[name])
     fields = given.get("fields") or ()
-    read_params(fields)
+    if fields:
+        from scheduler.cli.task_options import read_params
+
+        read_params(fields)
     try:
         return read_filter(session.reader, text, keywords, fields=fields, ended=ended, bare=bare)
     except FilterError as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import io
-import shutil
 import sys
 import threading
 from collections.abc import Callable
@@ -126,6 +125,8 @@ def _frame(draw: Callable[[], Any]) -> str:
         sys.stdout = stream
     text = frame.getvalue()
     if stream.isatty():
+        import shutil
+
         room = shutil.get_terminal_size().lines - 1
         lines = text.splitlines()
         if len(lines) > room:

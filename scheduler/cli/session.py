@@ -6,7 +6,6 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -42,7 +41,6 @@ def _quiet_sqlalchemy() -> None:
         logger.addHandler(logging.NullHandler())
 
 
-@dataclass
 class Session:
     """The object of the click context. It reads and opens nothing before the first use."""
 

@@ -203,7 +203,8 @@ def show_command(session: Session, /, ids: tuple[int, ...], at: int | None, reve
 
 def _show_at(session: Session, ids: tuple[int, ...], at: int) -> None:
     from scheduler.client.analysis import past_task_view
-    from scheduler.operations.details import get_task, task_at
+    from scheduler.operations.analysis import task_at
+    from scheduler.operations.details import get_task
 
     with session.existing().read() as tx:
         instant = tx.now + at if at <= 0 else at

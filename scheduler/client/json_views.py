@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from scheduler.model.checkpoint import CheckpointType
 from scheduler.model.task_columns import INSTANTS, SPANS, TaskColumns
 from scheduler.model.texts import rfc3339
 from scheduler.model.trace import parse_traceparent
@@ -302,6 +301,8 @@ def health_view(found: HealthStatus) -> dict[str, Any]:
 
 def checkpoint_view(checkpoint: CheckpointRecord) -> dict[str, Any]:
     """One checkpoint; it has its ``value`` if that is short. The value of a sleep is its end."""
+    from scheduler.model.checkpoint import CheckpointType
+
     took = None if checkpoint.started_at is None else checkpoint.at - checkpoint.started_at
     value, failure = decoded(checkpoint.value), decoded(checkpoint.failure)
     return {

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from scheduler.client.threads import CallThreads
 from scheduler.errors import DuplicateScheduleError
 from scheduler.model.actor import by_hand
+from scheduler.model.json_text import encode_json
 from scheduler.model.recurrence import Recurrence
-from scheduler.model.registry import Kind, Registry, encode_json
+from scheduler.model.registry import Kind, Registry
 from scheduler.model.spec import TaskId, TaskSpec
 from scheduler.operations.published import PublishedKind, read_kind
 from scheduler.store import audit, outbox, schedules

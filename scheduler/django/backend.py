@@ -28,8 +28,7 @@ from scheduler.django.stores import Store
 from scheduler.errors import SchedulerError, UnknownDependencyError
 from scheduler.model.lanes import MAX_RANK, check_fairness_key
 from scheduler.model.names import check_name, check_text
-from scheduler.model.registry import MAX_KEY
-from scheduler.model.spec import TaskId
+from scheduler.model.spec import MAX_KEY, TaskId
 from scheduler.model.task import Priority
 from scheduler.model.times import span_us
 

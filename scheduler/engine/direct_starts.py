@@ -18,7 +18,7 @@ from scheduler.engine.attempt.outcomes import released
 from scheduler.engine.dispatch.cycle import DispatchCycle
 from scheduler.engine.dispatch.planner import PRIORITIES
 from scheduler.engine.maintenance.periodic import PeriodicWork
-from scheduler.model.registry import PROCESS, SlotKey
+from scheduler.model.capacity import PROCESS, SlotKey
 from scheduler.model.spec import TaskId, TaskSpec
 from scheduler.ports import FAILPOINTS
 from scheduler.store.tasks import direct

@@ -31,9 +31,9 @@ from scheduler.engine.processes.host import ChildHost
 from scheduler.engine.processes.pool import ProcessPool, ProcessSlots
 from scheduler.engine.state import EngineState
 from scheduler.forking import after_fork
+from scheduler.model.capacity import ASYNC, PROCESS, THREAD, SlotKey
 from scheduler.model.defaults import POOLS
 from scheduler.model.outcome import Outcome
-from scheduler.model.registry import ASYNC, PROCESS, THREAD, SlotKey
 from scheduler.ports import Spawner
 from scheduler.system import LINUX
 

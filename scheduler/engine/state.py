@@ -24,11 +24,11 @@ from scheduler.engine.dead_letter_hook import DeadLetterHook
 from scheduler.engine.moves import Moves
 from scheduler.engine.options import Adjustable, EngineOptions
 from scheduler.errors import StoreUnavailableError
-from scheduler.model.capacity import Capacity, HungHandler, OrphanedAttempts, UnmovedHandler
+from scheduler.model.capacity import Capacity, HungHandler, OrphanedAttempts, SlotKey, UnmovedHandler
 from scheduler.model.defaults import RETENTION
 from scheduler.model.outcome import Lifetimes, Outcome, OutcomeColumns
 from scheduler.model.pauses import Pauses
-from scheduler.model.registry import Registry, SlotKey
+from scheduler.model.registry import Registry
 from scheduler.model.rollup import RollupCounter
 from scheduler.ports import SECOND, spawn_thread
 from scheduler.store.db import migrate

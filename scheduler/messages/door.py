@@ -29,7 +29,7 @@ from scheduler.messages.reading import OwnKindError, refuse_own, refuse_results
 from scheduler.model.inbox import DOOR, sender_key
 from scheduler.model.json_text import MAX_DEPTH, too_deep
 from scheduler.model.names import check_text
-from scheduler.model.registry import MAX_KEY
+from scheduler.model.spec import MAX_KEY
 from scheduler.model.webhooks import key_of, verify
 from scheduler.store import door_keys
 from scheduler.transports.ports import Answer, Auth, PushSource, Request, Unreadable

@@ -15,8 +15,8 @@ from scheduler.messages.texts import UNKNOWN, as_reason, digest, stored_form
 from scheduler.model.fingerprint import describe
 from scheduler.model.inbox import INBOX, InboxState
 from scheduler.model.inbox import UNREADABLE as UNREADABLE
+from scheduler.model.json_text import encode_json
 from scheduler.model.lanes import LANE_SEPARATOR
-from scheduler.model.registry import encode_json
 from scheduler.model.spec import TaskSpec
 from scheduler.model.state import TaskState
 from scheduler.model.texts import storable

@@ -16,8 +16,9 @@ from scheduler.messages.texts import as_reason, checked_key, digest, key_of_unkn
 from scheduler.model.envelope import CREATED_AT
 from scheduler.model.fingerprint import describe
 from scheduler.model.inbox import UNREADABLE, sender_key
+from scheduler.model.json_text import encode_json
 from scheduler.model.outgoing import PREFIX
-from scheduler.model.registry import Kind, encode_json
+from scheduler.model.registry import Kind
 from scheduler.model.spec import TaskSpec
 from scheduler.operations.new_task import encode_headers
 from scheduler.operations.published import PublishedKind, encode_payload, read_kind, usual_task

@@ -13,8 +13,10 @@ import msgspec
 
 from scheduler.model.defaults import POOLS
 from scheduler.model.problem import TransportProblem
-from scheduler.model.registry import PROCESS, SlotKey
 
+# Slot types: threads, asyncio, child processes. With the priority they name the slots of a pool.
+THREAD, ASYNC, PROCESS = range(3)
+SlotKey = tuple[int, int]
 SLOT_TYPES = ("thread", "async", "process")  # published names of the slot types, in the order of their numbers
 HIGH = 0
 MAX_UNMOVED = 50  # handlers that one worker names

@@ -12,7 +12,7 @@ import msgspec
 
 from scheduler import errors
 from scheduler.errors import PayloadError, PermanentError, SchedulerError
-from scheduler.model.registry import encode_json
+from scheduler.model.json_text import encode_json
 from scheduler.model.texts import listed, storable
 
 MAX_NAME = 255

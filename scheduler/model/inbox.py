@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-
-from scheduler.model.registry import MAX_KEY
+from scheduler.model.spec import MAX_KEY
 from scheduler.model.state import StoredEnum
 
 INBOX = "schedd.inbox"
@@ -34,4 +32,8 @@ DOOR = "@door"
 def sender_key(sender: str, key: str) -> str:
     """A task's key, of the key that a sender gave its message: ``orders:42``. Other pairs have other keys."""
     made = f"{sender}:{key}"
-    return made if len(made) <= MAX_KEY else f"{sender}:{hashlib.sha256(key.encode()).hexdigest()}"
+    if len(made) <= MAX_KEY:
+        return made
+    import hashlib
+
+    return f"{sender}:{hashlib.sha256(key.encode()).hexdigest()}"

@@ -1,5 +1,5 @@
-"""JSON of strangers: how deep it is nested, the elements of a list, and texts that are no Unicode; and values with NaN
-or infinity, which the encoder writes as null, without an error. Pure."""
+"""JSON of values without NaN and infinity, which the encoder writes as null, without an error; and JSON of strangers:
+how deep it is nested, the elements of a list, and texts that are no Unicode. Pure."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from scheduler.errors import PayloadError
 from scheduler.model.spec import plain
 
 MAX_DEPTH = 500  # levels of JSON that is taken; Python's own bound differs between its versions
@@ -76,7 +77,20 @@ _LOOKED_INTO = frozenset((float, dict, list, tuple))
 # MessagePack keeps these numbers, and is much faster than a check of each value: a float begins with 0xcb, and these
 # have all bits of the exponent set. Other values may contain the same bytes by chance.
 _quick = msgspec.msgpack.Encoder(enc_hook=plain)
+_encoder = msgspec.json.Encoder(enc_hook=plain)
 _PERHAPS = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
+
+
+def encode_json(value: object, what: str) -> str:
+    """Compact JSON text. Raises PayloadError that names ``what``, also for NaN and infinity."""
+    try:
+        text = _encoder.encode(value)
+        lost = find_not_finite(value) if b"null" in text else None
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise PayloadError(f"{what} is not JSON: {error}") from None
+    if lost is not None:
+        raise PayloadError(f"{what} is not JSON: it has {lost}; put None or a text there")
+    return text.decode()
 
 
 def find_not_finite(value: object) -> str | None:

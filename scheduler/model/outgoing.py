@@ -9,8 +9,7 @@ import msgspec
 
 from scheduler.errors import ConfigError, PayloadError
 from scheduler.model.names import check_name
-from scheduler.model.registry import MAX_KEY, MAX_PAYLOAD
-from scheduler.model.spec import TaskSpec
+from scheduler.model.spec import MAX_KEY, MAX_PAYLOAD, TaskSpec
 from scheduler.model.texts import rfc3339, storable
 
 OUTBOX = "schedd.outbox"

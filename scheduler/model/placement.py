@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-
 from scheduler.model.state import StoredEnum
 
 NOT_MINE = 75  # exit status of a job whose claim is not its own: another job has it, or it was taken back
@@ -88,5 +85,8 @@ MIN_SECRET = 16  # characters
 
 def job_token(secret: str, store: str, executor: str, task_id: int, claim: int) -> str:
     """The token of one claim. ``secret``: what all daemons of the store share; ``store``: the store's id."""
+    import hashlib
+    import hmac
+
     text = f"schedd job\n{store}\n{executor}\n{task_id}\n{claim}"
     return hmac.new(secret.encode(), text.encode(), hashlib.sha256).hexdigest()

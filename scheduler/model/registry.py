@@ -13,40 +13,22 @@ import msgspec
 import msgspec.inspect
 
 from scheduler.errors import ConfigError, PayloadError, UnregisteredKindError
+from scheduler.model.capacity import ASYNC, PROCESS, THREAD
 from scheduler.model.concurrency_keys import check_template, fields_of, is_verbatim, why_fields_are_private, why_private
 from scheduler.model.fingerprint import describe
 from scheduler.model.handlers import NAMES
-from scheduler.model.json_text import find_not_finite
+from scheduler.model.json_text import encode_json
 from scheduler.model.lanes import LANE_SEPARATOR, check_fairness_key, fair_lane
 from scheduler.model.names import check_name
 from scheduler.model.reference import reference_of
 from scheduler.model.secrets import lost_mark, marked_fields
-from scheduler.model.spec import TaskSpec, copied, plain
+from scheduler.model.spec import MAX_KEY, MAX_PAYLOAD, TaskSpec, copied, plain
 from scheduler.model.task import Task, TaskFunction, TaskOptions
 from scheduler.model.texts import storable, within
 from scheduler.model.unique import DerivedKey, check_fields, key_of
 from scheduler.system import LINUX, NEEDS_LINUX
 
-MAX_PAYLOAD = 128 * 1024
-MAX_KEY = 255
 _encoder = msgspec.json.Encoder(enc_hook=plain)
-
-
-def encode_json(value: object, what: str) -> str:
-    """Compact JSON text. Raises PayloadError that names ``what``, also for NaN and infinity."""
-    try:
-        text = _encoder.encode(value)
-        lost = find_not_finite(value) if b"null" in text else None
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise PayloadError(f"{what} is not JSON: {error}") from None
-    if lost is not None:
-        raise PayloadError(f"{what} is not JSON: it has {lost}; put None or a text there")
-    return text.decode()
-
-
-# Slot types: threads, asyncio, child processes. With the priority they name the slots of a pool.
-THREAD, ASYNC, PROCESS = range(3)
-SlotKey = tuple[int, int]
 
 
 class Kind:

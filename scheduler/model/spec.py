@@ -11,6 +11,9 @@ from scheduler.errors import ConfigError, UnknownTaskError
 from scheduler.model.state import Otherwise, When
 from scheduler.model.typed import R_co
 
+MAX_PAYLOAD = 128 * 1024
+MAX_KEY = 255
+
 
 class EdgeSpec(msgspec.Struct, gc=False):
     """Wait for ``parent``: a stored task's id, or, with ``local``, a position in the same batch."""

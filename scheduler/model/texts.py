@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Sequence
 
@@ -44,6 +43,8 @@ def within(text: str, most: int) -> str:
     """The text, or its beginning and a digest of all of it: two texts that differ stay different."""
     if len(text) <= most:
         return text
+    import hashlib
+
     return f"{text[: most - 33]}~{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 

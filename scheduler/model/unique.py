@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
@@ -100,6 +99,8 @@ def key_of(fields: Mapping[str, Any], by: tuple[str, ...] | None) -> str:
     text = msgspec.json.encode(chosen, order="sorted").decode()
     if len(text) <= _MAX_TEXT and "\\u0000" not in text:
         return f"{_PREFIX}{text}"
+    import hashlib
+
     return f"{_PREFIX}{hashlib.sha256(text.encode()).hexdigest()}"
 
 

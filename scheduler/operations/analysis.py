@@ -17,6 +17,9 @@ from scheduler.store.read.graph import newest_graphs as newest_graphs
 from scheduler.store.read.history import attempt_log
 from scheduler.store.read.past import TaskTimeline as TaskTimeline
 from scheduler.store.read.past import graph_at as graph_at
+from scheduler.store.read.past import status_at as status_at
+from scheduler.store.read.past import task_at as task_at
+from scheduler.store.read.past import timeline as timeline
 from scheduler.store.read.task_masks import TaskMasks, payload_changes
 
 

@@ -10,8 +10,7 @@ from msgspec import UNSET
 from scheduler.errors import ConfigError
 from scheduler.model.names import check_text
 from scheduler.model.parent_names import named_in
-from scheduler.model.registry import MAX_KEY
-from scheduler.model.spec import TaskId, check_id
+from scheduler.model.spec import MAX_KEY, TaskId, check_id
 from scheduler.model.state import TaskState
 from scheduler.model.task_filter import TaskFilter
 from scheduler.operations.changes import payload_maker

@@ -24,8 +24,6 @@ from scheduler.store.read.history import attempt_log as attempt_log
 from scheduler.store.read.history import attempt_logs as attempt_logs
 from scheduler.store.read.history import attempts as attempts
 from scheduler.store.read.history import stack_of, standing_of
-from scheduler.store.read.past import task_at as task_at
-from scheduler.store.read.past import timeline as timeline
 from scheduler.store.read.search import any_with as any_with
 from scheduler.store.read.tasks import TaskRecord as TaskRecord
 from scheduler.store.read.tasks import ends as ends

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from scheduler.errors import PayloadError
 from scheduler.model.actor import in_bulk
 from scheduler.model.checkpoint import MAX_VALUE
+from scheduler.model.json_text import encode_json
 from scheduler.model.names import check_text
-from scheduler.model.registry import encode_json
 from scheduler.model.times import SECOND
 from scheduler.operations.desk import Desk
 from scheduler.store import audit

@@ -24,7 +24,7 @@ from scheduler.model.live_settings import (
     shown,
 )
 from scheduler.model.names import check_text, check_whole
-from scheduler.model.registry import MAX_KEY
+from scheduler.model.spec import MAX_KEY
 from scheduler.model.texts import rfc3339
 from scheduler.model.times import instant_us, to_datetime
 from scheduler.operations.desk import Desk

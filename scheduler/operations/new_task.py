@@ -13,12 +13,12 @@ from msgspec import Meta
 from scheduler.errors import ConfigError, PayloadError
 from scheduler.model import lanes
 from scheduler.model.actor import MAX_REASON
+from scheduler.model.json_text import encode_json
 from scheduler.model.names import check_name, check_text
 from scheduler.model.parent_names import HEADER, MAX_NAME
-from scheduler.model.registry import MAX_KEY, encode_json
 from scheduler.model.resources import parse_executor, parse_options, parse_resources, read_resources
 from scheduler.model.retry import DEFAULT_RETRY, RetryPolicy
-from scheduler.model.spec import EdgeSpec, TaskSpec
+from scheduler.model.spec import MAX_KEY, EdgeSpec, TaskSpec
 from scheduler.model.state import DEFAULT_OTHERWISE, Otherwise, OtherwiseName, When, WhenName
 from scheduler.model.task import Priority, PriorityName, TaskOptions
 from scheduler.model.times import SECOND, instant_us, span_us

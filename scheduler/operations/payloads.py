@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from scheduler.errors import PayloadError, UnregisteredKindError
-from scheduler.model.registry import Kind, Registry, encode_json
+from scheduler.model.json_text import encode_json
+from scheduler.model.registry import Kind, Registry
 from scheduler.model.spec import plain
 from scheduler.model.task import Task
 from scheduler.model.unique import DerivedKey, key_of

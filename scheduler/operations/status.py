@@ -17,7 +17,6 @@ from scheduler.store.inbox_held import held_texts
 from scheduler.store.read import status
 from scheduler.store.read.by_hand import ByHand as ByHand
 from scheduler.store.read.message_counts import dead_texts
-from scheduler.store.read.past import status_at as status_at
 from scheduler.store.read.problems import BY_NAME as BY_NAME
 from scheduler.store.read.series import Minute as Minute
 from scheduler.store.read.series import minutes as minutes

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from scheduler.model.names import check_text
-from scheduler.model.registry import MAX_KEY
-from scheduler.model.spec import EdgeSpec, TaskId, TaskSpec, check_id
+from scheduler.model.spec import MAX_KEY, EdgeSpec, TaskId, TaskSpec, check_id
 from scheduler.model.state import TaskState
 from scheduler.operations.changes import Changes, patch_of
 from scheduler.operations.desk import Desk

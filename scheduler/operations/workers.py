@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from scheduler.errors import ConfigError, UnknownWorkerError
-from scheduler.model.registry import ASYNC, PROCESS, THREAD
+from scheduler.model.capacity import ASYNC, PROCESS, THREAD
 from scheduler.store.db.tx import Tx
 from scheduler.store.read import workers
 from scheduler.store.read.executors import executor_statuses

@@ -6,7 +6,6 @@ A lease is taken and kept by compare-and-set on ``version``: what an evaluator t
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -254,6 +253,8 @@ def unsilence(tx: Tx, number: int) -> SilenceRecord | None:
 
 def new_id() -> str:
     """The id of a message, the same in each of its deliveries."""
+    import secrets
+
     return secrets.token_hex(12)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -73,6 +72,8 @@ def _json(detail: Mapping[str, Any]) -> str:
 
 def new_bulk() -> str:
     """A name for one bulk, the same in all its transactions."""
+    import secrets
+
     return secrets.token_hex(6)
 
 

@@ -11,7 +11,6 @@ from scheduler.errors import InvalidScheduleError, SchedulerError, shown_as
 from scheduler.model.capacity import Capacity
 from scheduler.model.outcome import AttemptEnd
 from scheduler.model.placement import PlacementState
-from scheduler.model.recurrence import Recurrence
 from scheduler.model.spec import TaskSpec
 from scheduler.model.state import Otherwise, TaskState, When
 from scheduler.model.task import Priority
@@ -43,13 +42,21 @@ _CODES = (
     ("schedd_workers", "state", 4, "state {} is unknown"),
     ("schedd_placements", "state", len(PlacementState), "the state {} of a placement is unknown"),
 )
+
+
+def _recurrence(text: str) -> object:
+    from scheduler.model.recurrence import Recurrence
+
+    return Recurrence.from_json(text)
+
+
 _OBJECTS = (("schedd_tasks", "headers"), ("schedd_tasks", "retry"))  # JSON objects in a table too long to decode here
 _TEXTS: tuple[tuple[str, str, Callable[[str], object]], ...] = (
     ("schedd_kinds", "options", lambda text: msgspec.json.decode(text, type=dict[str, Any])),
     ("schedd_kinds", "schema", lambda text: msgspec.json.decode(text, type=dict[str, Any])),
     ("schedd_workers", "queues", lambda text: msgspec.json.decode(text, type=list[str])),
     ("schedd_workers", "pools", lambda text: msgspec.json.decode(text, type=Capacity)),
-    ("schedd_schedules", "recurrence", Recurrence.from_json),
+    ("schedd_schedules", "recurrence", _recurrence),
     ("schedd_schedules", "options", lambda text: msgspec.json.decode(text, type=dict[str, Any])),
     ("schedd_schedules", "graph", lambda text: msgspec.json.decode(text, type=list[TaskSpec])),
 )

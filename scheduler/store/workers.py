@@ -14,7 +14,6 @@ import msgspec
 
 from scheduler.errors import InvalidTransitionError, UnknownWorkerError
 from scheduler.model.capacity import SLOT_TYPES, Capacity
-from scheduler.model.registry import Kind
 from scheduler.model.worker_states import DEAD, STOPPED, WORKER_STATES
 from scheduler.ports import FOREVER
 from scheduler.store import audit
@@ -25,6 +24,8 @@ from scheduler.store.predicates import held
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
+
+    from scheduler.model.registry import Kind
 
 SUSPECT_TWICE = 2
 DEATHS_ALONE = 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import signal
 import sys
@@ -66,6 +65,8 @@ def user_id() -> int | None:
 def user_name(uid: int | None) -> str | None:
     """The name of a user, of this process without a number; None if the system knows none."""
     if sys.platform == "win32" or uid is None:
+        import getpass
+
         return getpass.getuser()
     import pwd
 
@@ -126,6 +127,8 @@ def boot_id() -> bytes:
 @cache
 def user() -> str:
     """The user of this process, who acts where nothing else says so; ``uid 54321`` if the system knows no name."""
+    import getpass
+
     try:
         return getpass.getuser()
     except (KeyError, OSError, ImportError):

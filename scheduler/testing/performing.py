@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from scheduler.errors import ConfigError, PayloadError
+from scheduler.model.json_text import encode_json
 from scheduler.model.parent_names import with_names
-from scheduler.model.registry import Kind, Registry, bind, encode_json, make_kind
+from scheduler.model.registry import Kind, Registry, bind, make_kind
 from scheduler.model.running import current_attempt
 from scheduler.model.task import Task, TaskFunction
 from scheduler.model.times import instant_us, to_datetime

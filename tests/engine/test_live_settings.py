@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from scheduler import ConfigError, Context, Scheduler, task
-from scheduler.model.registry import THREAD
+from scheduler.model.capacity import THREAD
 from scheduler.store.read.explain import why
 from scheduler.testing import engine_of
 from support.databases import Database

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from scheduler import PayloadError, Task
-from scheduler.model.registry import encode_json
+from scheduler.model.json_text import encode_json
 from scheduler.model.spec import TaskId
 
 

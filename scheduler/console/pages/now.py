@@ -11,6 +11,7 @@ from scheduler.console.render import ActionDone, RenderedPage
 from scheduler.console.roles import Verb
 from scheduler.console.routes import Nav, action, page
 from scheduler.console.visit import BadInputError, Visit, asked_instant
+from scheduler.operations.analysis import status_at
 from scheduler.operations.status import (
     BY_NAME,
     ByHand,
@@ -20,7 +21,6 @@ from scheduler.operations.status import (
     causes,
     glance,
     minutes,
-    status_at,
     verdict_of,
 )
 

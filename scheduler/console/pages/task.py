@@ -29,6 +29,7 @@ from scheduler.errors import UnknownTaskError
 from scheduler.model.state import TaskState
 from scheduler.model.task_filter import Term
 from scheduler.model.trace import parse_traceparent
+from scheduler.operations.analysis import task_at, timeline
 from scheduler.operations.desk import Tx
 from scheduler.operations.details import (
     AttemptRecord,
@@ -42,8 +43,6 @@ from scheduler.operations.details import (
     ends,
     get_task,
     removed_at,
-    task_at,
-    timeline,
     why_chain,
 )
 from scheduler.operations.filter import quoted

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from scheduler.engine.attempt.capture import Tail
 from scheduler.errors import Cancelled, LeaseLost, Suspended, TaskTimeout
+from scheduler.model.capacity import SlotKey
 from scheduler.model.outcome import Outcome
-from scheduler.model.registry import Kind, SlotKey
+from scheduler.model.registry import Kind
 from scheduler.ports import SECOND
 
 if TYPE_CHECKING:

@@ -22,11 +22,11 @@ from scheduler.errors import (
 )
 from scheduler.model.envelope import idempotency_key
 from scheduler.model.fingerprint import describe, traceback_text
+from scheduler.model.json_text import encode_json
 from scheduler.model.outcome import AttemptEnd, Failure, Outcome
 from scheduler.model.outgoing import success_spec
-from scheduler.model.registry import MAX_KEY, encode_json
 from scheduler.model.retry import RetryPolicy
-from scheduler.model.spec import TaskSpec
+from scheduler.model.spec import MAX_KEY, TaskSpec
 from scheduler.model.state import CANCELLED, DEAD, FAILED, RETRY, SCHEDULED, SUCCESS, SUSPENDED
 from scheduler.model.texts import counted, within
 from scheduler.model.times import span_us

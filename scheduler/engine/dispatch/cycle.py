@@ -25,10 +25,10 @@ from scheduler.engine.dispatch.requests import RequestBatch
 from scheduler.engine.slots import Slots, all_waiting, take_waiting
 from scheduler.engine.state import EngineState
 from scheduler.errors import StoreUnavailableError
+from scheduler.model.capacity import SlotKey
 from scheduler.model.lanes import QUARANTINE_LANE
 from scheduler.model.outcome import AttemptEnd
 from scheduler.model.pauses import Pauses
-from scheduler.model.registry import SlotKey
 from scheduler.ports import FAILPOINTS, FOREVER, SECOND
 from scheduler.store.db.tx import Tx
 from scheduler.store.durable import waits

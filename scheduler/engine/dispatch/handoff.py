@@ -14,8 +14,8 @@ from scheduler.engine.attempt.outcomes import released
 from scheduler.engine.dispatch.planner import SHORT_TASK_S, ClaimPlan, ClaimPlanner
 from scheduler.engine.slots import Slots, ThreadSlots
 from scheduler.engine.state import EngineState
+from scheduler.model.capacity import PROCESS, SlotKey
 from scheduler.model.lanes import QUARANTINE_LANE, kind_of
-from scheduler.model.registry import PROCESS, SlotKey
 from scheduler.model.running import log_fields
 from scheduler.ports import SECOND
 from scheduler.store.durable.resume import Recorded

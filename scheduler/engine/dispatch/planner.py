@@ -21,6 +21,7 @@ from scheduler.engine.dispatch.limits import Admission, DispatchLimits
 from scheduler.engine.fair_rotation import FairRotation
 from scheduler.engine.slots import Slots, waiting_since
 from scheduler.engine.state import EngineState
+from scheduler.model.capacity import PROCESS, SlotKey
 from scheduler.model.lanes import (
     QUARANTINE_LANE,
     WAIT_FOR_WORK,
@@ -31,7 +32,6 @@ from scheduler.model.lanes import (
     kind_of,
     rank_of,
 )
-from scheduler.model.registry import PROCESS, SlotKey
 from scheduler.ports import SECOND
 from scheduler.store.tasks import claim
 from scheduler.store.tasks.claim import LaneClaim, LaneHead

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from scheduler.errors import ConfigError
 from scheduler.model.envelope import idempotency_key
 from scheduler.model.outgoing import outgoing_spec, sink_kind
-from scheduler.model.registry import MAX_KEY
-from scheduler.model.spec import TaskId
+from scheduler.model.spec import MAX_KEY, TaskId
 from scheduler.model.texts import within
 from scheduler.model.times import span_us
 from scheduler.store import outbox

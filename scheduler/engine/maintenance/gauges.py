@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 
 from scheduler.engine.slots import Slots
 from scheduler.engine.state import EngineState
-from scheduler.model.capacity import SLOT_TYPES
+from scheduler.model.capacity import PROCESS, SLOT_TYPES, SlotKey
 from scheduler.model.defaults import POOLS
-from scheduler.model.registry import PROCESS, SlotKey
 from scheduler.telemetry import metrics
 from scheduler.telemetry.metrics import Family, Sample
 

@@ -17,9 +17,8 @@ from scheduler.engine.attempt.attempt import Attempt
 from scheduler.engine.attempt.place import Threads, stack_of
 from scheduler.engine.slots import AsyncSlots, Slots
 from scheduler.engine.state import EngineState
-from scheduler.model.capacity import HungHandler
+from scheduler.model.capacity import PROCESS, HungHandler, SlotKey
 from scheduler.model.defaults import POOLS
-from scheduler.model.registry import PROCESS, SlotKey
 from scheduler.model.texts import rfc3339, storable
 from scheduler.ports import SECOND
 from scheduler.store.tasks.attempts import stack_name, write_values

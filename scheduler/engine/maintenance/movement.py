@@ -10,8 +10,7 @@ from __future__ import annotations
 from scheduler.engine.attempt.attempt import Attempt
 from scheduler.engine.attempt.place import Threads, look, stack_of, where
 from scheduler.engine.state import EngineState
-from scheduler.model.capacity import MAX_UNMOVED, UnmovedHandler
-from scheduler.model.registry import PROCESS
+from scheduler.model.capacity import MAX_UNMOVED, PROCESS, UnmovedHandler
 from scheduler.model.texts import storable
 from scheduler.ports import SECOND
 from scheduler.store.tasks.attempts import AttemptStanding

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scheduler.errors import PayloadError
 from scheduler.model.lanes import base_lane, derived_lane
-from scheduler.model.registry import MAX_KEY
-from scheduler.model.spec import EdgeSpec, TaskId, TaskSpec
+from scheduler.model.spec import MAX_KEY, EdgeSpec, TaskId, TaskSpec
 from scheduler.model.state import DEAD, FIRST_TERMINAL, Otherwise, TaskState, When
 from scheduler.ports import FAILPOINTS
 from scheduler.store import audit

@@ -13,7 +13,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeVar
@@ -132,6 +131,8 @@ def in_time(work: Callable[[], T], seconds: float, undo: Callable[[T], Any] = la
 
     ``undo``: what to do with what comes too late.
     """
+    from concurrent.futures import Future
+
     answer: Future[T] = Future()
 
     def run() -> None:

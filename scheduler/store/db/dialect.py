@@ -6,7 +6,6 @@ batch is one statement on both databases.
 
 from __future__ import annotations
 
-import hashlib
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -159,6 +158,8 @@ class PostgreSQL(Dialect):
 
 def _number(name: str) -> int:
     """Of an advisory lock: two names that share one wait for each other now and then, which does no harm."""
+    import hashlib
+
     return int.from_bytes(hashlib.blake2b(f"schedd {name}".encode(), digest_size=8).digest(), signed=True)
 
 

@@ -9,7 +9,6 @@ And whether connections still lead to the store that was opened: the same file, 
 
 from __future__ import annotations
 
-import logging
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -23,9 +22,9 @@ from scheduler.store.db.statements import raise_as_sqlalchemy
 from scheduler.store.db.table_names import NUMBERED
 
 if TYPE_CHECKING:
-    import sqlalchemy as sa
+    import logging
 
-log = logging.getLogger("scheduler.store")
+    import sqlalchemy as sa
 
 STEP = 1_000_000_000  # ids of a new epoch begin at a multiple of it: readable, and above whatever was lost
 CLAIMS = 1_000_000  # likewise of the numbers of claims
@@ -138,7 +137,7 @@ def look(raw: Any, server: StoreServer, now: int) -> Identity | None:
     except Exception as error:
         if not _refused(error):
             raise
-        log.debug("the identity of the store cannot be written: %s", error)
+        _log().debug("the identity of the store cannot be written: %s", error)
         return known
     return read(raw)
 
@@ -152,7 +151,7 @@ def _begin_epoch(raw: Any, last: Identity, server: StoreServer, now: int) -> Non
             return
         pushed = _push(raw)
         raw.execute(_FIRST, (pushed + 1, epoch))
-    log.error(
+    _log().error(
         "the server has changed (system %s, timeline %s; before %s, %s): commits may have been lost; epoch %d begins, "
         "with task ids above %d",
         *(system, timeline, last.server, last.timeline, epoch, pushed),
@@ -169,10 +168,16 @@ def _push(raw: Any) -> int:
         except Exception as error:
             if not _refused(error):
                 raise
-            log.warning("the ids of %s do not go on far above, as the sequence may not be set: %s", table, error)
+            _log().warning("the ids of %s do not go on far above, as the sequence may not be set: %s", table, error)
             ((last,),) = raw.execute(f"SELECT coalesce(max(id), 0) FROM {table}").fetchall()
         pushed = last if table == NUMBERED[0] else pushed
     return int(pushed)
+
+
+def _log() -> logging.Logger:
+    import logging  # which a command that reads a file does without
+
+    return logging.getLogger("scheduler.store")
 
 
 def _refused(error: Exception) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sqlite3
 import stat
 from contextlib import closing, suppress
@@ -42,6 +41,8 @@ def make_socket_directory(path: Path, database: Path) -> None:
 
 def is_full(path: Path) -> bool:
     """Whether the disk of this file has no space for another page of it."""
+    import shutil
+
     with suppress(OSError):
         return shutil.disk_usage(path.absolute().parent).free < _FULL
     return False

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from scheduler.model.capacity import SLOT_TYPES, Capacity
+from scheduler.model.capacity import PROCESS, SLOT_TYPES, THREAD, Capacity
 from scheduler.model.defaults import POOLS
 from scheduler.model.lanes import WAIT_FOR_WORK, fairness_of, parts_of, size_of, sized_lane
-from scheduler.model.registry import PROCESS, THREAD
 from scheduler.model.spec import TaskSpec
 from scheduler.model.worker_states import LIVE
 from scheduler.ports import SECOND

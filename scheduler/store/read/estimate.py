@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from scheduler.model.capacity import PROCESS, THREAD
 from scheduler.model.critical_path import Estimate, LeftTask, estimate
 from scheduler.model.defaults import POOLS
-from scheduler.model.registry import PROCESS, THREAD
 from scheduler.model.state import CLAIMED, FIRST_TERMINAL, RUNNING, EdgeVerdict, TaskState, edge_verdict
 from scheduler.ports import FOREVER
 from scheduler.store.db.tx import Tx

@@ -13,7 +13,7 @@ from scheduler.model.placement import PlacementState
 from scheduler.model.policy import TOO_LONG, TOO_SLOW
 from scheduler.model.state import TaskState
 from scheduler.model.texts import counted, listed, rfc3339, span_text
-from scheduler.ports import FOREVER, SECOND
+from scheduler.ports import FOREVER
 from scheduler.store import pauses
 from scheduler.store.db.tx import Tx
 from scheduler.store.db.writable import no_writes
@@ -22,7 +22,7 @@ from scheduler.store.placements import PlacementRecord
 from scheduler.store.read import audit, executors, slot_usage
 from scheduler.store.read.graph import dependencies
 from scheduler.store.read.history import standing_of
-from scheduler.store.read.ready import cause_of, due_since, unserved_reason
+from scheduler.store.read.ready import CLOCK_AHEAD, cause_of, due_since, unserved_reason
 from scheduler.store.read.stuck_workers import at
 from scheduler.store.read.workers import GONE, LOST, Fleet, WorkerRecord, fleet_of, workers
 from scheduler.store.tasks import keys, stalls
@@ -37,8 +37,6 @@ _ROW = (
     "t.result_until, t.timeout, t.cancel_requested, t.rerun, t.worker, t.error, t.error_class, t.ended_by, t.key, "
     "w.host, w.pid FROM schedd_tasks t LEFT JOIN schedd_workers w ON w.id = t.worker WHERE t.id = :id"
 )
-
-CLOCK_AHEAD = 60 * SECOND  # what was made so far ahead of now has its times from a clock that was ahead
 
 
 class _Fleet:

@@ -8,11 +8,10 @@ from typing import NamedTuple
 import msgspec
 
 from scheduler.errors import ConfigError, InvalidScheduleError
-from scheduler.model.capacity import SLOT_TYPES
+from scheduler.model.capacity import SLOT_TYPES, THREAD
 from scheduler.model.critical_path import Expected
 from scheduler.model.defaults import POOLS
 from scheduler.model.demand import Collision, Use, collisions, load
-from scheduler.model.registry import THREAD
 from scheduler.model.spec import TaskSpec
 from scheduler.model.zoned import offset_us, zone_of
 from scheduler.ports import FOREVER, SECOND

@@ -11,7 +11,6 @@ from scheduler.model.lanes import kind_of
 from scheduler.model.state import CLAIMED, FAILED, RUNNING, SCHEDULED, SKIPPED, SUCCESS, SUSPENDED, WAITING
 from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import claimable, held
-from scheduler.store.tasks.claim import lane_heads
 
 # Of the states asked for: up to so many tasks are sorted at once; of more, a page is looked for among the newest ids;
 # if it is not there, up to so many more are sorted.
@@ -219,6 +218,8 @@ def _ready(tx: Tx, asked: TaskQuery) -> tuple[list[str], dict[str, Any]]:
         bound = {}
     if not asked.kinds:
         return [everything], bound
+    from scheduler.store.tasks.claim import lane_heads
+
     heads = lane_heads(tx, most=_MAX_LANES + 1)
     lanes = [
         head for head in heads if kind_of(head.lane) in asked.kinds and (not asked.queues or head.queue in asked.queues)

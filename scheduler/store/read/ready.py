@@ -27,6 +27,7 @@ _MAX_HELD = 1000  # that are looked at
 _LONG_HELD = 60 * SECOND  # from then on since when is said
 
 _COLUMNS = "t.id, t.kind, t.schema_version, t.queue, t.priority, t.lane, t.run_at"
+CLOCK_AHEAD = 60 * SECOND  # what was made so far ahead of now has its times from a clock that was ahead
 _SLOTS = "Give the pool more slots (`schedctl set pool`), start more workers, or store less work."
 REMEDIES = {
     "paused": "Resume it.",

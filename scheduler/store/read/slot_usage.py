@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from scheduler.model.capacity import OrphanedAttempts, Room
+import msgspec
+
+from scheduler.model.capacity import PROCESS, THREAD, OrphanedAttempts, Room, SlotKey
 from scheduler.model.defaults import POOLS
-from scheduler.model.registry import PROCESS, THREAD, SlotKey
 from scheduler.model.texts import listed
 from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import HELD
@@ -20,14 +20,13 @@ if TYPE_CHECKING:
 _NO_WORKER = 0  # no worker's id
 
 
-@dataclass
-class _Full:
+class _Full(msgspec.Struct):
     """Why those that serve a task have no room: slots, (held, most) of max_concurrent_tasks; and what fills either
     without a claim. ``childless``: some cannot start a child process."""
 
-    rooms: list[Room] = field(default_factory=list)
-    at_most: list[tuple[int, int]] = field(default_factory=list)
-    orphans: list[OrphanedAttempts] = field(default_factory=list)
+    rooms: list[Room] = []
+    at_most: list[tuple[int, int]] = []
+    orphans: list[OrphanedAttempts] = []
     childless: bool = False
 
 

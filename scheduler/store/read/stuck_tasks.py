@@ -17,8 +17,7 @@ from scheduler.store.inbox_held import held, held_texts
 from scheduler.store.predicates import CLAIMABLE, HELD
 from scheduler.store.read import shared_causes
 from scheduler.store.read.alert_facts import usual_run
-from scheduler.store.read.explain import CLOCK_AHEAD
-from scheduler.store.read.ready import cause_of, first_of, full_cap, holding, ready_since
+from scheduler.store.read.ready import CLOCK_AHEAD, cause_of, first_of, full_cap, holding, ready_since
 from scheduler.store.read.snapshot import MAX_COUNT, Snapshot, due_ids
 from scheduler.store.read.unserved import describe, left_behind, unserved_schedules
 from scheduler.store.read.workers import NOT_LIVE

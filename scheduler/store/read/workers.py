@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from scheduler.model.capacity import SLOT_TYPES, Capacity, HungHandler, OrphanedAttempts, UnmovedHandler
+from scheduler.model.capacity import SLOT_TYPES, THREAD, Capacity, HungHandler, OrphanedAttempts, UnmovedHandler
 from scheduler.model.defaults import POOLS
-from scheduler.model.registry import THREAD
 from scheduler.model.state import RUNNING
 from scheduler.model.texts import counted, listed, rfc3339, span_text
 from scheduler.model.worker_states import DRAINING, LIVE, STOPPED, WORKER_STATES
@@ -188,10 +186,16 @@ def _unknown(pools: str, schema: str | None) -> bool:
     return bool(known) and schema is not None and not knows(known, schema)
 
 
+def _is_here(host: str) -> bool:
+    import socket  # only where a worker is live
+
+    return host == socket.gethostname()
+
+
 def _state(row: sa.Row[Any], capacity: Capacity, now: int) -> str:
     if row.state < STOPPED and row.lease_until < now:
         return LOST
-    if row.state < STOPPED and row.host == socket.gethostname() and is_gone(capacity.begun):
+    if row.state < STOPPED and _is_here(row.host) and is_gone(capacity.begun):
         return GONE
     if row.state == LIVE and row.drain_requested is not None:
         return WORKER_STATES[DRAINING]  # it will notice in a moment

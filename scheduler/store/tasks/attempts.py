@@ -11,8 +11,8 @@ from scheduler.store.db.dialect import bind_rows, fence
 from scheduler.store.db.statements import Columns, run_across, run_over
 from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import IS_HELD
-from scheduler.store.tasks.row import INLINE
 
+INLINE = 1024  # longer values go to schedd_task_values, so that claim and finish do not rewrite them
 _PLAIN_COLUMNS: Columns = (  # of an attempt without an error: each column bound costs
     ("task_id", int),
     ("claim", int),

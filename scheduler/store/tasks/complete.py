@@ -20,11 +20,11 @@ from scheduler.store.graph import debug_log
 from scheduler.store.graph.release import release
 from scheduler.store.predicates import IS_HELD, is_parent
 from scheduler.store.tasks import attempts
+from scheduler.store.tasks.attempts import INLINE
 from scheduler.store.tasks.enqueue import enqueue
 from scheduler.store.tasks.outcome_locks import lock_descendants, lock_ends
 from scheduler.store.tasks.ready_children import ReadyChildren, release_and_collect
 from scheduler.store.tasks.replace import apply_deferred
-from scheduler.store.tasks.row import INLINE
 
 T = "schedd_tasks"  # in full, since RETURNING knows no alias on SQLite
 _HELD_BY_US = fence(IS_HELD, T)

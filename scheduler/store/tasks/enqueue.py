@@ -26,12 +26,12 @@ from scheduler.store.graph import debug_log, sizes
 from scheduler.store.graph.cycles import lock_graph, refuse_cycle
 from scheduler.store.graph.release import release
 from scheduler.store.tasks import keys
+from scheduler.store.tasks.attempts import INLINE
 from scheduler.store.tasks.keys import KeyHolder
 from scheduler.store.tasks.replace import debounced, defer_replacement, replace_now
 from scheduler.store.tasks.row import (
     COLUMNS,
     EDGE_COLUMNS,
-    INLINE,
     NEW,
     USUAL_GIVEN,
     Parents,

@@ -12,7 +12,7 @@ import msgspec
 from scheduler.model.envelope import Envelope, idempotency_key
 from scheduler.model.times import to_datetime
 from scheduler.store.db.tx import Tx
-from scheduler.store.tasks.row import INLINE
+from scheduler.store.tasks.attempts import INLINE
 
 _READ = (
     "SELECT t.id, t.kind, t.schema_version, t.message_type, t.correlation, t.causation, t.key, t.original_id, "

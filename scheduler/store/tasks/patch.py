@@ -20,8 +20,7 @@ from scheduler.ports import SECOND
 from scheduler.store import audit
 from scheduler.store.db.tx import Tx
 from scheduler.store.tasks import envelopes, keys
-from scheduler.store.tasks.attempts import write_values
-from scheduler.store.tasks.row import INLINE
+from scheduler.store.tasks.attempts import INLINE, write_values
 from scheduler.store.unknown import unknown
 
 _CHANGEABLE = (WAITING, SCHEDULED, RETRY)

@@ -25,9 +25,9 @@ from scheduler.model.state import (
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
 from scheduler.store.graph.parents import broken_text, removed_text
+from scheduler.store.tasks.attempts import INLINE
 from scheduler.store.tasks.claim import HAS_PARENTS, RARE
 
-INLINE = 1024  # longer values go to schedd_task_values, so that claim and finish do not rewrite them
 _DECIDED: dict[str, type] = {  # columns whose values are decided here
     "state": int,
     "run_at": int,

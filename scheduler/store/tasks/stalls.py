@@ -10,11 +10,7 @@ from scheduler.model.state import CANCELLED, DEAD, END_BIT, FAILED, FIRST_TERMIN
 from scheduler.store.broken_rows import options_of
 from scheduler.store.db.dialect import bind_rows, fence
 from scheduler.store.db.tx import Tx
-from scheduler.store.graph.descendants import BROKEN_BITS
-from scheduler.store.graph.release import release
 from scheduler.store.predicates import HELD, IS_HELD
-from scheduler.store.tasks.outcome_locks import lock_descendants
-from scheduler.store.tasks.replace import apply_deferred, blocked_replacements
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -79,6 +75,11 @@ def reclaim(
     though not before its third attempt: a handler that is always slower than declared must not run for ever.
     Skips claims whose rows or dependants another transaction holds; a later call takes them.
     """
+    from scheduler.store.graph.descendants import BROKEN_BITS
+    from scheduler.store.graph.release import release
+    from scheduler.store.tasks.outcome_locks import lock_descendants
+    from scheduler.store.tasks.replace import apply_deferred, blocked_replacements
+
     source = tx.dialect.rows({"id": int, "claim": int, "started": int, "text": str})
     rows = tx.run(
         "SELECT t.id, t.claim, t.attempt, t.attempt_base, t.max_attempts, t.dead_letter, t.claimed_at, "

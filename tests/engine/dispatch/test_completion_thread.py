@@ -15,7 +15,7 @@ from scheduler.engine.dispatch import completion as ledger
 from scheduler.engine.dispatch.completion_thread import CompletionThread, Write
 from scheduler.engine.slots import AsyncSlots, ThreadSlots
 from scheduler.errors import StoreUnavailableError
-from scheduler.model.registry import ASYNC, THREAD
+from scheduler.model.capacity import ASYNC, THREAD
 from scheduler.ports import SECOND, spawn_thread
 from scheduler.store.db.dialect import PostgreSQL
 from scheduler.store.durable import waits

@@ -20,7 +20,7 @@ from scheduler.engine.dispatch.planner import BATCH_BOUNDS
 from scheduler.engine.engine import LOCKED_RETRY_S
 from scheduler.engine.maintenance.jobs import ScheduleFirer
 from scheduler.engine.slots import InlineSlots
-from scheduler.model.registry import THREAD
+from scheduler.model.capacity import THREAD
 from scheduler.store import due_work as looks_of_store
 from scheduler.store.db.statements import _MAX_ROWS
 from scheduler.store.db.write_gate import WriteGate

@@ -11,7 +11,7 @@ import pytest
 from scheduler import Context, Scheduler, TaskState, task
 from scheduler.engine.dispatch import cycle as turn
 from scheduler.errors import StoreUnavailableError
-from scheduler.model.registry import THREAD
+from scheduler.model.capacity import THREAD
 from scheduler.store.tasks import claim as claims
 from scheduler.testing import FakeClock, engine_of
 from support.fleet import Fleet, ends, rows, run_claimed, step, write

@@ -13,7 +13,7 @@ import pytest
 from scheduler import Context, Scheduler, TaskState, task
 from scheduler.engine.dispatch.handoff import HOLD_MIN_TASKS, SlotFeeder
 from scheduler.engine.slots import ThreadSlots
-from scheduler.model.registry import THREAD
+from scheduler.model.capacity import THREAD
 from scheduler.ports import spawn_thread
 from scheduler.store.db import statements as statement
 from scheduler.testing import engine_of

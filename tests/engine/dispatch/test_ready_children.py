@@ -12,7 +12,7 @@ from scheduler.engine.dispatch import lanes
 from scheduler.ports import FAILPOINTS
 from scheduler.store.db import statements as statement
 from scheduler.store.tasks import ready_children as ripe
-from scheduler.store.tasks.row import INLINE
+from scheduler.store.tasks.attempts import INLINE
 from scheduler.testing import FakeClock, engine_of
 from support.fleet import Fleet, rows, run_claimed, step, write
 

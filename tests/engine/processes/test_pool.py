@@ -28,7 +28,7 @@ from scheduler.engine.processes.host import ChildHost
 from scheduler.engine.processes.orders import CancelOrder, SubmitOrder
 from scheduler.engine.processes.pool import ProcessPool, ProcessSlots
 from scheduler.errors import ProcessDied
-from scheduler.model.registry import PROCESS
+from scheduler.model.capacity import PROCESS
 from scheduler.ports import spawn_thread
 from scheduler.testing import engine_of
 from support.bench import Bench, notify_and_step

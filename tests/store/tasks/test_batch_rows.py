@@ -15,7 +15,8 @@ from hypothesis import strategies as some
 
 from scheduler import Context, Scheduler, task
 from scheduler.model.spec import TaskSpec
-from scheduler.store.tasks.row import INLINE, USUAL_GIVEN, Placed, usual_values_of, values_of
+from scheduler.store.tasks.attempts import INLINE
+from scheduler.store.tasks.row import USUAL_GIVEN, Placed, usual_values_of, values_of
 from support.databases import Database
 from support.fleet import rows
 
