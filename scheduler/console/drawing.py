@@ -23,7 +23,7 @@ UNKNOWN = "unknown"
 
 
 MAX_LANES = 30  # attempts that are drawn, the last ones
-_HEIGHT, _LANE, _TOP = 14, 24, 6
+_LANE, _TOP = 24, 6
 _NARROWEST = 0.25  # per cent: what is shorter is still seen
 _BAD = (AttemptEnd.FAILED, AttemptEnd.DEAD, AttemptEnd.RETRIED, AttemptEnd.LOST)
 

@@ -12,7 +12,7 @@ from scheduler.model.names import nearest
 from scheduler.operations.desk import Desk
 from scheduler.operations.masks import masked, masked_text
 from scheduler.store import alerts, audit
-from scheduler.store.alerts import AlertDelivery as AlertDelivery
+from scheduler.store.alerts import AlertDelivery
 from scheduler.store.alerts import SilenceRecord as SilenceRecord
 from scheduler.store.alerts import new_id as new_id
 from scheduler.store.db.tx import Tx

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from scheduler.model.compare import FieldChange, TextDiff, text_diff
 from scheduler.store.db.tx import Tx
-from scheduler.store.read.compare import Comparison as Comparison
-from scheduler.store.read.compare import compare
+from scheduler.store.read.compare import Comparison, compare
 from scheduler.store.read.estimate import graph_estimate as graph_estimate
 from scheduler.store.read.graph import GraphNode as GraphNode
 from scheduler.store.read.graph import StoredGraph as StoredGraph

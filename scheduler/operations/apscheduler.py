@@ -24,8 +24,7 @@ from scheduler.model.zoned import zone_of
 from scheduler.operations.desk import Desk
 from scheduler.operations.published import PublishedKind, get_published, root_of
 from scheduler.store import schedule_sets, schedules
-from scheduler.store.admin.apscheduler_rows import TABLE as TABLE
-from scheduler.store.admin.apscheduler_rows import rows
+from scheduler.store.admin.apscheduler_rows import TABLE, rows
 from scheduler.store.db.tx import Tx
 from scheduler.store.schedules import ScheduleSpec
 from scheduler.store.tasks.enqueue import enqueue

@@ -25,7 +25,7 @@ from scheduler.store.read.dead_causes import DeadCause as DeadCause
 from scheduler.store.read.dead_causes import causes as causes
 from scheduler.store.read.dead_letters import CauseGroup as CauseGroup
 from scheduler.store.read.dead_letters import count as count
-from scheduler.store.read.dead_letters import not_dead as not_dead
+from scheduler.store.read.dead_letters import not_dead
 from scheduler.store.read.shared_causes import SharedCause, by_common_text
 from scheduler.store.read.shared_causes import over_kinds as over_kinds
 from scheduler.store.read.tasks import TaskRecord, get_task, get_tasks

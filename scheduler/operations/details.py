@@ -16,8 +16,7 @@ from scheduler.store.read import audit, workers
 from scheduler.store.read.audit import AuditRecord
 from scheduler.store.read.explain import runs_text
 from scheduler.store.read.explain import whys as whys
-from scheduler.store.read.graph import EdgeRecord as EdgeRecord
-from scheduler.store.read.graph import dependencies
+from scheduler.store.read.graph import EdgeRecord, dependencies
 from scheduler.store.read.graph import dependents as dependents
 from scheduler.store.read.history import AttemptRecord as AttemptRecord
 from scheduler.store.read.history import attempt_log as attempt_log

@@ -15,8 +15,7 @@ from scheduler.operations.desk import Desk
 from scheduler.store import audit
 from scheduler.store.db.tx import Tx
 from scheduler.store.durable import events
-from scheduler.store.durable.events import EventEmit, Waiter
-from scheduler.store.durable.events import EventRecord as EventRecord
+from scheduler.store.durable.events import EventEmit, EventRecord, Waiter
 from scheduler.store.read.workers import no_worker_reason, workers
 
 

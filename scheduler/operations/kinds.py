@@ -12,7 +12,7 @@ from scheduler.store import pauses
 from scheduler.store.db.tx import Tx
 from scheduler.store.pauses import Pause as Pause
 from scheduler.store.read import figures
-from scheduler.store.read.figures import ReadyTasks as ReadyTasks
+from scheduler.store.read.figures import ReadyTasks
 from scheduler.store.read.history import FailedAttempt, failed_attempts
 from scheduler.store.read.kinds import KindRecord as KindRecord
 from scheduler.store.read.kinds import get_kind as get_kind

@@ -10,8 +10,7 @@ from scheduler.store.db.tx import Tx
 from scheduler.store.inbox import InboxRecord as InboxRecord
 from scheduler.store.inbox import inbox_records
 from scheduler.store.inbox_held import release as _release
-from scheduler.store.outbox import OutboxRecord as OutboxRecord
-from scheduler.store.outbox import outbox_records
+from scheduler.store.outbox import OutboxRecord, outbox_records
 from scheduler.store.read.message_ends import SinkStatus as SinkStatus
 from scheduler.store.read.message_ends import SourceStatus as SourceStatus
 from scheduler.store.read.message_ends import sink_statuses as sink_statuses

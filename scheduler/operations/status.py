@@ -20,10 +20,9 @@ from scheduler.store.read.message_counts import dead_texts
 from scheduler.store.read.problems import BY_NAME as BY_NAME
 from scheduler.store.read.series import Minute as Minute
 from scheduler.store.read.series import minutes as minutes
-from scheduler.store.read.status import PausedWork as PausedWork
+from scheduler.store.read.status import PausedWork
 from scheduler.store.read.status import Status as Status
-from scheduler.store.read.stuck_tasks import HELD_LONG
-from scheduler.store.read.stuck_tasks import WAITS_LONG as WAITS_LONG
+from scheduler.store.read.stuck_tasks import HELD_LONG, WAITS_LONG
 from scheduler.store.read.top import RunningTask as RunningTask
 from scheduler.store.read.top import Top as Top
 from scheduler.store.read.top import top as top

@@ -15,7 +15,6 @@ from scheduler.store.read.workers import Drained as Drained
 from scheduler.store.read.workers import Fleet as Fleet
 from scheduler.store.read.workers import WorkerRecord as WorkerRecord
 from scheduler.store.read.workers import drained as drained
-from scheduler.store.read.workers import no_worker_reason as no_worker_reason
 from scheduler.store.read.workers import orphans_phrase as orphans_phrase
 from scheduler.store.read.workers import read_fleet as read_fleet
 from scheduler.store.workers import request_drain, request_restart
