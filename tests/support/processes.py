@@ -19,8 +19,8 @@ from support.warm import Forked, warm
 PATIENCE = 60.0  # seconds until a test gives up waiting; nothing ever waits this long
 Lines = queue.Queue[str | None]
 
-# Modules that are run in a process which has imported schedd already.
-FORKED = {"scheduler.daemon", "support.keyed_caller"}
+# Modules, and a file that tests write, that are run in a process which has imported schedd already.
+FORKED = {"scheduler.daemon", "support.keyed_caller", "program.py"}
 
 
 class Child:
@@ -30,8 +30,9 @@ class Child:
         self, place: Path, arguments: tuple[str, ...], environ: dict[str, str], executed: bool = False
     ) -> None:
         self.process: subprocess.Popen[str] | Forked
-        if arguments[0] == "-m" and arguments[1] in FORKED and warm.can(environ) and not executed:
-            self.process = warm.start_with_pipes(arguments[1], arguments[2:], place, environ)
+        module, more = (arguments[1], arguments[2:]) if arguments[0] == "-m" else (arguments[0], arguments[1:])
+        if module in FORKED and warm.can(environ) and not executed:
+            self.process = warm.start_with_pipes(module.removesuffix(".py"), more, place, environ)
         else:
             self.process = subprocess.Popen(
                 [sys.executable, *arguments], cwd=place, env=environ, stdin=-1, stdout=-1, stderr=-1, text=True
