@@ -12,6 +12,7 @@ from scheduler import Context, Scheduler, Task, task
 from scheduler.engine.dispatch.lanes import LANES_PER_PLAN, LANES_PER_SCAN, LaneScanner
 from scheduler.engine.dispatch.planner import allocate
 from scheduler.model.lanes import LANE_SEPARATOR
+from scheduler.ports import SECOND
 from scheduler.store.tasks.claim import LaneClaim, LaneHead
 from scheduler.store.tasks.limits import KnownLimits
 from scheduler.testing import drain, engine_of
@@ -175,3 +176,18 @@ def test_lanes_that_others_have_emptied_are_read_again(given: int, forgotten: bo
     left = scanner._first(lambda head: True)
     assert (left == []) is forgotten
     assert not {head.id for head in left} & {head.id for head in first[given:]}
+
+
+@pytest.mark.parametrize("first", ["first", "last"])
+def test_a_worker_wakes_for_the_first_task_of_all_lanes(fleet: Fleet, first: str) -> None:
+    """Whichever of several scans has met it: lanes are read in stretches."""
+    jobs = fleet.worker(Keyed, pools=POOLS)
+    keys = 2 * LANES_PER_SCAN + 10
+    soon = 0 if first == "first" else keys - 1
+    with jobs.batch() as batch:
+        for n in range(keys):
+            batch.task(Keyed(1000 + n)).after(60 if n == soon else 600)
+    engine = engine_of(jobs)
+    for _ in range(8):
+        engine.step()
+    assert engine._next_due == fleet.clock.now() + 60 * SECOND
