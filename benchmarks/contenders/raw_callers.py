@@ -59,4 +59,5 @@ _ALL = {
     "callers' batches": by_count(prepare, in_batches),
 }
 WORKS = {(work, dialect): functions for work, functions in _ALL.items() for dialect in TYPES}
-WORKS["callers' transactions", "postgresql"] |= on_slow_disk(prepare, without_a_task)
+_OWN = "callers' transactions", "postgresql"
+WORKS[_OWN] = WORKS[_OWN] | on_slow_disk(prepare, without_a_task)

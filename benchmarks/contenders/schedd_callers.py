@@ -147,4 +147,5 @@ _ALL: dict[str, dict[str, Any]] = {
     "callers beside daemons": {f"{n} daemon{'s' if n > 1 else ''}": beside(n) for n in (1, 2)},
 }
 WORKS = {(work, dialect): functions for work, functions in _ALL.items() for dialect in TYPES}
-WORKS["callers' transactions", "postgresql"] |= on_slow_disk(prepare, in_own_transactions)
+_OWN = "callers' transactions", "postgresql"
+WORKS[_OWN] = WORKS[_OWN] | on_slow_disk(prepare, in_own_transactions)
