@@ -32,7 +32,7 @@ HIGH = 600  # descriptors from here on are free
 MAX_REQUEST = 200_000
 # What is read when Python starts; and a mark is looked for in /proc.
 FIXED = ("LANG", "LC_ALL", "LC_CTYPE", MARK)
-# What a daemon imports at its start, and then by what it is told to do: a store, messages, jobs, a console.
+# The imports of a daemon: at its start, and by what it is told to do (a store, messages, jobs, a console).
 IMPORTS = (
     *("scheduler.app", "scheduler.daemon.main", "scheduler.daemon.supervisor", "scheduler.engine.engine"),
     *("structlog", "psycopg", "alembic.command", "scheduler.messages.outbox", "scheduler.messages.receiver"),

@@ -119,7 +119,7 @@ class LaneTurns:
         return [ordered[place] for _, place in sorted(places)]
 
     def share(self, heads: Sequence[LaneHead]) -> Take:
-        """What gives starts to these lanes of one kind, those first that go first; the pools take one after another."""
+        """A function that gives starts to these lanes of one kind, in their order; the pools take one after another."""
         if len(heads) == 1:
             return lambda number: {heads[0]: number}
         lanes: dict[str, list[LaneHead]] = {}

@@ -283,8 +283,7 @@ class LaneScanner:
                 by_turn.setdefault(turn, []).append(head)
             elif head[3] < first_later:
                 first_later = head[3]
-        if first_later < FOREVER:
-            self._first_later = min(self._first_later, first_later)
+        self._first_later = min(self._first_later, first_later)
         if ended:
             self._last_later = self._first_later
             self._dropped, self._dropping = self._dropping, set()

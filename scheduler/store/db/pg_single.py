@@ -49,11 +49,8 @@ def one_row(raw: Any, text: str, values: Sequence[int | str], notice: Notice | N
     is of no use then. Whoever gives it to others calls :func:`settle` first.
     """
     singles: Singles = raw.singles
-    if not singles.entered:
-        if not capabilities.has_pipeline():  # libpq before 14
-            return _by_driver(raw, text, values, notice)
-        raw.pgconn.enter_pipeline_mode()
-        singles.entered = True
+    if not _is_pipelined(raw):
+        return _by_driver(raw, text, values, notice)
     _send(raw, text, values)
     results: list[Any] = []
     unread = singles.unread
@@ -74,19 +71,24 @@ def one_row(raw: Any, text: str, values: Sequence[int | str], notice: Notice | N
 
 def send_notice(raw: Any, notice: Notice) -> None:
     """Notify without waiting for the answer, as :func:`one_row` does behind a statement. Raises psycopg.Error."""
-    singles: Singles = raw.singles
-    if not singles.entered:
-        if not capabilities.has_pipeline():
-            with psycopg.RawCursor(raw) as cursor:
-                cursor.execute(NOTIFY, notice)
-            return
-        raw.pgconn.enter_pipeline_mode()
-        singles.entered = True
+    if not _is_pipelined(raw):
+        with psycopg.RawCursor(raw) as cursor:
+            cursor.execute(NOTIFY, notice)
+        return
     _read_unread(raw)  # which has long arrived
     raw.pgconn.consume_input()  # raises if the server has closed it
     _send(raw, NOTIFY, notice)
-    singles.unread = 1
+    raw.singles.unread = 1
     raw.wait(_sent(raw.pgconn))
+
+
+def _is_pipelined(raw: Any) -> bool:
+    """Whether it takes statements without waiting for the answers before them, from now on: libpq 14 and later."""
+    singles: Singles = raw.singles
+    if not singles.entered and capabilities.has_pipeline():
+        raw.pgconn.enter_pipeline_mode()
+        singles.entered = True
+    return singles.entered
 
 
 def _refuse(results: Sequence[Any]) -> None:
