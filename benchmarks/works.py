@@ -163,7 +163,14 @@ WORKS = {
         Work(
             "callers",
             2,
-            {SQLITE: (), POSTGRESQL: (_callers(0.8), Bar(0.75, "raw, 1 caller", who="schedd, 1 caller"))},
+            {
+                SQLITE: (),
+                POSTGRESQL: (
+                    _callers(0.8),
+                    _callers(0.8, ", slow disk"),
+                    Bar(0.75, "raw, 1 caller", who="schedd, 1 caller"),
+                ),
+            },
             quick=1,
             rounds=2,
             warms_up=False,
@@ -203,9 +210,10 @@ MEANINGS = {
     "backlog": "drain beside a million tasks: none, of a queue that is not served, succeeded, due in a year",
     "restart": "a million due: from the end of the imports to the first handler; most memory while 20,000 of them run",
     "fleet": "drain by one, two and three daemons, by the database's times",
-    "callers": "one task a transaction, one after the other, by so many processes at once; all of them together",
+    "callers": "one task a transaction, one after the other, by so many processes at once; all of them together; "
+    "slow disk: each commit flushes for 15 ms and more (commit_delay)",
     "callers' transactions": "a row of the caller's and a task in the caller's own transaction; raw: the row alone; "
-    "slow disk: the caller's commits flush for 15 ms and more (commit_delay)",
+    "slow disk as above",
     "callers' batches": "100 tasks a transaction, by so many processes at once",
     "callers with limits": "8 callers one by one: with a key each, with concurrency keys, of a capped and a rated kind",
     "callers beside daemons": "8 callers one by one: tasks stored a second, and ended by the daemons meanwhile",

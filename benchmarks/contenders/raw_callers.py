@@ -59,5 +59,7 @@ _ALL = {
     "callers' batches": by_count(prepare, in_batches),
 }
 WORKS = {(work, dialect): functions for work, functions in _ALL.items() for dialect in TYPES}
-_OWN = "callers' transactions", "postgresql"
-WORKS[_OWN] = WORKS[_OWN] | on_slow_disk(prepare, without_a_task)
+for _work, _way in (("callers", one_by_one), ("callers' transactions", without_a_task)):
+    WORKS[_work, "postgresql"] = WORKS[_work, "postgresql"] | on_slow_disk(
+        prepare, _way
+    )  # SQLite's are the same object

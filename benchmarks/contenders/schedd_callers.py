@@ -147,5 +147,7 @@ _ALL: dict[str, dict[str, Any]] = {
     "callers beside daemons": {f"{n} daemon{'s' if n > 1 else ''}": beside(n) for n in (1, 2)},
 }
 WORKS = {(work, dialect): functions for work, functions in _ALL.items() for dialect in TYPES}
-_OWN = "callers' transactions", "postgresql"
-WORKS[_OWN] = WORKS[_OWN] | on_slow_disk(prepare, in_own_transactions)
+for _work, _way in (("callers", one_by_one(noop)), ("callers' transactions", in_own_transactions)):
+    WORKS[_work, "postgresql"] = WORKS[_work, "postgresql"] | on_slow_disk(
+        prepare, _way
+    )  # SQLite's are the same object
