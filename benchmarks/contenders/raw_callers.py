@@ -58,8 +58,8 @@ _ALL = {
     "callers' transactions": by_count(prepare, without_a_task),
     "callers' batches": by_count(prepare, in_batches),
 }
-WORKS = {(work, dialect): functions for work, functions in _ALL.items() for dialect in TYPES}
-for _work, _way in (("callers", one_by_one), ("callers' transactions", without_a_task)):
-    WORKS[_work, "postgresql"] = WORKS[_work, "postgresql"] | on_slow_disk(
-        prepare, _way
-    )  # SQLite's are the same object
+_SLOW = {
+    ("callers", "postgresql"): on_slow_disk(prepare, one_by_one),
+    ("callers' transactions", "postgresql"): on_slow_disk(prepare, without_a_task),
+}
+WORKS = {(work, dialect): of | _SLOW.get((work, dialect), {}) for work, of in _ALL.items() for dialect in TYPES}

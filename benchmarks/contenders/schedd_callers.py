@@ -146,8 +146,8 @@ _ALL: dict[str, dict[str, Any]] = {
     "callers with limits": {name: together(prepare, way, MANY) for name, way in _LIMITS.items()},
     "callers beside daemons": {f"{n} daemon{'s' if n > 1 else ''}": beside(n) for n in (1, 2)},
 }
-WORKS = {(work, dialect): functions for work, functions in _ALL.items() for dialect in TYPES}
-for _work, _way in (("callers", one_by_one(noop)), ("callers' transactions", in_own_transactions)):
-    WORKS[_work, "postgresql"] = WORKS[_work, "postgresql"] | on_slow_disk(
-        prepare, _way
-    )  # SQLite's are the same object
+_SLOW = {
+    ("callers", "postgresql"): on_slow_disk(prepare, one_by_one(noop)),
+    ("callers' transactions", "postgresql"): on_slow_disk(prepare, in_own_transactions),
+}
+WORKS = {(work, dialect): of | _SLOW.get((work, dialect), {}) for work, of in _ALL.items() for dialect in TYPES}
