@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from scheduler.operations.analysis import GraphNode, StoredGraph
 
 
-PATH_SHOWN = 12  # tasks of the longest way that are named
+PATH_SHOWN = 12  # tasks of the longest path that are named
 FOLDED = 4  # tasks that are alike are drawn as one from this number on
 _SHAPES = {"success": "#9be89b", "running": "#9bdfe8", "failed": "#f2a6a6", "dead": "#f2a6a6"}
 
@@ -70,18 +70,27 @@ def _estimate_texts(left: Estimate) -> list[str]:
 
     texts = []
     if left.low is not None:
-        until = "it may take any time after that" if left.high is None else f"at most {span_text(left.high)}"
-        texts.append(f"{counted(left.remaining, 'task')} left, for {span_text(left.low)} at least, {until}")
+        most = f"at most {span_text(left.high)}" if left.high is not None else f"no upper bound: {_without_bound(left)}"
+        texts.append(f"{counted(left.remaining, 'task')} left: at least {span_text(left.low)}, {most}")
     if left.low is not None and len(left.path) > 1:
         texts.append(
-            f"the longest way: {' > '.join(map(str, left.path[:PATH_SHOWN]))}{' > …' * (len(left.path) > PATH_SHOWN)}"
+            f"longest path: {' > '.join(map(str, left.path[:PATH_SHOWN]))}{' > …' * (len(left.path) > PATH_SHOWN)}"
         )
     first = left.blockers[0] if left.blockers else None
     if first is not None and first.below > 1:
         texts.append(f"{counted(first.below, 'task')} come after task {first.id}")
     if left.stuck:
-        texts.append(f"wait for ever, as what they wait for has ended: {listed(list(map(str, left.stuck)))}")
+        never = listed(list(map(str, left.stuck)))
+        texts.append(f"{counted(len(left.stuck), 'task')} can never run, because parents ended otherwise: {never}")
     return texts
+
+
+def _without_bound(left: Estimate) -> str:
+    from scheduler.model.texts import counted
+
+    if left.unknown:
+        return f"{counted(left.unknown, 'task')} of kinds that have not run lately"
+    return "it waits for an event"
 
 
 def _fold(found: StoredGraph, asked: int) -> StoredGraph:

@@ -10,6 +10,7 @@ import pytest
 from scheduler.operations import stored_bulks
 from scheduler.ports import SECOND
 from support.bench import Bench, Step
+from tasks import CommandTask
 
 from .conftest import Ctl
 
@@ -34,8 +35,8 @@ def test_graph_says_what_is_left(ctl: Ctl, live: Bench) -> None:
     left, right = int(live.step("left", top).schedule()), int(live.step("right", top).schedule())
     bottom = int(live.step("bottom", left, right).schedule())
     result = ctl("graph", top)
-    assert "4 tasks left, for 1 h 2" in result.stderr
-    assert f"the longest way: {top} > {left} > {bottom}" in result.stderr
+    assert "4 tasks left: at least 1 h 2" in result.stderr
+    assert f"longest path: {top} > {left} > {bottom}" in result.stderr
     assert f"3 tasks come after task {top}" in result.stderr
     found = ctl.json("graph", top)["estimate"]
     assert found["remaining"] == 4
@@ -43,6 +44,15 @@ def test_graph_says_what_is_left(ctl: Ctl, live: Bench) -> None:
     assert found["blockers"] == [{"id": top, "below": 3}]
     live.jobs.cancel_task(top, cascade=True)
     assert ctl("graph", top).stderr == ""
+
+
+def test_graph_says_why_an_estimate_has_no_upper_bound(ctl: Ctl, live: Bench) -> None:
+    known(live, 600)
+    top = int(live.step("top").after(3600).schedule())
+    live.jobs.register(CommandTask)
+    live.jobs.task(CommandTask(["true"])).depend_on(top).schedule()
+    assert "2 tasks left: at least 1 h" in (note := ctl("graph", top).stderr)
+    assert "no upper bound: 1 task of kinds that have not run lately" in note
 
 
 def test_forecast(ctl: Ctl, live: Bench) -> None:
