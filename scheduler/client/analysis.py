@@ -48,7 +48,7 @@ class AnalysisOperations:
             return timeline(tx, check_id(task_id))
 
     def estimate(self, task_id: int, *, limit: int = MAX_GRAPH) -> Estimate:
-        """When the graph of a task may have ended, its longest way, and what blocks most.
+        """When the graph of a task may have ended, its longest path, and what blocks most.
 
         By how long its kinds took in the last day, or else the last seven, and the slots of the live workers.
         ``limit``: tasks at most, the nearest first. Raises UnknownTaskError, ConfigError.

@@ -82,7 +82,7 @@ def _rank(state: str) -> int:
 
 
 def draw(fold: Fold, states: Mapping[int, TaskState | None], path: Sequence[int]) -> Drawing:
-    """Place a folded graph. ``states``: of its tasks, None for unknown; ``path``: the longest way, which is marked.
+    """Place a folded graph. ``states``: of its tasks, None for unknown; ``path``: the longest path, which is marked.
 
     Layers are rows, or columns where rows would be wider than a screen.
     """

@@ -1,4 +1,4 @@
-"""What is left of a running graph: the longest way through what has not ended, when it may be over, what blocks most.
+"""What is left of a running graph: the longest path through what has not ended, when it may be over, what blocks most.
 
 Pure. Instants and spans are microseconds.
 """
@@ -50,9 +50,9 @@ class Estimate(NamedTuple):
     """What is left. ``low``, ``high``: from now on, None if it is unknown; ``high`` None alone: it may take any
     time, as it waits for an event.
 
-    ``path``: the longest way by what is usual, from the top; ``remaining``: how many tasks have not ended;
+    ``path``: the longest path by what is usual, from the top; ``remaining``: how many tasks have not ended;
     ``stuck``: those of them that wait for ever; ``unknown``: how many are of kinds that have not run. ``path_low`` and
-    ``work_low``: the parts of ``low``, the longest way and the work divided by the slots. ``blockers``: those with the
+    ``work_low``: the parts of ``low``, the longest path and the work divided by the slots. ``blockers``: those with the
     most below first.
     """
 

@@ -89,7 +89,7 @@ def fold_look_alikes(kinds: Kinds, edges: Edges) -> Fold:
 
 
 def fold_layers(kinds: Kinds, edges: Edges) -> Fold:
-    """A box for tasks of one kind with as many tasks on the longest way above them."""
+    """A box for tasks of one kind with as many tasks on the longest path above them."""
     graph = _Indexed(kinds, edges)
     depth = [0] * len(graph.ids)
     for i in topological(graph.above, graph.below):

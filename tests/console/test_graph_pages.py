@@ -191,7 +191,7 @@ def test_a_graph_in_a_browser_by_mouse_and_by_keyboard(database: Database, jobs:
         page.get_by_role("link", name=str(BIG), exact=True).click()
         boxes = page.locator("svg.graph > a")
         assert boxes.count() == 5
-        assert page.get_by_text("in 15 h 27 min").count() == 0, "no worker is live: only the longest way is known"
+        assert page.get_by_text("in 15 h 27 min").count() == 0, "no worker is live: only the longest path is known"
         page.get_by_role("link", name="Clean 3300 tasks: 40 dead").focus()
         page.keyboard.press("Enter")
         page.get_by_role("heading", name="Clean: 3\u202f300 tasks of one box").wait_for()
