@@ -1,10 +1,14 @@
 """The engines that tests of executors share end with them. What an engine that is slow to start is tried with."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from scheduler.executors import job_fork_server
 from scheduler.executors.kubernetes import KubernetesExecutor
 from support.dask_rig import DaskCluster
 from support.executor_rigs import RIGS
@@ -12,6 +16,7 @@ from support.kube_api import KubeApi
 from support.kube_jobs import make
 from support.kube_real import RealKube
 from support.slurm_rig import SlurmCluster
+from support.warm import warm
 
 # What depends on the database as well as on the engine. The rest is tried with slow engines on SQLite only.
 ON_BOTH = {
@@ -53,6 +58,20 @@ def executor(api: KubeApi) -> Iterator[KubernetesExecutor]:
     made = make(api)
     yield made
     made.close()
+
+
+@pytest.fixture
+def forked_templates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What forks jobs is forked itself, from a process that has imported what it needs."""
+
+    def fork(argv: Sequence[str], *, env: dict[str, str], pass_fds: Sequence[int], **_: Any) -> Any:
+        with open(os.devnull, "r+b") as null:
+            fds = [null.fileno(), null.fileno(), 2]
+            return warm.start(argv[3], argv[4:], Path.cwd(), env, fds, keep=pass_fds, session=True)
+
+    process = job_fork_server.subprocess
+    stand_in = SimpleNamespace(Popen=fork, DEVNULL=process.DEVNULL, TimeoutExpired=process.TimeoutExpired)
+    monkeypatch.setattr(job_fork_server, "subprocess", stand_in)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -22,7 +22,7 @@ from support.placing import Place
 
 
 @pytest.fixture
-def place(database: Database, tmp_path: Path) -> Iterator[Place]:
+def place(database: Database, tmp_path: Path, forked_templates: None) -> Iterator[Place]:
     made = Place(database.url, tmp_path, WarmRig().settings(tmp_path))
     yield made
     made.close()

@@ -94,7 +94,7 @@ class ProcessRig:
 
 
 class WarmRig(ProcessRig):
-    mark = "executors"  # test_warm.py shows what is different
+    """test_warm.py shows what is different."""
 
     def settings(self, directory: Path) -> str:
         return f"{super().settings(directory)}warm = true\n"

@@ -32,11 +32,13 @@ HIGH = 600  # descriptors from here on are free
 MAX_REQUEST = 200_000
 # What is read when Python starts; and a mark is looked for in /proc.
 FIXED = ("LANG", "LC_ALL", "LC_CTYPE", MARK)
-# The imports of a daemon: at its start, and by what it is told to do (a store, messages, jobs, a console).
+# The imports of a daemon: at its start, and by what it is told to do (a store, messages, jobs, a console); and of jobs.
 IMPORTS = (
     *("scheduler.app", "scheduler.daemon.main", "scheduler.daemon.supervisor", "scheduler.engine.engine"),
     *("structlog", "psycopg", "alembic.command", "scheduler.messages.outbox", "scheduler.messages.receiver"),
     *("scheduler.executors.service", "scheduler.console.serve"),
+    *("scheduler.engine.placed", "scheduler.store.placements"),
+    *("sqlalchemy.dialects.sqlite.pysqlite", "sqlalchemy.dialects.postgresql.psycopg"),
 )
 
 

@@ -1,9 +1,11 @@
 """Which part of the suite ``make programs`` runs: on SQLite; ``make executors`` runs it on PostgreSQL, too. With
-engines that only ``make executors`` has, ``.ci/run`` tries a part of it: one test of each way that a job may take. Of
-futures, whose Dask takes longest of those on SQLite, ``make programs`` runs that part, too."""
+engines that only ``make executors`` has, ``.ci/run`` tries a part of it: one test of each way that a job may take.
+``make programs`` runs that part of ``futures`` and ``process``, too, whose jobs are executed one by one. All of it
+runs on ``warm``, which forks jobs, but for those behind a gate: the shell of ``process`` executes them."""
 
 import pytest
 
+EXECUTED = ("futures", "process")
 # None, or the one row of a test with several.
 IN_EVERY_RUN = {
     "test_jobs_run_and_record": None,
@@ -23,7 +25,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "executors/conformance/" not in item.nodeid or item.get_closest_marker("kube"):  # make kube runs all
             continue
         row = item.nodeid.rpartition("[")[2]
-        if "postgresql" in row or ("-futures" in row and not _is_in_every_run(item)):
+        in_part = any(f"-{rig}" in row for rig in EXECUTED) and not _is_in_every_run(item)
+        if "postgresql" in row or in_part:
             item.add_marker(pytest.mark.executors)
         if item.get_closest_marker("executors") and not _is_in_every_run(item):
             item.add_marker(pytest.mark.full)

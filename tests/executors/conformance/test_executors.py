@@ -45,7 +45,7 @@ def settings(rig: Rig, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def place(database: Database, tmp_path: Path, settings: str, rig: Rig) -> Iterator[Place]:
+def place(database: Database, tmp_path: Path, settings: str, rig: Rig, forked_templates: None) -> Iterator[Place]:
     made = Place(database.url, tmp_path, settings)
     made.pause = rig.pause
     if rig.slow:
