@@ -79,6 +79,7 @@ class _Line:
             start, n, place, key, step = line[0]
             counts[key] = counts.get(key, 0) + 1
             heapreplace(line, (start + step, n + 1, place, key, step))
+        line.sort()  # of a heap the first one alone stands in its place
         shares: dict[LaneHead, int] = {}
         for key, count in counts.items():
             shares |= evenly(lanes[key], count)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from itertools import product
 from typing import Any
 
 import pytest
@@ -165,6 +166,15 @@ def test_pools_take_turns_of_keys_one_after_another() -> None:
     heavy = LaneHead("default", fair_lane("Import", "heavy", 20), 1, 0)
     plan = allocate([*heads[:3], heavy], lambda pool, _: 8 if pool else 0, 256, 0, 256, share=LaneTurns().share)
     assert [pick.limit for pick in plan.picks] == [1, 1, 1, 13]
+
+
+def test_pools_after_one_with_more_slots_than_keys_take_the_turns_that_follow() -> None:
+    heads = [LaneHead("default", fair_lane("Import", f"customer {n}"), 1, 0) for n in range(5)]
+    for first, second in product(range(1, 16), range(1, 6)):
+        take = LaneTurns().share(heads)
+        given = Counter(take(first))
+        given.update(take(second))
+        assert max(given.values()) - min(given[head] for head in heads) <= 1, (first, second)
 
 
 @pytest.mark.case(105)
