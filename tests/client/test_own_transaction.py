@@ -97,6 +97,45 @@ def test_a_handler_of_errors_is_asked(jobs: Scheduler, engine: sa.Engine) -> Non
     assert count(jobs) == 1
 
 
+def test_who_executes_statements_instead_is_asked(jobs: Scheduler, engine: sa.Engine) -> None:
+    seen: list[str] = []
+    sa.event.listen(engine, "do_execute", lambda cursor, statement, parameters, context: seen.append(statement))
+    with engine.begin() as connection:
+        jobs.task(work).schedule(connection=connection)
+    assert any(text.startswith(INTO) for text in seen)
+    assert count(jobs) == 1
+
+
+def end_session(connection: sa.Connection) -> None:
+    pid = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar_one()
+    with connection.engine.connect() as other:
+        assert other.exec_driver_sql(f"SELECT pg_terminate_backend({pid}, 5000)").scalar_one()
+
+
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("watched", [False, True])
+def test_sqlalchemy_learns_of_a_connection_that_is_lost(jobs: Scheduler, engine: sa.Engine, watched: bool) -> None:
+    if watched:
+        sa.event.listen(engine, "before_cursor_execute", lambda *_: None)
+    with engine.connect() as connection:
+        end_session(connection)
+        assert is_unwatched(connection) is not watched
+        with pytest.raises(sa.exc.OperationalError, match="terminating") as raised:
+            jobs.task(work).schedule(connection=connection)
+        assert raised.value.connection_invalidated
+        assert connection.invalidated
+        connection.rollback()
+        assert connection.exec_driver_sql("SELECT 1").scalar_one() == 1, "on a connection that is made anew"
+
+    def lose() -> None:
+        with engine.begin() as connection:
+            end_session(connection)
+            jobs.task(work).schedule(connection=connection)
+
+    with pytest.raises(sa.exc.OperationalError, match="terminating"):
+        lose()
+
+
 REFUSING = {
     "sqlite": "CREATE TRIGGER refuses BEFORE INSERT ON schedd_tasks BEGIN SELECT RAISE(ABORT, 'full house'); END",
     "postgresql": "ALTER TABLE schedd_tasks ADD CONSTRAINT \"full house\" CHECK (kind = 'no other') NOT VALID",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -216,14 +217,32 @@ def is_unwatched(connection: sa.Connection) -> bool:
     """
     dialect = connection.dialect
     seen: Any = connection.dispatch
+    asked: Any = dialect.dispatch
     return (
         (dialect.name, dialect.driver) in _DRIVERS
         and not dialect.is_async
         and connection.in_transaction()
         and not connection.engine.logger.isEnabledFor(logging.INFO)
         and not (seen.before_cursor_execute or seen.after_cursor_execute or seen.before_execute or seen.after_execute)
-        and not dialect.dispatch.handle_error
+        and not (asked.handle_error or asked.do_execute)
     )
+
+
+def run_unwatched(connection: sa.Connection, sql: str, params: Mapping[str, object]) -> list[tuple[Any, ...]]:
+    """:func:`run` in a caller's transaction that nobody watches.
+
+    SQLAlchemy learns of a connection that is lost, as it would from a statement of its own: the caller's rollback is
+    to work, and the pool is not to give away others to a server that is gone.
+    """
+    try:
+        return run(connection, sql, params)
+    except sa.exc.DBAPIError as error:
+        lost: Any = error.orig
+        if connection.dialect.is_disconnect(lost, connection.connection.dbapi_connection, None):
+            with suppress(sa.exc.SQLAlchemyError):
+                connection.exec_driver_sql("SELECT 1")
+            error.connection_invalidated = connection.invalidated
+        raise
 
 
 def tell_answer(connection: sa.Connection, *_: object) -> None:
