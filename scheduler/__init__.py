@@ -47,7 +47,7 @@ _WHERE = {
     "LeaseLost": "errors",
     "PayloadError": "errors",
     "PermanentError": "errors",
-    "Priority": "model.task",
+    "Priority": "model.priority",
     "ProcessDied": "errors",
     "Resources": "model.resources",
     "QueueInfo": "client.queues",
@@ -137,12 +137,12 @@ if TYPE_CHECKING:
     from scheduler.errors import UnregisteredKindError as UnregisteredKindError
     from scheduler.model.envelope import Envelope as Envelope
     from scheduler.model.outcome import DeadLetter as DeadLetter
+    from scheduler.model.priority import Priority as Priority
     from scheduler.model.recurrence import Weekday as Weekday
     from scheduler.model.retry import RetryPolicy as RetryPolicy
     from scheduler.model.secrets import Secret as Secret
     from scheduler.model.spec import TaskId as TaskId
     from scheduler.model.state import TaskState as TaskState
-    from scheduler.model.task import Priority as Priority
     from scheduler.model.task import Task as Task
     from scheduler.model.task import task as task
     from scheduler.model.unique import Debounce as Debounce

@@ -10,6 +10,7 @@ from typing import get_args
 import pytest
 
 from scheduler import AsyncContext, Context, Scheduler, Task, TaskId, task
+from scheduler.model.priority import Priority, PriorityName
 from scheduler.model.state import (
     SIMPLE_NAMES,
     EndedName,
@@ -21,7 +22,6 @@ from scheduler.model.state import (
     When,
     WhenName,
 )
-from scheduler.model.task import Priority, PriorityName
 from scheduler.testing import drain
 from support import pyright, strict_mypy
 

@@ -23,7 +23,7 @@ from scheduler.errors import StoreUnavailableError
 from scheduler.system.terminals import by_keys
 
 if TYPE_CHECKING:
-    from scheduler.operations.status import RunningTask, Top
+    from scheduler.operations.top import RunningTask, Top
 
 FIELDS = (*("at", "workers", "slots", "held", "due", "later", "at_least", "throughput", "failure_rate", "running"),)
 _COLUMNS = ("id", "kind", "for", "progress", "worker", "key")
@@ -66,7 +66,7 @@ def top_command(session: Session, /, once: bool, interval: int, limit: int | Non
 
 
 def _look(session: Session, most: int) -> tuple[Top, int]:
-    from scheduler.operations.status import top
+    from scheduler.operations.top import top
 
     database = session.existing()
     with database.read() as tx:

@@ -15,13 +15,14 @@ from scheduler.client.submitter import TaskSubmitter
 from scheduler.errors import ConfigError, InvalidScheduleError, PayloadError
 from scheduler.model.lanes import check_fairness_key, check_weight
 from scheduler.model.parent_names import MAX_NAME
+from scheduler.model.priority import Priority, PriorityName
 from scheduler.model.recurrence import Recurrence
 from scheduler.model.registry import Kind, bind, bind_some, parts_of
 from scheduler.model.retry import RetryPolicy
 from scheduler.model.running import inherit
 from scheduler.model.spec import Draft, EdgeSpec, TaskId, TaskSpec, copied
 from scheduler.model.state import DEFAULT_OTHERWISE, Otherwise, OtherwiseName, When, WhenName
-from scheduler.model.task import Priority, PriorityName, Task, TaskFunction
+from scheduler.model.task import Task, TaskFunction
 from scheduler.model.texts import storable
 from scheduler.model.typed import R, R_co, Runs, RunsAsync
 from scheduler.operations.new_task import Conflict, set_fairness, set_option, set_rank, set_retry

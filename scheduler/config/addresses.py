@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from scheduler.errors import ConfigError
 
-_TCP = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<host>[^\[\]:/\s]*)):(?P<port>\d{1,5})")
+_TCP = r"(?:\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<host>[^\[\]:/\s]*)):(?P<port>\d{1,5})"
 _FORM = "expected HOST:PORT, such as 127.0.0.1:9464 or [::1]:9464, or unix:/an/absolute/path"
 OPEN_CONSOLE = (
     "the console does not listen on an address that others can reach without an auth: set [console] auth to "
@@ -50,7 +50,7 @@ def parse_listen(text: str) -> ListenAddress:
         if len(os.fsencode(path)) > MAX_SOCKET_PATH:
             raise ConfigError(f"{text}: the path of a socket has {MAX_SOCKET_PATH} bytes at most")
         return ListenAddress("", 0, path)
-    match = _TCP.fullmatch(text)
+    match = re.fullmatch(_TCP, text)
     if match is None or int(match["port"]) > 65_535:
         raise ConfigError(f"{text}: {_FORM}")
     if match["six"] is not None:

@@ -29,7 +29,7 @@ _OF_WORKERS = (
     "worker_options",
 )
 _OF_TASKS = ("max_running", "max_pending")
-_URL = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[\w.-]+)(:\d{1,5})?(/[\w./~-]*)?")
+_URL = r"https?://(\[[0-9A-Fa-f:.]+\]|[\w.-]+)(:\d{1,5})?(/[\w./~-]*)?"
 
 
 class ExecutorSection(Section, frozen=True):
@@ -151,7 +151,7 @@ def gateway_mistakes(gateway: Gateway, executors: Mapping[str, ExecutorSection])
     """What is wrong with these settings: (dotted name, why)."""
     users = [name for name, executor in executors.items() if executor.store == "gateway"]
     for url in gateway.urls:
-        if not _URL.fullmatch(url):
+        if not re.fullmatch(_URL, url):
             yield "gateway.urls", f"expected URLs such as https://schedd.internal:8470, not {url!r:.100}"
     if users and not gateway.urls:
         yield "gateway.urls", f'jobs of executor {users[0]} have store = "gateway": say where they find one'

@@ -15,8 +15,8 @@ from scheduler.model.secrets import MARK, is_secret_name
 
 Count = Annotated[int, Meta(ge=1)]
 FILE = "_file"  # token_file = "/run/secrets/token" stands for the token in that file
-KEY_FROM = re.compile(r"id|header\.[a-z0-9_.-]+|payload\.\w+(\.\w+)*")
-_KIND = re.compile(r"\s*(\S+)\s*=\s*(\S+)\s*")
+KEY_FROM = r"id|header\.[a-z0-9_.-]+|payload\.\w+(\.\w+)*"
+_KIND = r"\s*(\S+)\s*=\s*(\S+)\s*"
 
 
 class SourceSection(Section, frozen=True):
@@ -63,7 +63,7 @@ class SourceSection(Section, frozen=True):
     def kind_of(self, message_type: str | None) -> str | None:
         """The kind of the task that a message of this type becomes; None if the settings and the message name none."""
         for entry in self.kinds:
-            found = _KIND.fullmatch(entry)
+            found = re.fullmatch(_KIND, entry)
             if found is not None and found[1] == message_type:
                 return found[2]
         return self.kind or (None if self.kinds else message_type)
@@ -71,7 +71,7 @@ class SourceSection(Section, frozen=True):
     @property
     def named_kinds(self) -> frozenset[str]:
         """The kinds that the settings name."""
-        found = {made[2] for entry in self.kinds if (made := _KIND.fullmatch(entry)) is not None}
+        found = {made[2] for entry in self.kinds if (made := re.fullmatch(_KIND, entry)) is not None}
         return frozenset(found if self.kind is None else {*found, self.kind})
 
 
@@ -150,10 +150,10 @@ def message_mistakes(
         where = f"sources.{name}"
         if not source.type:
             yield f"{where}.type", "a source needs the type of its transport, such as sqs"
-        if source.key_from is not None and not KEY_FROM.fullmatch(source.key_from):
+        if source.key_from is not None and not re.fullmatch(KEY_FROM, source.key_from):
             yield f"{where}.key_from", 'expected "id", "header.NAME" or "payload.FIELD"'
         for entry in source.kinds:
-            if not _KIND.fullmatch(entry):
+            if not re.fullmatch(_KIND, entry):
                 yield f"{where}.kinds", f'expected "message type = kind", not {entry!r:.80}'
         if source.task_queue is not None and not is_name(source.task_queue):
             yield f"{where}.task_queue", f"{source.task_queue!r:.80} is not a queue's name"

@@ -10,7 +10,6 @@ import math
 import os
 import re
 import sys
-import tomllib
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -32,11 +31,11 @@ Duration = Annotated[float, DURATION]
 """Seconds; written as a number, or as text such as "90s", "24h", "1h30m" or "30d"."""
 
 LONGEST = 1000 * 366 * 86400.0  # a thousand years: beyond it is a mistake
-_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_NUMBER = r"\d+(?:\.\d+)?"
 _TRUE = frozenset({"true", "yes", "on", "1"})
 _FALSE = frozenset({"false", "no", "off", "0"})
 _SHOWN = 80
-_ENTRY = re.compile(r"[a-z][a-z0-9_-]*")  # the name of an entry of a table, such as that of a sink
+_ENTRY = r"[a-z][a-z0-9_-]*"  # the name of an entry of a table, such as that of a sink
 OPEN = "*"
 """In a table's settings: an entry may have others, whose type only the part of schedd that uses them knows."""
 
@@ -132,6 +131,8 @@ class SettingsReader:
 
     def file(self, file: str) -> dict[str, tuple[Any, str]]:
         """The settings of a TOML file."""
+        import tomllib
+
         try:
             tree = tomllib.loads(Path(file).read_bytes().decode("utf-8-sig"))
         except FileNotFoundError:
@@ -153,7 +154,7 @@ class SettingsReader:
             if self._kind(name) is not None:
                 yield name, value
             elif _parts(f"{name}.")[0] in self._tables:
-                if not isinstance(value, dict) or not _ENTRY.fullmatch(key):
+                if not isinstance(value, dict) or not re.fullmatch(_ENTRY, key):
                     named = "a name of small letters, digits, - and _"
                     raise ConfigError(f"expected a section [{prefix}NAME] with {named}, not {name}, in {file}")
                 yield from self._leaves(value, file, name + ".")
@@ -175,7 +176,7 @@ class SettingsReader:
         found = {}
         for name in _credential_names(directory):
             where = os.path.join(directory or "", name)
-            if self._kind(name) is None or not _ENTRY.fullmatch(_parts(name)[1] or "x"):
+            if self._kind(name) is None or not re.fullmatch(_ENTRY, _parts(name)[1] or "x"):
                 if {name.rpartition(".")[0], _parts(name)[0]} & self._sections:
                     raise ConfigError(f"unknown setting: credential {where}{self._hint(name)}")
                 continue
@@ -214,7 +215,7 @@ class SettingsReader:
         """The setting of a table's entry that a variable names: ``SCHEDD_ALERTS__SINKS__OPS__URL``."""
         name = variable.removeprefix(PREFIX).lower().replace("__", ".")
         table, entry, _ = _parts(name)
-        return name if table in self._tables and _ENTRY.fullmatch(entry) and self._kind(name) is not None else None
+        return name if table in self._tables and re.fullmatch(_ENTRY, entry) and self._kind(name) is not None else None
 
     def _hint(self, name: str) -> str:
         table, entry, _ = _parts(name)
@@ -311,7 +312,7 @@ def _table(value: object, text: bool) -> dict[str, Any]:
 
 def _duration(value: object) -> float:
     expected = 'seconds, or text such as "90s", "24h" or "30d"'
-    if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
+    if isinstance(value, str) and re.fullmatch(_NUMBER, value.strip()):
         result = float(value)
     elif isinstance(value, str) and (seconds := seconds_of_text(value)) is not None:
         result = seconds

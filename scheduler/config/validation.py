@@ -6,6 +6,7 @@ import os
 import re
 import typing
 from collections.abc import Callable
+from functools import partial
 from urllib.parse import unquote
 
 from scheduler.config.addresses import OPEN_CONSOLE, parse_listen
@@ -120,9 +121,9 @@ _ENTRIES: dict[str, tuple[Callable[[str], object], str]] = {
     "worker.queues": (_is_queue, 'the name of a queue, or "*"'),
     "http.allow": (_is_host, "the name of a host, an address, or a network such as 10.0.0.0/8"),
     "http.secrets": (
-        re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*@(https?://)?[^@\s/]+").fullmatch,
+        partial(re.fullmatch, r"[A-Za-z0-9][A-Za-z0-9_.-]*@(https?://)?[^@\s/]+"),
         '"name@host" or "name@http://host"',
     ),
     "console.trusted_proxies": (_is_proxy, 'an address, a network such as 10.0.0.0/8, or "unix"'),
-    "batch.functions": (re.compile(r"[\w.]+:[\w.]+").fullmatch, '"module:function"'),
+    "batch.functions": (partial(re.fullmatch, r"[\w.]+:[\w.]+"), '"module:function"'),
 }

@@ -28,8 +28,8 @@ from scheduler.django.stores import Store
 from scheduler.errors import SchedulerError, UnknownDependencyError
 from scheduler.model.lanes import MAX_RANK, check_fairness_key
 from scheduler.model.names import check_name, check_text
+from scheduler.model.priority import Priority
 from scheduler.model.spec import MAX_KEY, TaskId
-from scheduler.model.task import Priority
 from scheduler.model.times import span_us
 
 _LEVELS = {1: Priority.HIGH, 0: Priority.MEDIUM, -1: Priority.LOW}

@@ -8,12 +8,12 @@ from collections.abc import Iterable
 _HIDDEN = "***"
 _SECRET = "pass|pwd|secret|token|key"
 _SHOWABLE = frozenset({"sslkey"})  # the path of a file
-_USER_INFO = re.compile(r"(://[^:/?@\s]*):.*@")
-_NAMED = re.compile(
-    rf"""((?<![\w-])(?!(?:{"|".join(_SHOWABLE)})\b)[\w-]*(?:{_SECRET})\w*=)('(?:[^'\\]|\\.)*'|"[^"]*"|[^&\s,;'")]+)""",
-    re.IGNORECASE,
+_USER_INFO = r"(://[^:/?@\s]*):.*@"
+_NAMED = (  # the patterns are compiled at the first text
+    rf"(?i)((?<![\w-])(?!(?:{'|'.join(_SHOWABLE)})\b)[\w-]*(?:{_SECRET})\w*=)"
+    r"""('(?:[^'\\]|\\.)*'|"[^"]*"|[^&\s,;'")]+)"""
 )
-_QUOTED = re.compile(r"%([0-9A-Fa-f]{2})")
+_QUOTED = r"%([0-9A-Fa-f]{2})"
 _SHORTEST = 4  # a shorter secret would be found in every other word
 
 
@@ -29,7 +29,7 @@ def shown_url(url: str) -> str:
     if "@" in query and (":" in place or "@" not in place):
         # The end of a password with a question mark looks the same as a query's value.
         return f"{scheme}://{_HIDDEN}"
-    place = _USER_INFO.sub(rf"\1:{_HIDDEN}@", f"://{place}").removeprefix("://")
+    place = re.sub(_USER_INFO, rf"\1:{_HIDDEN}@", f"://{place}").removeprefix("://")
     return f"{scheme}://{place}{asked}{'&'.join(map(_shown_pair, query.split('&')))}"
 
 
@@ -40,7 +40,7 @@ def is_secret(name: str) -> bool:
 
 def _shown_pair(pair: str) -> str:
     name, sign, _ = pair.partition("=")
-    meant = _QUOTED.sub(lambda code: chr(int(code[1], 16)), name)
+    meant = re.sub(_QUOTED, lambda code: chr(int(code[1], 16)), name)
     return f"{name}={_HIDDEN}" if sign and is_secret(meant) else pair
 
 
@@ -51,4 +51,4 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
     """
     for secret in sorted({s for s in secrets if len(s) >= _SHORTEST}, key=len, reverse=True):
         text = text.replace(secret, _HIDDEN)
-    return _USER_INFO.sub(rf"\1:{_HIDDEN}@", _NAMED.sub(rf"\1{_HIDDEN}", text))
+    return re.sub(_USER_INFO, rf"\1:{_HIDDEN}@", re.sub(_NAMED, rf"\1{_HIDDEN}", text))

@@ -6,7 +6,6 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from enum import IntEnum
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -28,6 +27,7 @@ from scheduler.model.handlers import check_function, check_run
 from scheduler.model.lanes import check_weight
 from scheduler.model.limits import ResourceLimits, parse_limits
 from scheduler.model.names import check_name, check_whole, is_name
+from scheduler.model.priority import Priority, PriorityName
 from scheduler.model.rate import Rate, parse_rate
 from scheduler.model.resources import Resources, parse_executor, parse_options, parse_resources
 from scheduler.model.retry import MAX_COUNT, RetryPolicy
@@ -36,28 +36,6 @@ from scheduler.model.typed import R_co
 from scheduler.model.unique import Debounce, Unique
 
 P = ParamSpec("P")
-PriorityName = Literal["high", "medium", "low"]
-
-
-class Priority(IntEnum):
-    """The priority of a task, and the pool that serves it first."""
-
-    HIGH = 0
-    MEDIUM = 1
-    LOW = 2
-
-    @classmethod
-    def parse(cls, value: object) -> Priority:
-        """From a Priority or its name in any case. Raises ConfigError."""
-        if isinstance(value, Priority):
-            return value
-        if isinstance(value, str) and value.upper() in cls.__members__:
-            return cls[value.upper()]
-        raise ConfigError(f"priority must be high, medium or low, not {value!r}")
-
-    @property
-    def label(self) -> str:
-        return self.name.lower()
 
 
 class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):

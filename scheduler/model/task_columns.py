@@ -6,10 +6,10 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from scheduler.model.priority import Priority
 from scheduler.model.resources import Resources
 from scheduler.model.retry import RetryPolicy
 from scheduler.model.state import TaskState
-from scheduler.model.task import Priority
 
 Instant = TypeVar("Instant")
 Due = TypeVar("Due")

@@ -11,8 +11,8 @@ from msgspec import UNSET
 
 from scheduler.errors import ConfigError, PayloadError
 from scheduler.model.names import check_name
+from scheduler.model.priority import Priority
 from scheduler.model.retry import RetryPolicy
-from scheduler.model.task import Priority
 from scheduler.model.times import instant_us, span_us
 from scheduler.operations.desk import Desk
 from scheduler.operations.new_task import encode_headers

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from scheduler.errors import SchedulerError
-from scheduler.model.registry import Registry
 from scheduler.ports import SystemClock
 from scheduler.store.db.bounded import ReadTooLongError as ReadTooLongError
 from scheduler.store.db.bounded import bounded_read
@@ -19,6 +18,9 @@ from scheduler.store.db.notifier import make_notifier
 from scheduler.store.db.tx import Tx as Tx
 from scheduler.store.db.urls import parse_url as parse_url
 from scheduler.system.processes import user as user
+
+if TYPE_CHECKING:
+    from scheduler.model.registry import Registry
 
 T = TypeVar("T")
 

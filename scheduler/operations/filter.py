@@ -15,9 +15,9 @@ import msgspec
 
 from scheduler.config.sources import parse_duration
 from scheduler.errors import ConfigError, SchedulerError
+from scheduler.model.priority import Priority
 from scheduler.model.spec import check_id
 from scheduler.model.state import parse_states
-from scheduler.model.task import Priority
 from scheduler.model.task_filter import AGES, BEFORE, EXACTLY, FIELDS, READS, SINCE, TaskFilter, Term, in_states, only
 from scheduler.model.texts import storable
 from scheduler.model.times import SECOND, instant_us, span_us

@@ -16,11 +16,12 @@ from scheduler.model.actor import MAX_REASON
 from scheduler.model.json_text import encode_json
 from scheduler.model.names import check_name, check_text
 from scheduler.model.parent_names import HEADER, MAX_NAME
+from scheduler.model.priority import Priority, PriorityName
 from scheduler.model.resources import parse_executor, parse_options, parse_resources, read_resources
 from scheduler.model.retry import DEFAULT_RETRY, RetryPolicy
 from scheduler.model.spec import MAX_KEY, EdgeSpec, TaskSpec
 from scheduler.model.state import DEFAULT_OTHERWISE, Otherwise, OtherwiseName, When, WhenName
-from scheduler.model.task import Priority, PriorityName, TaskOptions
+from scheduler.model.task import TaskOptions
 from scheduler.model.times import SECOND, instant_us, span_us
 
 MAX_HEADERS = 16 * 1024

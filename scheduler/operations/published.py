@@ -17,10 +17,11 @@ from scheduler.errors import PayloadError, UnregisteredKindError, shown_as
 from scheduler.model.concurrency_keys import fields_of
 from scheduler.model.json_text import encode_json
 from scheduler.model.lanes import LANE_SEPARATOR, check_fairness_key, fair_lane
+from scheduler.model.priority import Priority
 from scheduler.model.retry import RetryPolicy
 from scheduler.model.secrets import Mask, hide_in
 from scheduler.model.spec import MAX_KEY, MAX_PAYLOAD, TaskSpec
-from scheduler.model.task import Priority, TaskOptions
+from scheduler.model.task import TaskOptions
 from scheduler.model.texts import storable, within
 from scheduler.operations.new_task import NewTask, parents_of, set_options
 from scheduler.store.db.database import Database

@@ -9,28 +9,23 @@ from typing import NamedTuple
 
 from scheduler.errors import StoreUnavailableError
 from scheduler.model.problem import Problem
+from scheduler.model.redact import redact
 from scheduler.model.texts import counted, span_text
 from scheduler.model.times import SECOND
-from scheduler.operations.masks import masked_text
 from scheduler.store.db.tx import Tx
 from scheduler.store.inbox_held import held_texts
 from scheduler.store.read import status
 from scheduler.store.read.by_hand import ByHand as ByHand
 from scheduler.store.read.message_counts import dead_texts
 from scheduler.store.read.problems import BY_NAME as BY_NAME
-from scheduler.store.read.series import Minute as Minute
-from scheduler.store.read.series import minutes as minutes
 from scheduler.store.read.status import PausedWork
 from scheduler.store.read.status import Status as Status
 from scheduler.store.read.stuck_tasks import HELD_LONG, WAITS_LONG
-from scheduler.store.read.top import RunningTask as RunningTask
-from scheduler.store.read.top import Top as Top
-from scheduler.store.read.top import top as top
 from scheduler.store.read.workers import no_worker_reason
 
 NEWS = 3600 * SECOND  # dead letters older than that are no news
-_COMMAND = re.compile(r"`(sched(?:ctl|d)[^`]*)`")
-_PLACEHOLDER = re.compile(r"\b[A-Z]{2,}\b")
+_COMMAND = r"`(sched(?:ctl|d)[^`]*)`"
+_PLACEHOLDER = r"\b[A-Z]{2,}\b"
 
 
 class Glance(NamedTuple):
@@ -96,7 +91,7 @@ class HealthStatus(NamedTuple):
 
 def unreachable(error: StoreUnavailableError) -> HealthStatus:
     """The verdict on a store that could not be asked."""
-    told = _COMMAND.search(str(error))
+    told = re.search(_COMMAND, str(error))
     next_one = "schedctl doctor --install" if told is None else told[1]
     return HealthStatus(Verdict.BROKEN, None, [HealthCause("unreachable", True, str(error), next_one)])
 
@@ -143,17 +138,17 @@ def causes(found: Status, at: int) -> list[HealthCause]:
 def next_command(one: Problem) -> str:
     """The first command of its text or its remedy that can be given as it stands."""
     row = BY_NAME[one.name]
-    for command in _COMMAND.findall(f"{one.text}\n{one.remedy or row.remedy}"):
+    for command in re.findall(_COMMAND, f"{one.text}\n{one.remedy or row.remedy}"):
         if command.endswith(" ID") and one.tasks and " worker " not in command:
             command = f"{command.removesuffix('ID')}{one.tasks[0]}"
-        if not _PLACEHOLDER.search(command):
+        if not re.search(_PLACEHOLDER, command):
             return str(command)
     pages = {"/workers": "schedctl workers", "/schedules": "schedctl cron list"}
     return pages.get(row.page[1] if row.page else "", "schedctl doctor")
 
 
 def _cause(one: Problem) -> HealthCause:
-    bad, text = BY_NAME[one.name].bad, masked_text(one.text) or ""
+    bad, text = BY_NAME[one.name].bad, redact(one.text)
     return HealthCause(one.name, bad, text, next_command(one), one.tasks, one.since, one.remedy, one.act)
 
 

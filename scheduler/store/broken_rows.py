@@ -11,9 +11,9 @@ from scheduler.errors import InvalidScheduleError, SchedulerError, shown_as
 from scheduler.model.capacity import Capacity
 from scheduler.model.outcome import AttemptEnd
 from scheduler.model.placement import PlacementState
+from scheduler.model.priority import Priority
 from scheduler.model.spec import TaskSpec
 from scheduler.model.state import Otherwise, TaskState, When
-from scheduler.model.task import Priority
 from scheduler.store.db.tx import Tx
 
 UNREADABLE = (TypeError, ValueError, LookupError, AttributeError, msgspec.MsgspecError)

@@ -4,13 +4,16 @@ long kinds usually run by them."""
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
-from scheduler.model.critical_path import Expected
 from scheduler.model.outcome import AttemptEnd
 from scheduler.model.rollup import DAY, HOUR, MINUTE, Cell, Histogram, Measure
 from scheduler.ports import SECOND
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
+
+if TYPE_CHECKING:
+    from scheduler.model.critical_path import Expected
 
 MINUTES_KEPT = 6 * HOUR  # seconds that minutes stay minutes
 HOURS_KEPT = 14 * DAY
@@ -117,6 +120,8 @@ _RUNS = (
 
 
 def _expected(tx: Tx, back: int, kinds: Collection[str]) -> dict[str, Expected]:
+    from scheduler.model.critical_path import Expected
+
     since, _ = window(tx.now, tx.now - back, tx.now)
     source = f"(SELECT kind FROM {tx.dialect.rows({'kind': str})} j)"
     found: dict[str, Histogram] = {}

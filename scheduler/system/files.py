@@ -81,6 +81,16 @@ def is_absolute(path: str) -> bool:
     return path.startswith("/") or os.path.isabs(path)
 
 
+def free_space(path: str | Path) -> int:
+    """The bytes that this user may still fill on the disk of a directory. Raises OSError."""
+    if sys.platform == "win32":
+        import shutil
+
+        return shutil.disk_usage(path).free
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize
+
+
 def of_this_run() -> Path:
     """A directory for files that need not outlast this run of the machine."""
     if sys.platform != "linux":

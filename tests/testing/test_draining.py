@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from scheduler import AsyncContext, Context, PermanentError, Retry, RetryPolicy, Scheduler, Snooze, Task, TaskState
 from scheduler.errors import ConfigError, TaskFailedError, UnknownTaskError, UnregisteredKindError
-from scheduler.model.task import PriorityName
+from scheduler.model.priority import PriorityName
 from scheduler.testing import FakeClock, drain, inline
 from support.databases import Database
 

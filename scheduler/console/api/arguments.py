@@ -11,7 +11,7 @@ from msgspec import UNSET, Meta, UnsetType
 from scheduler.console.answers import Refusal
 from scheduler.console.inputs import check_text
 from scheduler.model.bulk import ItemResult
-from scheduler.model.task import PriorityName
+from scheduler.model.priority import PriorityName
 from scheduler.operations.new_task import Act as Act
 from scheduler.operations.new_task import Args as Args
 from scheduler.operations.new_task import Id as Id

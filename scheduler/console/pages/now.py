@@ -16,13 +16,12 @@ from scheduler.operations.status import (
     BY_NAME,
     ByHand,
     HealthCause,
-    Minute,
     Status,
     causes,
     glance,
-    minutes,
     verdict_of,
 )
+from scheduler.operations.top import Minute, minutes
 
 CHART_MINUTES = 60
 CAUSES = 5  # of dead letters that are named

@@ -41,10 +41,8 @@ def make_socket_directory(path: Path, database: Path) -> None:
 
 def is_full(path: Path) -> bool:
     """Whether the disk of this file has no space for another page of it."""
-    import shutil
-
     with suppress(OSError):
-        return shutil.disk_usage(path.absolute().parent).free < _FULL
+        return files.free_space(path.absolute().parent) < _FULL
     return False
 
 

@@ -5,7 +5,6 @@ Transactions, connections and errors stay SQLAlchemy's: what the driver raises c
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -28,6 +27,7 @@ _NAMED = re.compile(r"%\((\w+)\)s")
 _AMONG = re.compile(r"\{among (\w+)\}")
 Columns = tuple[tuple[str, type], ...]
 _DRIVERS = {("sqlite", "pysqlite"), ("postgresql", "psycopg")}
+_INFO = 20  # of logging, whose import a command that reads a file does without
 
 
 NOTIFY = "SELECT 1 FROM pg_notify($1, $2)"  # with a Notice
@@ -222,7 +222,7 @@ def is_unwatched(connection: sa.Connection) -> bool:
         (dialect.name, dialect.driver) in _DRIVERS
         and not dialect.is_async
         and connection.in_transaction()
-        and not connection.engine.logger.isEnabledFor(logging.INFO)
+        and not connection.engine.logger.isEnabledFor(_INFO)
         and not (seen.before_cursor_execute or seen.after_cursor_execute or seen.before_execute or seen.after_execute)
         and not (asked.handle_error or asked.do_execute)
     )

@@ -10,12 +10,12 @@ import msgspec
 from scheduler.model.capacity import Capacity, Scale
 from scheduler.model.placement import PlacementPhase, PlacementState, placement_text
 from scheduler.model.texts import counted, listed, rfc3339
-from scheduler.store import placements, worker_jobs
 from scheduler.store.db.tx import Tx
-from scheduler.store.placements import PlacementRecord
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
+
+    from scheduler.store.placements import PlacementRecord
 
 
 class ExecutorStatus(NamedTuple):
@@ -67,8 +67,14 @@ _EXECUTORS = (
 
 def executor_statuses(tx: Tx, *, counted_too: bool = False) -> dict[str, ExecutorStatus]:
     """All executors that daemons have had, by name; ``counted_too``: with their jobs."""
-    counts = placements.counts(tx) if counted_too else {}
+    counts = _counts(tx) if counted_too else {}
     return {row.name: _status(row, counts, tx.now) for row in tx.run(_EXECUTORS)}
+
+
+def _counts(tx: Tx) -> Mapping[str, tuple[int, int]]:
+    from scheduler.store import placements  # where there is no executor, nobody needs it
+
+    return placements.counts(tx)
 
 
 def _status(row: sa.Row[Any], counts: Mapping[str, tuple[int, int]], now: int) -> ExecutorStatus:
@@ -109,6 +115,8 @@ def unplaced(known: Mapping[str, ExecutorStatus], executor: str, queue: str | No
 
 def latest(tx: Tx, task_id: int, claim: int) -> PlacementRecord | None:
     """The placement of this claim, if it has one."""
+    from scheduler.store import placements
+
     return next((one for one in placements.placements_of(tx, task_id) if one.claim == claim), None)
 
 
@@ -125,7 +133,7 @@ def describe(placement: PlacementRecord, now: int) -> str:
 
 def waits_there(tx: Tx, executor: ExecutorStatus) -> str:
     """What a task waits for that is due, and that no job was started for."""
-    pending, running = placements.counts(tx).get(executor.name, (0, 0))
+    pending, running = _counts(tx).get(executor.name, (0, 0))
     jobs = f"{counted(pending, 'job')} that {'has' if pending == 1 else 'have'} not begun, {running} running"
     return f"executor {executor.name} places it at its next look, or when others have begun ({jobs})"
 
@@ -134,9 +142,11 @@ def waits_for_worker(tx: Tx, executor: ExecutorStatus) -> str:
     """What a due task waits for where an executor starts workers: ``waits for a worker of executor gpu: pending``."""
     scale = executor.scale
     assert scale is not None, "this executor starts workers"
-    pending, running = placements.counts(tx).get(executor.name, (0, 0))
+    pending, running = _counts(tx).get(executor.name, (0, 0))
     text = f"waits for a worker of executor {executor.name}"
     if pending:
+        from scheduler.store import worker_jobs
+
         first = min(
             (one for one in worker_jobs.open_workers(tx, executor.name)), key=lambda one: (one.state, one.claim)
         )

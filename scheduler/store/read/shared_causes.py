@@ -13,9 +13,6 @@ from scheduler.model.secrets import hide_in
 from scheduler.model.texts import counted, listed
 from scheduler.ports import SECOND
 from scheduler.store.db.tx import Tx
-from scheduler.store.masks import masks
-from scheduler.store.read.dead_causes import causes
-from scheduler.store.read.history import attempts
 from scheduler.store.read.stats import FAILURES
 from scheduler.store.rollups import FINISHED, floor
 
@@ -64,6 +61,8 @@ def kinds_text(kinds: tuple[str, ...]) -> str:
 
 def shared_causes(tx: Tx) -> SharedCauses:
     """The causes of the newest dead letters, over all kinds. The errors of the largest are for anybody to read."""
+    from scheduler.store.read.dead_causes import causes
+
     found = causes(tx)
     made = merged(found.causes)
     shown = [one._replace(error=hidden(tx, one.kinds[0], one.id, one.error)) for one in made[:SHOWN]]
@@ -73,6 +72,9 @@ def shared_causes(tx: Tx) -> SharedCauses:
 
 def hidden(tx: Tx, kind: str, task_id: int, error: str | None) -> str:
     """The error of a task without its secrets, as a line that anybody may read."""
+    from scheduler.store.masks import masks
+    from scheduler.store.read.history import attempts
+
     text, mask = error or "no error recorded", masks(tx, [kind]).get(kind)
     if mask is not None:
         payload = tx.run("SELECT payload FROM schedd_tasks WHERE id = :id", id=task_id).scalar()

@@ -15,7 +15,6 @@ from scheduler.store.db.tx import Tx
 from scheduler.store.inbox_held import HeldMessage, held
 from scheduler.store.pauses import Pause
 from scheduler.store.predicates import HELD
-from scheduler.store.read import dead_letters
 from scheduler.store.read.by_hand import ByHand, set_by_hand
 from scheduler.store.read.counts import about, pools
 from scheduler.store.read.flow import Flow, flows
@@ -103,11 +102,16 @@ def status(tx: Tx, most: int = MAX_COUNTED) -> Status:
     seen, states, capped, found = standing(tx, most)
     stuck = [one for one in found if one.name != "idle"]
     pool_counts, more = _pools(tx, seen.fleet, seen.heads, most)
+    oldest_dead, causes = None, SharedCauses([], 0, True)
+    if states.get("dead"):
+        from scheduler.store.read import dead_letters
+
+        oldest_dead, causes = dead_letters.oldest(tx), shared_causes(tx)
     return Status(
         states,
         pool_counts,
         _oldest(seen),
-        dead_letters.oldest(tx),
+        oldest_dead,
         seen.workers,
         stuck,
         paused_work(tx, seen.due),
@@ -117,7 +121,7 @@ def status(tx: Tx, most: int = MAX_COUNTED) -> Status:
         set_by_hand(tx),
         flows(tx, seen.due),
         recent_dead(tx),
-        shared_causes(tx) if states.get("dead") else SharedCauses([], 0, True),
+        causes,
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from scheduler.model.lanes import QUARANTINE_LANE, executor_of, kind_of
 from scheduler.model.problem import Problem
@@ -21,9 +23,11 @@ from scheduler.store.read.ready import CLOCK_AHEAD, cause_of, first_of, full_cap
 from scheduler.store.read.snapshot import MAX_COUNT, Snapshot, due_ids
 from scheduler.store.read.unserved import describe, left_behind, unserved_schedules
 from scheduler.store.read.workers import NOT_LIVE
-from scheduler.store.schedule_times import by_present_rules, is_ahead, unknown_zone
 from scheduler.store.tasks import stalls
 from scheduler.store.tasks.claim import LaneHead
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
 
 EXAMPLES = 5  # tasks that a problem names
 WAITS_LONG = 300 * SECOND  # a ready task that waits for longer wants a cause
@@ -252,13 +256,19 @@ def ahead(seen: Snapshot) -> list[Problem]:
         "LEFT JOIN schedd_tasks t ON t.id = s.last_task WHERE s.paused = 0 AND s.next_at > :late ORDER BY s.name",
         **late,
     ).fetchall()
-    names = [row.name for row in rows if row.next_at < FOREVER and is_ahead(row, tx.now + SCHEDULE_LATE)]
+    names = _far_ahead(rows, tx.now + SCHEDULE_LATE) if rows else []
     found = []
     if names:
         remedy = "a clock was ahead: `schedctl cron pause` and `resume` each"
         text = f"{counted(len(names), 'schedule')} far from the next slot: {listed(names)}; {remedy}"
         found.append(Problem("ahead", text, len(names)))
     return found + tasks_ahead(tx, newest=MAX_COUNT)
+
+
+def _far_ahead(rows: Iterable[sa.Row[Any]], late: int) -> list[str]:
+    from scheduler.store.schedule_times import is_ahead  # recurrences, which most stores need not read
+
+    return [row.name for row in rows if row.next_at < FOREVER and is_ahead(row, late)]
 
 
 def tasks_ahead(tx: Tx, newest: int | None = None) -> list[Problem]:
@@ -300,14 +310,19 @@ def late_schedules(seen: Snapshot) -> list[Problem]:
 def other_zones(seen: Snapshot) -> list[Problem]:
     """Schedules that would fire by other rules of their zones than this machine has. The next ones are looked at."""
     tx, moved, unknown = seen.tx, list[str](), list[str]()
-    for row in tx.run(
+    rows = tx.run(
         "SELECT name, recurrence, anchor, next_at, last_slot, created_at FROM schedd_schedules WHERE paused = 0 "
         f"AND next_at >= :now AND next_at < {FOREVER} AND recurrence LIKE :zoned AND recurrence NOT LIKE :utc "
         f"ORDER BY next_at, name LIMIT {_ZONES}",
         now=tx.now,
         zoned='%"tz":"%',
         utc='%"tz":"UTC"%',
-    ):
+    ).fetchall()
+    if not rows:
+        return []
+    from scheduler.store.schedule_times import by_present_rules, unknown_zone
+
+    for row in rows:
         try:
             following = by_present_rules(row)
         except Exception:  # reported as a schedule that cannot be read

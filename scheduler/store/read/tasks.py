@@ -9,11 +9,11 @@ import msgspec
 
 from scheduler.errors import ConfigError
 from scheduler.model.lanes import fairness_of
+from scheduler.model.priority import Priority
 from scheduler.model.resources import Resources, resources_from_json
 from scheduler.model.retry import RetryPolicy
 from scheduler.model.spec import is_another
 from scheduler.model.state import TaskState
-from scheduler.model.task import Priority
 from scheduler.model.task_columns import TaskColumns
 from scheduler.model.task_filter import BEFORE, SINCE, TaskFilter, Term, in_states, only
 from scheduler.store.broken_rows import BrokenRowError

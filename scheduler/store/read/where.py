@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from scheduler.model.lanes import FAIR_LANE, LANE_SEPARATOR, WEIGHT_SEPARATOR
+from scheduler.model.priority import Priority
 from scheduler.model.state import CLAIMED, FIRST_TERMINAL, RUNNING, TERMINAL
-from scheduler.model.task import Priority
 from scheduler.model.task_filter import EXACTLY, SINCE, TEXTS, TaskFilter, Term, number_of
 from scheduler.ports import SECOND
 from scheduler.store.db.tx import Tx

@@ -15,7 +15,6 @@ from scheduler.model.texts import counted, listed, rfc3339, span_text
 from scheduler.model.worker_states import DRAINING, LIVE, STOPPED, WORKER_STATES
 from scheduler.ports import FOREVER
 from scheduler.store.broken_rows import options_of
-from scheduler.store.db.begun import is_gone
 from scheduler.store.db.schema_version import VERSION, knows
 from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import HELD
@@ -195,8 +194,11 @@ def _is_here(host: str) -> bool:
 def _state(row: sa.Row[Any], capacity: Capacity, now: int) -> str:
     if row.state < STOPPED and row.lease_until < now:
         return LOST
-    if row.state < STOPPED and _is_here(row.host) and is_gone(capacity.begun):
-        return GONE
+    if row.state < STOPPED and _is_here(row.host):
+        from scheduler.store.db.begun import is_gone
+
+        if is_gone(capacity.begun):
+            return GONE
     if row.state == LIVE and row.drain_requested is not None:
         return WORKER_STATES[DRAINING]  # it will notice in a moment
     return WORKER_STATES[row.state] if row.state in range(len(WORKER_STATES)) else LOST

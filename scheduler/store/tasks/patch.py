@@ -12,8 +12,8 @@ from msgspec import UNSET, UnsetType
 from scheduler.errors import DuplicateKeyError, InvalidTransitionError, PayloadError
 from scheduler.model.lanes import LANE_SEPARATOR, PLACED_LANE, QUARANTINE_LANE, derived_lane
 from scheduler.model.parent_names import names_in, with_names
+from scheduler.model.priority import Priority
 from scheduler.model.state import RETRY, SCHEDULED, WAITING, TaskState
-from scheduler.model.task import Priority
 from scheduler.model.texts import rfc3339
 from scheduler.model.unique import DerivedKey
 from scheduler.ports import SECOND
