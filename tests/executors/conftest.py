@@ -18,6 +18,7 @@ from support.kube_real import RealKube
 from support.slurm_rig import SlurmCluster
 from support.warm import warm
 
+ROOM = Path(__file__).parent  # pytest asks about all items, not only those of this directory
 # What depends on the database as well as on the engine. The rest is tried with slow engines on SQLite only.
 ON_BOTH = {
     "test_jobs_run_and_record",
@@ -34,7 +35,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_left_out(item: pytest.Item) -> bool:
-    if not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
+    if not item.path.is_relative_to(ROOM) or not isinstance(item, pytest.Function) or not hasattr(item, "callspec"):
         return False
     rig, dialect, pool = (item.callspec.params.get(name) for name in ("rig", "dialect", "pool"))
     if pool is not None:
