@@ -13,6 +13,7 @@ from scheduler import Scheduler, task
 from scheduler.console.drawing import BOX_H, BOX_W, draw
 from scheduler.model.graph_folding import fold_none, fold_roles
 from scheduler.model.state import TaskState
+from support.accessibility import Accessibility
 from support.consoles import ask, console_on, link, post, served
 from support.databases import Database, one_database
 from support.graphs import etl, known_kinds, store_graph
@@ -44,12 +45,6 @@ def filled(jobs: Scheduler, chains: int = 3_300) -> None:
 
 def overflow(page: Any) -> bool:
     return bool(page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"))
-
-
-def violations(page: Any) -> list[str]:
-    from axe_playwright_python.sync_playwright import Axe
-
-    return [found["id"] for found in Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]]
 
 
 def test_the_json_of_a_graph_has_everything(database: Database, jobs: Scheduler) -> None:
@@ -217,17 +212,17 @@ def test_a_graph_in_a_browser_by_mouse_and_by_keyboard(database: Database, jobs:
 def test_the_pages_are_accessible_and_fit_a_phone_in_the_dark(database: Database, jobs: Scheduler, pages: Any) -> None:
     filled(jobs, 300)
     paths = ("graphs", "graphs/2", f"graphs/{BIG}", "schedules", "schedules/team/nightly-1", "forecast")
+    looked = Accessibility()
     with served(database) as server:
         page = pages.new(bypass_csp=True)
         page.goto(link(server))
         for path in paths:
             page.goto(f"{server.url}{path}")
-            assert violations(page) == [], path
+            assert looked.violations(page) == [], path
             page.set_viewport_size({"width": 320, "height": 640})
             assert not overflow(page), path
             if path == "graphs/2":
-                page.emulate_media(color_scheme="dark")
-                assert violations(page) == [], "colours of the dark, too"
+                assert looked.violations(page, "dark") == [], "colours of the dark, too"
                 page.emulate_media(color_scheme="light")
             page.set_viewport_size({"width": 1280, "height": 800})
         page.close()  # it would look for the console that is about to stop

@@ -6,13 +6,13 @@ import gzip
 from typing import Any
 
 import pytest
-from axe_playwright_python.base import AXE_SCRIPT
 
 from scheduler.console import pages as all_pages
 from scheduler.console import routes
 from scheduler.console.answers import static
 from scheduler.console.render import rate_text
 from scheduler.console.serve import ConsoleServer
+from support.accessibility import THEMES, Accessibility
 from support.consoles import ask, console_on, link
 from support.databases import Database, one_database
 from support.filled import Filled
@@ -41,11 +41,6 @@ PATHS = (
     "/bulks/{bulk}",
     "/compare/{dead}",
 )
-RULES: dict[str, dict[str, Any]] = {
-    "light": {"resultTypes": ["violations"]},
-    "dark": {"resultTypes": ["violations"], "runOnly": ["color-contrast", "link-in-text-block"]},
-}
-LOOK = "async options => (await axe.run(options)).violations"
 PHONE = {"width": 320, "height": 640}
 PAGE_BYTES, SCRIPT_BYTES, STYLE_BYTES = 30_000, 25_000, 20_000
 
@@ -54,23 +49,22 @@ def of(path: str, filled: Filled) -> str:
     return path.format(**filled._asdict())
 
 
+@pytest.fixture(scope="module")
+def looked() -> Accessibility:
+    return Accessibility()
+
+
 @pytest.mark.parametrize("part", [0, 1])
 def test_every_page_is_accessible_in_both_themes_and_fits_a_phone(
-    console: ConsoleServer, filled: Filled, page: Any, part: int
+    console: ConsoleServer, filled: Filled, page: Any, looked: Accessibility, part: int
 ) -> None:
     """A console error, a violation of the content security policy and an error of a script fail it, too."""
     page.goto(link(console))
     wrong = []
     for path in PATHS[part::2]:
         page.goto(console.url.rstrip("/") + of(path, filled))
-        page.evaluate(AXE_SCRIPT)
-        for theme, options in RULES.items():  # without loading the page again, which takes as long as looking at it
-            page.emulate_media(color_scheme=theme)
-            for one in page.evaluate(LOOK, options):
-                wrong += [
-                    f"{path}, {theme}: {one['id']}: {node['html'][:150]}: {node['failureSummary']}"
-                    for node in one["nodes"]
-                ]
+        for theme in THEMES:  # without loading the page again, which takes as long as looking at it
+            wrong += [f"{path}, {one}" for one in looked.violations(page, theme)]
         page.emulate_media(color_scheme="light")
         page.set_viewport_size(PHONE)
         wide = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
