@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from scheduler.config.executors import ExecutorSection
 from scheduler.engine.dead_letter_hook import DeadLetterHook
 from scheduler.engine.dispatch.lane_turns import LaneTurns
+from scheduler.engine.dispatch.lanes import by_turn
 from scheduler.engine.dispatch.limits import Admission, DispatchLimits
 from scheduler.engine.dispatch.planner import PRIORITIES, ClaimPlan, allocate
 from scheduler.engine.options import EngineOptions
@@ -93,13 +94,15 @@ class Reservations:
         before, due = -1, admission.admitted(due)
         plan = ClaimPlan([], {})
         while len(due) != before:
-            plan = allocate(due, _own_level(budget), budget, self._rotation, budget, PRIORITIES, self._turns.share)
+            plan = allocate(
+                by_turn(due), _own_level(budget), budget, self._rotation, budget, PRIORITIES, self._turns.share
+            )
             admission.lock(plan.picks, due)
             before, due = len(due), admission.admitted(due)
         identity = self._database.same.identity
         assert identity is not None, "an open store has one"
         picks = admission.cut(plan.picks, self._turns.start_of)
-        claimed = self._turns.charge(claim.claim(tx, worker, picks, above=identity.claims_above), picks)
+        claimed = self._turns.charge(claim.claim(tx, worker, picks, above=identity.claims_above), by_turn(picks))
         self._turns.record([claim.LANE_OF(pick) for pick in picks])
         admission.count(claimed)
         if not claimed:

@@ -16,7 +16,7 @@ from scheduler.engine.attempt.outcomes import released
 from scheduler.engine.dispatch.completion import CompletedBatch, Completer, Pairs
 from scheduler.engine.dispatch.completion_thread import CompletionThread
 from scheduler.engine.dispatch.handoff import SlotFeeder
-from scheduler.engine.dispatch.lanes import LANES_PER_SCAN, LaneScanner, claimed_per_lane
+from scheduler.engine.dispatch.lanes import LANES_PER_SCAN, Due, LaneScanner, by_turn, claimed_per_lane, flat
 from scheduler.engine.dispatch.limits import Admission, DispatchLimits
 from scheduler.engine.dispatch.lost_commits import LostCommits
 from scheduler.engine.dispatch.planner import BATCH_BOUNDS, SHORT_TASK_S, ClaimPlan, ClaimPlanner, PoolShare
@@ -88,7 +88,7 @@ class _Cycle:
     pending: bool = False  # claims of a lost commit may be left
     finished: Completion | None = None
     marked: Collection[tuple[int, int]] = ()
-    due: Sequence[LaneHead] = ()
+    due: Due = field(default_factory=dict)
     every: Sequence[LaneHead] | None = None  # due lanes, if all lanes were read
     plan: ClaimPlan = field(default_factory=lambda: ClaimPlan([], {}))
     claimed: list[Claimed] = field(default_factory=list)
@@ -163,7 +163,7 @@ class DispatchCycle:
             raise
         if claimed:
             FAILPOINTS.hit("after claim")
-            self.planner.turns.charge(claimed, plan.picks)
+            self.planner.turns.charge(claimed, by_turn(plan.picks))
             self.feeder.submit(claimed, plan, {})
         else:
             self._last_lane = None  # a notification wakes all workers: try only once
@@ -267,7 +267,7 @@ class DispatchCycle:
         while state.started_here:
             one = state.started_here.popleft()
             lane = claim.LANE_OF(one)
-            self.planner.turns.charge([one], [LaneClaim(*lane, 1)])
+            self.planner.turns.charge([one], by_turn([LaneClaim(*lane, 1)]))
             self._last_lane = LaneHead(*lane, 0)
             if state.metrics is not None:
                 state.metrics.direct_starts += 1
@@ -333,7 +333,8 @@ class DispatchCycle:
         claimed = claim.claim(
             tx, self.worker, plan.picks, lanes.offsets.start, cycle.ready_children, self.engine_state.claims_above
         )
-        claimed = self.planner.turns.charge(claimed, plan.picks)
+        asked = by_turn(plan.picks)
+        claimed = self.planner.turns.charge(claimed, asked)
         cycle.due, cycle.claimed, cycle.got = due, claimed, claimed_per_lane(plan.picks, claimed)
         self.in_vain = bool(plan.picks) and not claimed
         again = [(one.id, one.claim) for one in claimed if one.claim > 1]
@@ -341,19 +342,21 @@ class DispatchCycle:
             cycle.recorded = resume(tx, again)
         admission.count(claimed)
         if not urgent:
-            lanes.on_claimed(plan.picks, cycle.got)
+            lanes.on_claimed(sum(pick[3] for pick in plan.picks), len(claimed))
             if not lanes.whole:
-                lanes.remember(admission.refused(due), plan.picks, cycle.got, self.planner.turns)
+                lanes.remember(admission.refused(flat(due)), asked, cycle.got, self.planner.turns)
         self.quarantine.isolate(tx, self.worker, plan.picks, claimed)
         cycle.start_by, cycle.again = admission.start_by, admission.again
         if self.engine_state.metrics is not None and self.limits.known:
             self.engine_state.metrics.count_waits(admission.capped, admission.rated)
 
-    def _due_high(self, tx: Tx) -> list[LaneHead]:
+    def _due_high(self, tx: Tx) -> Due:
         heads = self.lanes.offsets.heads(tx, LANES_PER_SCAN, urgent=True)
-        return [h for h in heads if h.priority == HIGH_PRIORITY and h.run_at <= tx.now and self.planner.serves(h)]
+        return by_turn(
+            h for h in heads if h.priority == HIGH_PRIORITY and h.run_at <= tx.now and self.planner.serves(h)
+        )
 
-    def _due(self, tx: Tx, cycle: _Cycle) -> list[LaneHead]:
+    def _due(self, tx: Tx, cycle: _Cycle) -> Due:
         finished, known = cycle.finished, self.limits.known
         ready = cycle.requests.woken + (finished.ready if finished else 0)
         overridden = finished is not None and finished.overridden  # a replaced task may run again
@@ -367,11 +370,11 @@ class DispatchCycle:
             starts=self.planner.batch,
         )
         if self.lanes.whole:
-            cycle.every = due
+            cycle.every = flat(due)
         elif known:
             freed = [head for head in self.limits.freed(cycle.ended.pairs) if self.planner.serves(head)]
             self.lanes.add(freed)
-            due = list({claim.LANE_OF(h): h for h in (*due, *freed)}.values())
+            due = by_turn({claim.LANE_OF(h): h for h in (*flat(due), *freed)}.values())
         return due
 
     def _failed(self, cycle: _Cycle, error: BaseException) -> None:

@@ -8,13 +8,15 @@ saved up by having had no work.
 
 from __future__ import annotations
 
+from bisect import bisect, insort
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from heapq import heapreplace
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
 
-from scheduler.engine.dispatch.lanes import Turn, forget_first, turn_of
+from scheduler.engine.dispatch.lanes import Turn, turn_of
 from scheduler.model.lanes import SIZED_LANE, WEIGHT_SEPARATOR, Parts, delay_of, fairness_of, parts_of
 from scheduler.store.tasks.claim import LANE_OF_CLAIMED, Claimed, LaneClaim, LaneHead
 
@@ -46,43 +48,39 @@ class _Clock:
 
 
 _NEW = _Clock()
-_Place = tuple[float, int, int, str, float]  # start, starts so far, place among those that start then, key, step
-Take = Callable[[int], dict[LaneHead, int]]  # shares out so many starts more
+_Place = tuple[float, int, int, float]  # start, starts so far, place among those that start then, step
+_PLACE_OF = itemgetter(2)
+Starts = list[tuple[LaneHead, int]]  # so many of each lane
+Take = Callable[[int], Starts]  # shares out so many starts more
 
 
 class _Line:
-    """The keys of a kind in the order of their turns (``line``, sorted), and the lanes of each."""
+    """The keys of a kind in the order of their turns (``line``, sorted), and the lanes of each by its place."""
 
-    __slots__ = ("_lanes", "_line", "_moved")
+    __slots__ = ("_lanes", "_least", "_line", "_moved")
 
-    def __init__(self, line: list[_Place], lanes: Mapping[str, Sequence[LaneHead]]) -> None:
+    def __init__(self, line: list[_Place], lanes: Sequence[Sequence[LaneHead]]) -> None:
         self._line = line
         self._lanes = lanes
+        self._least = min(map(itemgetter(3), line))
         self._moved = 0  # the first ones have had a start, and stand where they stood
 
-    def take(self, number: int) -> dict[LaneHead, int]:
+    def take(self, number: int) -> Starts:
         """How many of so many starts more each lane gets."""
-        line, lanes = self._line, self._lanes
-        if self._moved:
-            moved = line[: self._moved]
-            line[: self._moved] = [(start + step, n + 1, place, key, step) for start, n, place, key, step in moved]
-            line.sort()
-            self._moved = 0
-        if number <= len(line):
-            first = line[:number]
-            last = first[-1][0]
-            if all(start + step >= last for start, _, _, _, step in first):  # mostly: one each
-                self._moved = number
-                return {lanes[key][0]: 1 for _, _, _, key, _ in first}
-        counts: dict[str, int] = {}
-        for _ in range(number):
-            start, n, place, key, step = line[0]
-            counts[key] = counts.get(key, 0) + 1
-            heapreplace(line, (start + step, n + 1, place, key, step))
-        line.sort()  # of a heap the first one alone stands in its place
-        shares: dict[LaneHead, int] = {}
-        for key, count in counts.items():
-            shares |= evenly(lanes[key], count)
+        line = self._line
+        counts: Counter[int] = Counter()
+        while number > 0:
+            moved, line[: self._moved] = line[: self._moved], []
+            for start, n, place, step in moved:
+                insort(line, (start + step, n + 1, place, step))
+            # So many have a turn before the second one of any.
+            self._moved = min(number, bisect(line, (line[0][0] + self._least, 1)))
+            counts.update(map(_PLACE_OF, line[: self._moved]))
+            number -= self._moved
+        shares: Starts = []
+        for place, count in counts.items():
+            lanes = self._lanes[place]
+            shares += [(lanes[0], count)] if len(lanes) == 1 else evenly(lanes, count)
         return shares
 
 
@@ -91,19 +89,12 @@ class LaneTurns:
 
     def __init__(self) -> None:
         self.weights: Mapping[tuple[str, str], float] = MappingProxyType({})  # by (kind, key) and ("", key): set live
-        self._looked_at: dict[tuple[str, str, int], int] = {}  # the longest ago first
+        self._looked_at: dict[tuple[str, str, int], int] = {}
         self._serial = 0
         self._clocks: dict[Turn, _Clock] = {}
 
-    def by_kind(self, heads: Iterable[LaneHead]) -> dict[Turn, list[LaneHead]]:
-        """Lanes that take turns as one, each list in its order."""
-        kinds: dict[Turn, list[LaneHead]] = {}
-        for head in heads:
-            kinds.setdefault(turn_of(head), []).append(head)
-        return {turn: self.in_turn(lanes) for turn, lanes in kinds.items()}
-
     def in_turn(self, heads: list[LaneHead]) -> list[LaneHead]:
-        """The same, in their order within each kind."""
+        """The lanes of a kind in their order."""
         if len(heads) < 2:
             return heads
         ordered = self._by_last_look(heads)
@@ -119,83 +110,87 @@ class LaneTurns:
             places.append((start, place))
         return [ordered[place] for _, place in sorted(places)]
 
-    def share(self, heads: Sequence[LaneHead]) -> Take:
+    def share(self, heads: Sequence[LaneHead], *, ordered: bool = False) -> Take:
         """A function that gives starts to these lanes of one kind, in their order; the pools take one after another."""
         if len(heads) == 1:
-            return lambda number: {heads[0]: number}
+            return lambda number: [(heads[0], number)]
         lanes: dict[str, list[LaneHead]] = {}
         line: list[_Place] = []
-        clock = self._clocks.get(turn_of(heads[0]), _NEW)
+        clock, live = self._clocks.get(turn_of(heads[0]), _NEW), self.weights
         now, started = clock.now, clock.next.get
-        for head in self._by_last_look(heads):
+        for head in heads:
             parts = parts_of(head[1])
-            key, weight = parts.fairness
+            key, weight = parts[4]
             if key in lanes:
+                if not ordered:  # the lanes of a key take turns
+                    return self.share(self._by_last_look(heads), ordered=True)
                 lanes[key].append(head)
                 continue
             lanes[key] = [head]
             start = started(key, now)
-            step = 1.0 if weight == 1 and not self.weights else self._step(parts)
-            line.append((max(now, start), 0, len(line), key, step))
+            line.append((max(now, start), 0, len(line), self._step(parts) if live or weight != 1.0 else 1.0))
         if len(line) == 1:
-            return partial(evenly, lanes[line[0][3]])
+            return partial(evenly, lanes[key])
         line.sort()
-        return _Line(line, lanes).take
+        return _Line(line, [*lanes.values()]).take
 
     def start_of(self, pick: LaneClaim) -> float:
         """When the next turn of its key begins; compared with others of the kind only."""
         return self._clocks.get(turn_of(pick), _NEW).start(fairness_of(pick.lane).key) if self._clocks else 0.0
 
-    def owed(self, lane: LaneClaim) -> bool:
-        """Whether its key, which has just had a turn, has another one before those that had none: it weighs more."""
-        if not self._clocks or (not self.weights and WEIGHT_SEPARATOR not in lane[1]):
-            return False
-        if self._step(parts_of(lane[1])) >= 1:
-            return False
-        clock = self._clocks.get(turn_of(lane), _NEW)
-        return clock.start(fairness_of(lane.lane).key) < clock.now + _ALMOST
+    def owed(self, lanes: Sequence[LaneClaim]) -> set[tuple[str, str, int]]:
+        """Those whose keys have had a turn and have another one before those that had none: they weigh more."""
+        heavy = [lane for lane in lanes if self.weights or WEIGHT_SEPARATOR in lane[1]] if self._clocks else []
+        if not heavy:
+            return set()
+        clock = self._clocks.get(turn_of(heavy[0]), _NEW)
+        parts = [(lane[:3], parts_of(lane[1])) for lane in heavy]
+        before = clock.now + _ALMOST
+        return {lane for lane, of in parts if self._step(of) < 1 and clock.start(of.fairness.key) < before}
 
-    def record(self, lanes: Sequence[tuple[str, str, int]]) -> None:
+    def record(self, lanes: Iterable[tuple[str, str, int]]) -> None:
         """These were claimed from, or would have been but for a limit."""
         self._serial += 1
-        looked_at, serial = self._looked_at, self._serial
-        for lane in lanes:
-            looked_at.pop(lane, None)
-            looked_at[lane] = serial
-        forget_first(looked_at, MAX_REMEMBERED_LANES)
+        self._looked_at |= dict.fromkeys(lanes, self._serial)
+        if len(self._looked_at) > MAX_REMEMBERED_LANES:
+            last = sorted(self._looked_at.items(), key=itemgetter(1))
+            self._looked_at = dict(last[-MAX_REMEMBERED_LANES // 2 :])
 
-    def charge(self, claimed: list[Claimed], picks: Sequence[LaneClaim]) -> list[Claimed]:
+    def charge(self, claimed: list[Claimed], asked: Mapping[Turn, Sequence[LaneClaim]]) -> list[Claimed]:
         """Count what was claimed as turns of its keys. Returns it with the turns of each kind in their order."""
-        if not claimed or not (self._clocks or any(fairness_of(pick.lane).key for pick in picks)):
-            return claimed
-        lanes: dict[tuple[str, str, int], tuple[_Clock, str, float]] = {}
-        tags: dict[_Clock, list[tuple[float, int]]] = {}
-        for pick in picks:
-            parts = parts_of(pick[1])
-            turn, (key, weight) = (pick[0], pick[2], parts.turn), parts.fairness
+        lanes: dict[tuple[str, str, int], tuple[_Clock, list[tuple[float, int]], str, float]] = {}
+        clocks = []
+        live = self.weights
+        for turn, of_kind in asked.items() if claimed else ():
             clock = self._clocks.get(turn)
             if clock is None:
-                if not key:
+                if not any(fairness_of(pick.lane).key for pick in of_kind):
                     continue
                 clock = self._begin(turn)
-            lanes[pick[:3]] = clock, key, 1.0 if weight == 1 and not self.weights else self._step(parts)
-            tags[clock] = []
-        if len(picks) == 1:  # as many turns of one key
-            for clock, key, step in lanes.values():
+            starts: list[tuple[float, int]] = []
+            clocks.append((clock, starts))
+            for pick in of_kind:
+                parts = parts_of(pick[1])
+                key, weight = parts[4]
+                lanes[pick[:3]] = clock, starts, key, self._step(parts) if live or weight != 1.0 else 1.0
+        if len(lanes) == 1 == len(asked):  # as many turns of one key
+            for clock, _, key, step in lanes.values():
                 last = clock.start(key) + (len(claimed) - 1) * step
                 clock.now, clock.next[key] = last, last + step
+            return claimed
+        if not lanes:
             return claimed
         for place, one in enumerate(claimed):
             found = lanes.get(LANE_OF_CLAIMED(one))
             if found is not None:
-                clock, key, step = found
+                clock, starts, key, step = found
                 start = clock.next.get(key, 0.0)
                 if start < clock.now:
                     start = clock.now
                 clock.next[key] = start + step
-                tags[clock].append((start, place))
+                starts.append((start, place))
         ordered = list(claimed)
-        for clock, starts in tags.items():
+        for clock, starts in clocks:
             if starts:
                 in_order = sorted(starts)
                 for (_, place), (_, other) in zip(starts, in_order, strict=True) if in_order != starts else ():
@@ -232,12 +227,12 @@ class LaneTurns:
         return 1 / weight
 
 
-def evenly(heads: Sequence[LaneHead], number: int) -> dict[LaneHead, int]:
+def evenly(heads: Sequence[LaneHead], number: int) -> Starts:
     """So many starts of each of these lanes, in the order in which they are given."""
-    taken = {}
+    taken: Starts = []
     for place, head in enumerate(heads):
         if number <= 0:
             break
-        taken[head] = -(-number // (len(heads) - place))
-        number -= taken[head]
+        taken.append((head, -(-number // (len(heads) - place))))
+        number -= taken[-1][1]
     return taken

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from scheduler.model.lanes import parts_of
 from scheduler.ports import FOREVER, SECOND
@@ -129,11 +129,32 @@ MAX_RECENT_LANES = 32  # recently claimed lanes, read first when there may be ne
 
 
 Turn = tuple[str, int, str]
+Due = Mapping[Turn, list[LaneHead]]  # the lanes with due tasks, of each kind those whose turn it is, in their order
+_Of = TypeVar("_Of", LaneHead, LaneClaim)
 
 
 def turn_of(head: LaneHead | LaneClaim) -> Turn:
     """Lanes for which this is the same take turns as one: a kind's in a queue and priority, whatever its keys."""
     return head[0], head[2], parts_of(head[1]).turn
+
+
+def by_turn(lanes: Iterable[_Of]) -> dict[Turn, list[_Of]]:
+    """Lanes that take turns as one, each list in the given order."""
+    kinds: dict[Turn, list[_Of]] = {}
+    of_kind: list[_Of] = []
+    queue, level, name = "", -1, ""
+    for lane in lanes:
+        turn = parts_of(lane[1])[-1]
+        if turn != name or lane[2] != level or lane[0] != queue:  # mostly the same one again
+            queue, level, name = lane[0], lane[2], turn
+            of_kind = kinds.setdefault((queue, level, name), [])
+        of_kind.append(lane)
+    return kinds
+
+
+def flat(due: Due) -> list[LaneHead]:
+    """The lanes of all kinds."""
+    return [*chain.from_iterable(due.values())]
 
 
 def forget_first(entries: dict[Any, Any], most: int) -> None:
@@ -151,8 +172,8 @@ def claimed_per_lane(picks: Sequence[LaneClaim], claimed: Sequence[Claimed]) -> 
 class Order(Protocol):
     """In which order lanes have their turns; see lane_turns.py."""
 
-    def owed(self, lane: LaneClaim) -> bool:
-        """Whether a lane that was claimed from has another turn before those that were not."""
+    def owed(self, lanes: Sequence[LaneClaim]) -> Collection[Lane]:
+        """Those of these lanes of a kind that were claimed from and have another turn before those that were not."""
         ...
 
 
@@ -198,7 +219,7 @@ class LaneScanner:
         self._passes_left = 0  # rounds still to end before every lane was read since ``fresh``
         self._untried = False  # some gave less, or nothing, and others of their kind have not been looked at
         self._monotonic = monotonic
-        self._known_nonempty: list[LaneHead] = []  # due lanes of the last whole scan
+        self._known_nonempty: Due = {}  # due lanes of the last whole scan
         self._known_until = 0.0
         self._empty_until = 0.0  # the last look was at the whole, and nothing was due
         self._rescan_at = FOREVER  # when (microseconds) that is over, if a cycle relies on it
@@ -226,8 +247,8 @@ class LaneScanner:
         rely: bool,
         ready_children: ReadyChildren | None = None,
         starts: int = 0,
-    ) -> list[LaneHead]:
-        """Known lanes with due tasks, of each kind those whose turn it is.
+    ) -> Due:
+        """Known lanes with due tasks.
 
         ``fresh``: other workers or programs may have changed them. ``rely``: this worker has changed nothing itself,
         except for ``ready_children``. ``starts``: how many tasks may be claimed.
@@ -239,17 +260,17 @@ class LaneScanner:
         left = self._empty_until - self._monotonic()
         if rely and left > 0:
             self._used_known, self._rescan_at = False, tx.now + math.ceil(left * SECOND)
-            return ready_children.merge([], serves)
+            return by_turn(ready_children.merge((), serves))
         due = self._scan(tx, serves, fresh=fresh, rely=False)
         if self.whole:
-            return ready_children.merge(due, serves)
+            return by_turn(ready_children.merge(flat(due), serves))
         ready_children.schedule()  # tasks of other lanes may come first: the next cycle decides
         return due
 
-    def _scan(self, tx: Tx, serves: Callable[[LaneHead], bool], *, fresh: bool, rely: bool) -> list[LaneHead]:
+    def _scan(self, tx: Tx, serves: Callable[[LaneHead], bool], *, fresh: bool, rely: bool) -> Due:
         self._used_known = rely and bool(self._known_nonempty) and self._monotonic() < self._known_until
         if self._used_known:
-            return [head for head in self._known_nonempty if serves(head)]
+            return {turn: lanes for turn, lanes in self._known_nonempty.items() if serves(lanes[0])}
         self.reset()
         self._rescan_at = FOREVER
         if fresh:
@@ -268,21 +289,16 @@ class LaneScanner:
         ended = len(stretch) < most or bool(self.offsets.start)
         self.whole = ended and self._cursor is None
         self._cursor = None if ended else stretch[-1]
-        served: dict[Turn, bool] = {}
-        due: list[LaneHead] = []
-        by_turn: dict[Turn, list[LaneHead]] = {}
+        due: dict[Turn, list[LaneHead]] = {}
         now, first_later = tx.now, FOREVER
-        for head in stretch:
-            turn = turn_of(head)
-            if turn not in served:
-                served[turn] = serves(head)
-            if not served[turn]:
+        for turn, heads in by_turn(stretch).items():
+            if not serves(heads[0]):
                 continue
-            if head[3] <= now:
-                due.append(head)
-                by_turn.setdefault(turn, []).append(head)
-            elif head[3] < first_later:
-                first_later = head[3]
+            ready = [head for head in heads if head[3] <= now]
+            if ready:
+                due[turn] = ready
+            if len(ready) < len(heads):
+                first_later = min(first_later, *(head[3] for head in heads if head[3] > now))
         self._first_later = min(self._first_later, first_later)
         if ended:
             self._last_later = self._first_later
@@ -293,22 +309,19 @@ class LaneScanner:
             self._known_nonempty, self._known_until = due, self._monotonic() + RELY_ON_SCAN_S
             self._empty_until = 0.0 if due else self._known_until
             return due
-        for turn, heads in by_turn.items():
+        for turn, heads in due.items():
             self._known.setdefault(turn, _Known()).add(heads)
         if fresh and self._used:
             used = heads_of(tx, list(self._used))
             self.add(head for head in used if head.run_at <= now and serves(head))
         return self._first(serves)
 
-    def _first(self, serves: Callable[[LaneHead], bool]) -> list[LaneHead]:
+    def _first(self, serves: Callable[[LaneHead], bool]) -> Due:
         """The first lanes of each kind."""
-        most, first = max(MIN_LANES, self._most // len(self._known)) if self._known else 0, []
-        for known in self._known.values():
-            heads = [*known.first(most)]
-            if serves(heads[0]):
-                first += heads
+        most = max(MIN_LANES, self._most // len(self._known)) if self._known else 0
         self._beyond = {turn for turn, lanes in self._known.items() if len(lanes) > most}
-        return first
+        first = {turn: [*known.first(most)] for turn, known in self._known.items()}
+        return {turn: heads for turn, heads in first.items() if serves(heads[0])}
 
     def add(self, heads: Iterable[LaneHead]) -> None:
         """These may be claimed from, too."""
@@ -317,7 +330,7 @@ class LaneScanner:
 
     def reset(self) -> None:
         """Rely on no earlier scan: there may be work in other lanes."""
-        self._known_nonempty, self._empty_until = [], 0.0
+        self._known_nonempty, self._empty_until = {}, 0.0
 
     def forget(self) -> None:
         """Forget every lane that was read: others may be served from now on."""
@@ -326,16 +339,16 @@ class LaneScanner:
         self._cursor = None
         self._first_later = self._last_later = FOREVER
 
-    def on_claimed(self, picks: Sequence[LaneClaim], got: Mapping[tuple[str, str, int], int]) -> None:
+    def on_claimed(self, asked: int, got: int) -> None:
         """Note a claim. A lane that gave less than asked is empty: scan all before the worker is idle."""
-        if any(got[pick[:3]] < pick.limit for pick in picks):
-            self._known_nonempty = []
+        if got < asked:
+            self._known_nonempty = {}
             self._passes_left = max(self._passes_left, int(self._used_known))
 
     def remember(
         self,
         refused: Iterable[LaneHead],
-        picks: Sequence[LaneClaim],
+        asked: Mapping[Turn, Sequence[LaneClaim]],
         got: Mapping[tuple[str, str, int], int],
         order: Order,
     ) -> None:
@@ -354,25 +367,23 @@ class LaneScanner:
             if turn in self._beyond:
                 self._untried = True
                 self._drops(turn)
-        asked: dict[Turn, list[LaneClaim]] = {}
-        for pick in picks:
-            asked.setdefault(turn_of(pick), []).append(pick)
         for turn, of_kind in asked.items():
             known = self._known.get(turn)
             if known is None:
                 continue
             spent, served = 0, False
-            keeps = turn not in self._dropped
+            keeps, owed = turn not in self._dropped, order.owed(of_kind)
+            new, again = known.new, known.again
             for pick in of_kind:
                 lane = pick[:3]
-                less = got[lane] < pick[3]
-                if not less and order.owed(pick):
-                    continue
-                found = known.pop(lane)
-                spent += less
-                served = served or not less
-                if keeps and not less and found is not None:  # else the next round finds it, in its turn
-                    known.again[lane] = found
+                if got[lane] < pick[3]:
+                    known.pop(lane)
+                    spent += 1
+                elif lane not in owed:
+                    found = new.pop(lane, None) or again.pop(lane, None)
+                    served = True
+                    if keeps and found is not None:  # else the next round finds it, in its turn
+                        again[lane] = found
             if served and not keeps:
                 self._dropping.add(turn)
             if spent and turn in self._beyond:

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from scheduler.backoff import LogOnce
 from scheduler.engine.attempt.attempt import Attempt
-from scheduler.engine.dispatch.lane_turns import LaneTurns, Take, evenly
-from scheduler.engine.dispatch.lanes import Turn, turn_of
+from scheduler.engine.dispatch.lane_turns import LaneTurns, Starts, Take, evenly
+from scheduler.engine.dispatch.lanes import Due, Turn, by_turn, turn_of
 from scheduler.engine.dispatch.limits import Admission, DispatchLimits
 from scheduler.engine.fair_rotation import FairRotation
 from scheduler.engine.slots import Slots, waiting_since
@@ -114,18 +114,18 @@ class ClaimPlanner:
                     *(kind, attempt.claimed.schema_version, options.schema_version),
                 )
 
-    def plan(self, admission: Admission, due: list[LaneHead], held: Sequence[Attempt]) -> ClaimPlan:
+    def plan(self, admission: Admission, due: Due, held: Sequence[Attempt]) -> ClaimPlan:
         """The plan for those lanes that are not at their cap or rate: they take no room from the others. ``held``: what
         this worker holds once the cycle has recorded what has ended."""
         if self.turns.weights is not self.limits.known.weights:
             self.turns.weights = self.limits.known.weights
         if not self.limits.known:
             plan = self._plan(due, held)
-            if len(due) > 1:
-                self.turns.record([pick[:3] for pick in plan.picks])
+            if sum(map(len, due.values())) > 1:
+                self.turns.record(plan.shares)
             self._note(plan)
             return plan
-        waiting = self.turns.by_kind(due)
+        waiting = {turn: self.turns.in_turn(lanes) for turn, lanes in due.items()}
         most = self._most(waiting, held)
         looked: list[LaneHead] = []
         plan = ClaimPlan([], {})
@@ -135,7 +135,7 @@ class ClaimPlanner:
                 waiting[turn] = lanes[most[turn] :]
             before, allowed = -1, admission.admitted(looked)
             while len(allowed) != before:
-                plan = self._plan(allowed, held)
+                plan = self._plan(by_turn(allowed), held)
                 admission.lock(plan.picks, allowed)
                 before, allowed = len(allowed), admission.admitted(allowed)
             # A kind whose lanes are full, each by itself, may have others that are not.
@@ -188,27 +188,31 @@ class ClaimPlanner:
         lane = claim.LANE_OF(head)
         return ClaimPlan([LaneClaim(*lane, 1)], {lane: (PoolShare(head.priority, 1),)})
 
-    def _plan(self, due: list[LaneHead], held: Sequence[Attempt]) -> ClaimPlan:
+    def _plan(self, due: Due, held: Sequence[Attempt]) -> ClaimPlan:
         engine_state = self.engine_state
         self._share_places = self._share_children = []
         if not due or self.alone is not None:
             return ClaimPlan([], {})
         self._rotation += 1
         ordinary = due
-        if any(h.lane[:1] == QUARANTINE_LANE for h in due):
-            ordinary = [h for h in due if h.lane[:1] != QUARANTINE_LANE or self.slot_type_of(h) == PROCESS]
-        if len(ordinary) < len(due):
+        suspects = {
+            turn: lanes
+            for turn, lanes in due.items()
+            if turn[2][:1] == QUARANTINE_LANE and self.slot_type_of(lanes[0]) != PROCESS
+        }
+        if suspects:
+            ordinary = {turn: lanes for turn, lanes in due.items() if turn not in suspects}
             # A suspect runs beside no young attempt: if the process dies, only the suspect can be blamed. An attempt
             # that has run for a while is not the one that kills workers.
             since = engine_state.monotonic() - SUSPECT_ALONE_S
             old = [a for a in held if a.started_at is not None and a.started_mono <= since]
-            plan = self._plan_suspect([h for h in due if h not in ordinary], old)
+            plan = self._plan_suspect(suspects, old)
             if plan.picks:
                 return plan if len(old) == len(held) else ClaimPlan([], {})
         budget, pools = self.batch, list(PRIORITIES)
         if engine_state.options.max_concurrent:
             budget = max(0, engine_state.options.max_concurrent - len(held))
-            self._share_places = sorted({h.priority for h in ordinary}) if budget else []
+            self._share_places = sorted({turn[1] for turn in ordinary}) if budget else []
             first = self._places.order(self._share_places)
             pools = [*first, *(priority for priority in PRIORITIES if priority not in first)]
         taken = Counter(map(_SLOT_KEY_OF, held))
@@ -244,28 +248,27 @@ class ClaimPlanner:
             return PROCESS
         return kind.slot_type
 
-    def _in_processes(self, heads: list[LaneHead], taken: Counter[SlotKey]) -> dict[int, int]:
+    def _in_processes(self, due: Due, taken: Counter[SlotKey]) -> dict[int, int]:
         """How many tasks of each priority to claim for the shared child processes: not more than are free."""
         if not any(sort == PROCESS for _, sort in self.slots):
             return {}
-        kinds = {turn_of(h): h for h in heads}.values()
-        in_children = [h for h in kinds if (h.priority, PROCESS) in self.slots and self.slot_type_of(h) == PROCESS]
-        due = sorted({head.priority for head in in_children})
-        shares = dict.fromkeys(due, 0)
-        if not due:
+        firsts = [lanes[0] for lanes in due.values() if (lanes[0].priority, PROCESS) in self.slots]
+        levels = sorted({head.priority for head in firsts if self.slot_type_of(head) == PROCESS})
+        shares = dict.fromkeys(levels, 0)
+        if not levels:
             return shares
-        count = self.slots[due[0], PROCESS].size
+        count = self.slots[levels[0], PROCESS].size
         held = {priority: taken[priority, PROCESS] for priority in PRIORITIES}
         free = count - sum(held.values())
-        order = self._children.order(due)
-        self._share_children = due if free > 0 else []
+        order = self._children.order(levels)
+        self._share_children = levels if free > 0 else []
         for turn in range(max(0, free)):
             shares[order[turn % len(order)]] += 1
         if HIGH_PRIORITY in shares and count and not held[HIGH_PRIORITY]:
             shares[HIGH_PRIORITY] = max(1, shares[HIGH_PRIORITY])  # for which the pool has one child more
         return shares
 
-    def _plan_suspect(self, quarantine: list[LaneHead], old: list[Attempt]) -> ClaimPlan:
+    def _plan_suspect(self, quarantine: Due, old: list[Attempt]) -> ClaimPlan:
         """One suspect that can start beside these old attempts; empty if no slot is free for it."""
         engine_state = self.engine_state
         taken: dict[SlotKey, int] = {}
@@ -349,7 +352,7 @@ class _Group:
         self._share = share
         self._take: Take | None = None
 
-    def take(self, number: int) -> dict[LaneHead, int]:
+    def take(self, number: int) -> Starts:
         """So many starts; the next pool gets those that follow."""
         if self._take is None:
             self._take = self._share(self.heads)
@@ -357,7 +360,7 @@ class _Group:
 
 
 def allocate(
-    heads: Sequence[LaneHead],
+    due: Due,
     room: Callable[[int, LaneHead], int],
     budget: int,
     rotation: int,
@@ -373,36 +376,34 @@ def allocate(
     the order in which they take of the budget; ``share``: shares starts out over the lanes of a kind; ``place``: of the
     lanes that have one those of a queue take their kinds' turns as one, the lowest first.
     """
-    waiting: dict[int, list[LaneHead]] = {}
-    for head in heads:
-        waiting.setdefault(head.priority, []).append(head)
+    waiting: dict[int, dict[Turn, list[LaneHead]]] = {}
+    for turn, lanes in due.items():
+        waiting.setdefault(turn[1], {})[turn] = lanes
     ranks: dict[int, list[list[_Group]]] = {}  # by priority
     shares: dict[tuple[str, str, int], tuple[PoolShare, ...]] = {}
-    counts: dict[tuple[str, str, int], int] = {}
     for pool in pools:
-        one = (PoolShare(pool, 1),)
         for priority in [pool, *range(pool)]:
             if priority not in waiting or min(budget, most) <= 0:
                 continue
             if priority not in ranks:
                 ranks[priority] = _by_rank(waiting[priority], share, place)
             taken = _share_out(ranks[priority], pool, room, min(budget, most), rotation)
-            for head, count in taken.items():
+            alike = {count: (PoolShare(pool, count),) for count in {count for _, count in taken}}
+            for head, count in taken:
                 lane = head[:3]
-                of_pool = one if count == 1 else (PoolShare(pool, count),)
-                shares[lane] = shares[lane] + of_pool if lane in shares else of_pool
-                counts[lane] = counts.get(lane, 0) + count
+                shares[lane] = shares.get(lane, ()) + alike[count]
                 budget -= count
             if taken:
                 break  # this pool has work of this priority: the priorities above have pools of their own
-    return ClaimPlan([_new(LaneClaim, (*lane, count)) for lane, count in counts.items()], shares)
+    picks = [
+        _new(LaneClaim, (*lane, of_lane[0][1] if len(of_lane) == 1 else sum(share.most for share in of_lane)))
+        for lane, of_lane in shares.items()
+    ]
+    return ClaimPlan(picks, shares)
 
 
-def _by_rank(lanes: list[LaneHead], share: Share, place: PlaceOf | None) -> list[list[_Group]]:
+def _by_rank(turns: Mapping[Turn, list[LaneHead]], share: Share, place: PlaceOf | None) -> list[list[_Group]]:
     """The lanes of a priority as they take turns, the highest rank first."""
-    turns: dict[Turn, list[LaneHead]] = {}
-    for head in lanes:
-        turns.setdefault(turn_of(head), []).append(head)
     ranks: dict[int, dict[Turn, list[LaneHead]]] = {}
     places: dict[LaneHead, float] = {}
     for turn, of_kind in turns.items():
@@ -426,9 +427,9 @@ def _by_rank(lanes: list[LaneHead], share: Share, place: PlaceOf | None) -> list
 
 def _share_out(
     ranks: list[list[_Group]], pool: int, room: Callable[[int, LaneHead], int], budget: int, rotation: int
-) -> dict[LaneHead, int]:
+) -> Starts:
     """By rank first; then evenly over the kinds, then over the lanes of each, or over those that have a place."""
-    taken: dict[LaneHead, int] = {}
+    taken: Starts = []
     rooms: dict[Turn, int] = {}
 
     def room_of(head: LaneHead) -> int:
@@ -446,7 +447,7 @@ def _share_out(
             free = min(room_of(heads[0]), budget) - used if heads else 0
             if free > 0:
                 fair = -(-free * group.kinds // left)
-                taken |= _by_place(heads, fair, room_of, used) if group.placed else group.take(fair)
+                taken += _by_place(heads, fair, room_of, used).items() if group.placed else group.take(fair)
                 used += fair
             left -= group.kinds
     return taken
@@ -457,7 +458,7 @@ def _by_place(
 ) -> dict[LaneHead, int]:
     """Half of the starts to the first lane, half of the rest to the next: how many tasks a lane has is not known, and
     what one lane leaves is not to stay free. Many are mostly quick ones ahead of the slots, so every lane gets some."""
-    shares = evenly(heads, number) if number > FEW_STARTS else {}
+    shares = dict(evenly(heads, number)) if number > FEW_STARTS else {}
     taken: dict[LaneHead, int] = {}
     given = 0
     for head in heads:

@@ -166,13 +166,16 @@ WHERE {CLAIMABLE} AND queue = :queue AND lane = :lane AND priority = :priority A
 ORDER BY run_at, id LIMIT :limit"""
 # Read, then written: RETURNING takes SQLite longer. No other writer comes between: the write lock is held.
 _SQLITE_READ = f"SELECT {READ_NAMES.format(t='')} {_SQLITE_FIRST}"
-# The first of each of many lanes at once: a lane that gives one task is not worth two statements.
-_SQLITE_READ_FIRST = f"""
+# The first ones of each of many lanes at once: a lane that gives few tasks is not worth two statements.
+_SQLITE_READ_FEW = {
+    few: f"""
 SELECT {READ_NAMES.format(t="t.")}, j.key
-FROM json_each(:lanes) j CROSS JOIN schedd_tasks t ON t.id = (
+FROM json_each(:lanes) j CROSS JOIN schedd_tasks t ON t.id {"=" if few == 1 else "IN"} (
   SELECT id FROM schedd_tasks INDEXED BY ix_schedd_tasks_ready
   WHERE {CLAIMABLE} AND queue = :queue AND lane = j.value AND priority = :priority AND run_at <= :now
-  ORDER BY run_at, id LIMIT 1)"""
+  ORDER BY run_at, id LIMIT {few})"""
+    for few in range(1, FEW + 1)
+}
 _SQLITE_CLAIM_IDS = f"UPDATE schedd_tasks SET {_SET_SQLITE} WHERE id IN {{ids}}"
 _SQLITE_CLAIM = f"UPDATE schedd_tasks SET {_SET_SQLITE} WHERE id IN (SELECT id {_SQLITE_FIRST})"
 
@@ -211,6 +214,7 @@ WHERE id = :id AND {CLAIMABLE} AND run_at <= :now AND EXISTS ({LIVE})
 RETURNING {", ".join(_USUAL)}
 """
 _BY_TIME = itemgetter(_RUN_AT, 0)
+_BY_LANE_AND_TIME = itemgetter(-1, _READ_COLUMNS.index("run_at"), 0)
 _PICK_COLUMNS: Columns = (("queue", str), ("lane", str), ("priority", int), ("n", int))
 _PICK_FROM_COLUMNS: Columns = (*_PICK_COLUMNS, ("from_at", int), ("from_id", int))
 _START = (-(2**62), 0)
@@ -261,14 +265,10 @@ def claim(
         if not tx.rows(LIVE, worker=worker):
             return []
         few = [pick for pick in picks if pick[3] <= FEW] if not ready_children else []
-        if len(few) >= MANY_LANES:
-            levels: dict[tuple[str, int], list[LaneClaim]] = {}
-            for pick in few:
-                levels.setdefault((pick[0], pick[2]), []).append(pick)
-            for of_level in levels.values():
-                claimed += _claim_few(tx, worker, of_level)
-            picks = [pick for pick in picks if pick[3] > FEW]
-        for pick in picks:
+        several = len(few) >= MANY_LANES
+        if several:
+            claimed = _claim_few(tx, worker, few)
+        for pick in [pick for pick in picks if pick[3] > FEW] if several else picks:
             bound = {"worker": worker, "now": tx.now, **pick._asdict()}
             rest = (pick.queue, pick.lane, pick.priority, kind_of(pick.lane), tx.now, *_NOTHING_RARE)
             taken = ready_children.take(LANE_OF(pick), pick.limit) if ready_children is not None else ()
@@ -291,30 +291,32 @@ def claim(
             start.update((_LANE_OF_ROW(row), (row[_RUN_AT], row[0])) for row in rows)
         claimed = [_new(Claimed, row + _NOTHING_RARE) for row in rows]
     if len(picks) > 1:
-        if any(SIZED_LANE in pick.lane and delay_of(pick.lane) is not None for pick in picks):
+        lanes = [pick[1] for pick in picks]
+        text = "".join(lanes)
+        if SIZED_LANE in text and any(delay_of(lane) is not None for lane in lanes):
             claimed.sort(key=_place)
-        if any(RANKED_LANE in pick.lane and rank_of(pick.lane) for pick in picks):
+        if RANKED_LANE in text and any(map(rank_of, lanes)):
             claimed.sort(key=_rank_from_first)
     return _completed(tx, claimed)
 
 
 def _claim_few(tx: Tx, worker: int, picks: Sequence[LaneClaim]) -> list[Claimed]:
-    """SQLite: claim the first task of each of these lanes of one queue and priority, then the next one of those where
-    more are asked for."""
+    """SQLite: claim from many lanes at once, of each as many as of the others that are read with it."""
     claimed: list[Claimed] = []
-    queue, _, priority, _ = picks[0]
-    wanted, rest = list(picks), (tx.now, *_NOTHING_RARE)
-    bound = {"queue": queue, "priority": priority, "now": tx.now}
-    while wanted:
-        found = tx.rows(_SQLITE_READ_FIRST, lanes=bind_rows([pick.lane for pick in wanted]), **bound)
-        for row in found:
-            lane = wanted[row[-1]][1]
-            claimed.append(_new(Claimed, (*row[:-1], queue, lane, priority, parts_of(lane).kind, *rest)))
-        if not found:
-            break
-        ids = bind_rows([row[0] for row in found])
-        tx.rows(_SQLITE_CLAIM_IDS.format(ids=tx.dialect.ids()), worker=worker, now=tx.now, ids=ids)
-        wanted = [pick._replace(limit=pick[3] - 1) for row in found if (pick := wanted[row[-1]])[3] > 1]
+    alike: dict[tuple[str, int, int], list[str]] = {}
+    for queue, lane, priority, limit in picks:
+        alike.setdefault((queue, priority, limit), []).append(lane)
+    for (queue, priority, limit), lanes in alike.items():
+        bound = {"queue": queue, "priority": priority, "now": tx.now, "lanes": bind_rows(lanes)}
+        rest = (tx.now, *_NOTHING_RARE)
+        rows = tx.rows(_SQLITE_READ_FEW[limit], **bound)
+        if limit > 1:  # those of a lane come by their ids
+            rows.sort(key=_BY_LANE_AND_TIME)
+        for row in rows:
+            lane = lanes[row[-1]]
+            claimed.append(_new(Claimed, (*row[:-1], queue, lane, priority, parts_of(lane)[6], *rest)))
+    ids = bind_rows([one[0] for one in claimed])
+    tx.rows(_SQLITE_CLAIM_IDS.format(ids=tx.dialect.ids()), worker=worker, now=tx.now, ids=ids)
     return claimed
 
 
@@ -376,7 +378,7 @@ def _wants_more(claimed: Claimed) -> bool:
 
 def _completed(tx: Tx, claimed: list[Claimed]) -> list[Claimed]:
     """Add long payloads and rare columns to the tasks that have them."""
-    wanting = [c for c in claimed if _wants_more(c)]
+    wanting = [c for c in claimed if c.payload is None or c.extras & HAS_RARE]
     if not wanting:
         return claimed
     long = [c.id for c in wanting if c.payload is None]

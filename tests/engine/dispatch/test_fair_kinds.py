@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from scheduler import Context, Scheduler, Task, task
-from scheduler.engine.dispatch.lanes import LANES_PER_PLAN, LANES_PER_SCAN, LaneScanner
+from scheduler.engine.dispatch.lanes import LANES_PER_PLAN, LANES_PER_SCAN, LaneScanner, by_turn, flat
 from scheduler.engine.dispatch.planner import allocate
 from scheduler.model.lanes import LANE_SEPARATOR
 from scheduler.ports import SECOND
@@ -75,7 +75,7 @@ def test_slots_are_shared_out_by_kind_then_by_lane() -> None:
     keyed = [LaneHead("default", f"Keyed\x1f{n}", 1, 0) for n in range(300)]
     for rotation in range(3):
         plan = allocate(
-            [*keyed, LaneHead("default", "other", 1, 0)], lambda pool, _: 8 * (pool == 1), 256, rotation, 256
+            by_turn([*keyed, LaneHead("default", "other", 1, 0)]), lambda pool, _: 8 * (pool == 1), 256, rotation, 256
         )
         shares = Counter({pick.lane: pick.limit for pick in plan.picks})
         assert shares.pop("other") == 4
@@ -158,8 +158,8 @@ def test_a_plan_looks_at_as_many_lanes_as_can_start(
 
 
 class InOrder:
-    def owed(self, lane: LaneClaim) -> bool:
-        return False
+    def owed(self, lanes: Sequence[LaneClaim]) -> set[tuple[str, str, int]]:
+        return set()
 
 
 @pytest.mark.parametrize(("given", "forgotten"), [(0, True), (100, False)])
@@ -168,12 +168,12 @@ def test_lanes_that_others_have_emptied_are_read_again(given: int, forgotten: bo
     scanner = LaneScanner(lambda: 0.0)
     lanes = [LaneHead("default", f"Kind{LANE_SEPARATOR}{n}", 1, 0, n) for n in range(2 * LANES_PER_PLAN)]
     scanner.add(lanes)
-    first = scanner._first(lambda head: True)
+    first = flat(scanner._first(lambda head: True))
     assert len(first) == LANES_PER_PLAN
     picks = [LaneClaim(*head[:3], 1) for head in first]
-    scanner.remember([], picks, Counter({pick[:3]: 1 for pick in picks[:given]}), InOrder())
+    scanner.remember([], by_turn(picks), Counter({pick[:3]: 1 for pick in picks[:given]}), InOrder())
     assert scanner.unfinished
-    left = scanner._first(lambda head: True)
+    left = flat(scanner._first(lambda head: True))
     assert (left == []) is forgotten
     assert not {head.id for head in left} & {head.id for head in first[given:]}
 

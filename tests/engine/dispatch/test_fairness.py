@@ -11,7 +11,7 @@ import pytest
 
 from scheduler import ConfigError, Context, PayloadError, RetryPolicy, Scheduler, Task, task
 from scheduler.engine.dispatch.lane_turns import LaneTurns
-from scheduler.engine.dispatch.lanes import LANES_PER_PLAN, LANES_PER_SCAN
+from scheduler.engine.dispatch.lanes import LANES_PER_PLAN, LANES_PER_SCAN, by_turn
 from scheduler.engine.dispatch.planner import allocate
 from scheduler.model.lanes import (
     Fairness,
@@ -161,10 +161,12 @@ def test_pools_take_turns_of_keys_one_after_another() -> None:
     """A second pool that has room gives no key a second turn before the others have had their first."""
     lanes = [fair_lane("Import", f"customer {n}") for n in range(40)]
     heads = [LaneHead("default", lane, 1, 0) for lane in lanes]
-    plan = allocate(heads, lambda pool, _: 8 if pool else 0, 256, 0, 256, share=LaneTurns().share)
+    plan = allocate(by_turn(heads), lambda pool, _: 8 if pool else 0, 256, 0, 256, share=LaneTurns().share)
     assert [(pick.lane, pick.limit) for pick in plan.picks] == [(lane, 1) for lane in lanes[:16]]
     heavy = LaneHead("default", fair_lane("Import", "heavy", 20), 1, 0)
-    plan = allocate([*heads[:3], heavy], lambda pool, _: 8 if pool else 0, 256, 0, 256, share=LaneTurns().share)
+    plan = allocate(
+        by_turn([*heads[:3], heavy]), lambda pool, _: 8 if pool else 0, 256, 0, 256, share=LaneTurns().share
+    )
     assert [pick.limit for pick in plan.picks] == [1, 1, 1, 13]
 
 
@@ -172,8 +174,8 @@ def test_pools_after_one_with_more_slots_than_keys_take_the_turns_that_follow() 
     heads = [LaneHead("default", fair_lane("Import", f"customer {n}"), 1, 0) for n in range(5)]
     for first, second in product(range(1, 16), range(1, 6)):
         take = LaneTurns().share(heads)
-        given = Counter(take(first))
-        given.update(take(second))
+        given = Counter(dict(take(first)))
+        given.update(dict(take(second)))
         assert max(given.values()) - min(given[head] for head in heads) <= 1, (first, second)
 
 

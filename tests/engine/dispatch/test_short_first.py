@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from scheduler import Context, Scheduler, task
+from scheduler.engine.dispatch.lanes import by_turn
 from scheduler.engine.dispatch.planner import allocate
 from scheduler.model.lanes import (
     base_lane,
@@ -110,7 +111,7 @@ def test_marks_of_lanes() -> None:
 def test_half_of_the_room_goes_to_the_lane_that_is_first() -> None:
     heads = [LaneHead("default", sized_lane(size, kind), 1, 0) for size in (1, 2, 3) for kind in ("a", "b")]
     plan = allocate(
-        heads,
+        by_turn(heads),
         lambda pool, head: 8 if pool == 1 else 0,
         100,
         0,
@@ -124,7 +125,7 @@ def test_half_of_the_room_goes_to_the_lane_that_is_first() -> None:
 def test_a_kind_of_another_queue_keeps_its_share() -> None:
     heads = [LaneHead("default", sized_lane(size, "a"), 1, 0) for size in (1, 2, 3)]
     plan = allocate(
-        [*heads, LaneHead("other", "b", 1, 0)],
+        by_turn([*heads, LaneHead("other", "b", 1, 0)]),
         lambda pool, head: 8 if pool == 1 else 0,
         *(100, 0, 100),
         place=lambda head: None if head.queue == "other" else head.run_at + (delay_of(head.lane) or 0),
