@@ -30,6 +30,7 @@ _SLOT_KEY_OF = attrgetter("slot_key")
 _BLANK = Claimed(0, 0, 1, 0, 1, None, None, 0, None, 1, None, None, 0, 0, 0, "", "", 0, "", 0)
 _QUEUE, _CLAIMED_AT = Claimed._fields.index("queue"), Claimed._fields.index("claimed_at")
 _BEFORE, _AFTER = _BLANK[:_QUEUE], _BLANK[_CLAIMED_AT:]
+OTHERS_S = 1.0  # for which the quick look is left out, once there were claimable tasks (PostgreSQL)
 REFUSED_S = 0.05  # after the database had something that goes before: so long nobody asks again
 
 
@@ -43,6 +44,7 @@ class DirectStarts:
         self._claims = claims
         self._kinds = 0, "[]"  # how many this worker serves, and their names as JSON
         self._refused_until = 0.0  # monotonic
+        self._others_until = 0.0  # monotonic: until then other tasks are taken to be claimable, due or not
 
     def store(self, spec: TaskSpec) -> TaskId | None:
         """Store a task that is one row, and start it here. None: nothing is stored, for it may not start here now.
@@ -52,9 +54,9 @@ class DirectStarts:
         attempt = self._reserve(spec)
         if attempt is None:
             return None
-        state, worker, served = self._state, self._dispatch.worker, self._served(spec)
+        state, worker = self._state, self._dispatch.worker
         try:
-            claimed = direct.store_claimed(state.database, spec, worker, state.claims_above, served)
+            claimed = self._store(spec, worker)
             if claimed is not None:
                 FAILPOINTS.hit("after direct start")
                 self._hand_over(attempt, claimed, worker)
@@ -71,6 +73,17 @@ class DirectStarts:
             return None
         made = TaskId(claimed.id)
         return made if state.database.dialect.name == "sqlite" else made.at(claimed.created_at)
+
+    def _store(self, spec: TaskSpec, worker: int) -> Claimed | None:
+        """Store it as claimed, if nothing goes before it."""
+        state = self._state
+        database, above = state.database, state.claims_above
+        if database.dialect.name == "postgresql" and state.monotonic() >= self._others_until:
+            claimed = direct.store_claimed(database, spec, worker, above, None)
+            if claimed is not None:
+                return claimed
+            self._others_until = state.monotonic() + OTHERS_S
+        return direct.store_claimed(database, spec, worker, above, self._served(spec))
 
     def _reserve(self, spec: TaskSpec) -> Attempt | None:
         state = self._state

@@ -128,18 +128,25 @@ class AutocommitPool:
         return made
 
     def insert_on_server(
-        self, make: Callable[[], tuple[str, Sequence[int | str]]], notice: Notice | None
+        self,
+        make: Callable[[], tuple[str, Sequence[int | str]]],
+        notice: Notice | None,
+        meanwhile: Callable[[], None] | None,
+        planning: float | None,
     ) -> int | None:
         """PostgreSQL: the same by a statement with ``$1`` for the first value and RETURNING id.
 
         ``make``: the statement and its values, called once the clock is compared. ``notice``: what is notified once
-        the row is committed.
+        the row is committed. ``meanwhile`` is called while the server works. ``planning``: now (monotonic), if
+        the server is not to keep its plans for long.
         """
         connection, raw = self.take(settled=False)
         text = ""
         try:
+            if planning is not None:
+                raw.plan_anew(planning)
             text, values = make()
-            row = raw.one_row(text, values, notice)
+            row = raw.one_row(text, values, notice, meanwhile)
         except BaseException as error:
             self.drop(connection, raw)
             raise_as_sqlalchemy(connection, text, error)

@@ -405,17 +405,23 @@ class Database:
                 gate.leave()
 
     def insert_on_server(
-        self, make: Callable[[], tuple[str, Sequence[int | str]]], notice: Notice | None = None
+        self,
+        make: Callable[[], tuple[str, Sequence[int | str]]],
+        notice: Notice | None = None,
+        meanwhile: Callable[[], None] | None = None,
+        *,
+        replans: bool = False,
     ) -> int | None:
         """PostgreSQL: insert a row in a transaction of its own, and notify once it is committed, in one round trip.
 
         Returns its id, None if the statement inserts nothing. ``make``: the statement, with ``$1`` for the first value
-        and RETURNING id, and its values. Raises StoreUnavailableError.
+        and RETURNING id, and its values. ``meanwhile`` is called while the server works. ``replans``: it may
+        have planned the statement for a table that has grown since. Raises StoreUnavailableError.
         """
         engine = self.open()
         assert self._singles is not None
         try:
-            return self._singles.insert_on_server(make, notice)
+            return self._singles.insert_on_server(make, notice, meanwhile, self.clock.monotonic() if replans else None)
         except sa.exc.SQLAlchemyError as error:
             raise translate(error, engine.url) from cause(error)
 

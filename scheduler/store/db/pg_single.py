@@ -7,7 +7,7 @@ it Ctrl-C. The answer to a notification is read with that to the next statement:
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ _INTEGER, _INFERRED = 20, 0  # types of parameters: int8; what the statement say
 # Their formats. The bytes of a text are the same in both, but only in binary they may hold a NUL.
 _TEXT, _BINARY = 0, 1
 Row = list[bytes | None]  # as texts
+_PLANS_KEPT_S = 10.0
 _MOST = 100  # statements that one connection keeps prepared, as many as the driver
 
 
@@ -34,22 +35,32 @@ class _Prepared(NamedTuple):
 class Singles:
     """What is known of one connection: its statements, by their texts, and what of its answers is not read yet."""
 
-    __slots__ = ("entered", "known", "unread")
+    __slots__ = ("entered", "known", "planned", "unread")
 
     def __init__(self) -> None:
         self.known: dict[str, _Prepared] = {}
         self.entered = False
+        self.planned = float("-inf")  # since when the server may keep plans (monotonic)
         self.unread = 0  # statements whose answers were not waited for
 
 
-def one_row(raw: Any, text: str, values: Sequence[int | str], notice: Notice | None = None) -> Row:
+def one_row(
+    raw: Any,
+    text: str,
+    values: Sequence[int | str],
+    notice: Notice | None = None,
+    meanwhile: Callable[[], None] | None = None,
+) -> Row:
     """Carry out a statement with ``$1`` for its first value, on a connection without a transaction.
 
-    Returns its first row, nothing without a row. A ``notice`` that fails is lost. Raises psycopg.Error; the connection
-    is of no use then. Whoever gives it to others calls :func:`settle` first.
+    Returns its first row, nothing without a row. A ``notice`` that fails is lost. ``meanwhile`` is called while the
+    server works. Raises psycopg.Error; the connection is of no use then. Whoever gives it to others calls
+    :func:`settle` first.
     """
     singles: Singles = raw.singles
     if not _is_pipelined(raw):
+        if meanwhile is not None:
+            meanwhile()
         return _by_driver(raw, text, values, notice)
     _send(raw, text, values)
     results: list[Any] = []
@@ -59,6 +70,8 @@ def one_row(raw: Any, text: str, values: Sequence[int | str], notice: Notice | N
         singles.unread = 1
     else:
         singles.unread = 0
+    if meanwhile is not None:
+        meanwhile()
     try:
         raw.wait(_fetched(raw.pgconn, unread, results))
     except psycopg.DatabaseError:
@@ -80,6 +93,14 @@ def send_notice(raw: Any, notice: Notice) -> None:
     _send(raw, NOTIFY, notice)
     raw.singles.unread = 1
     raw.wait(_sent(raw.pgconn))
+
+
+def plan_anew(raw: Any, now: float) -> None:
+    """Have the server forget plans that it may have kept for ten seconds (``now``: monotonic). Raises psycopg.Error."""
+    singles: Singles = raw.singles
+    if now - singles.planned > _PLANS_KEPT_S:
+        singles.planned = now
+        one_row(raw, "DISCARD PLANS", ())
 
 
 def _is_pipelined(raw: Any) -> bool:

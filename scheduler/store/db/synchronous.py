@@ -43,6 +43,7 @@ class SynchronousConnection(psycopg.Connection[Any]):
 
     one_row = pg_single.one_row
     send_notice = pg_single.send_notice
+    plan_anew = pg_single.plan_anew
 
     def settle(self) -> None:
         """Read the unread answers of :meth:`one_row` and :meth:`send_notice`, first of all. Raises psycopg.Error."""

@@ -6,28 +6,29 @@ is decided by the statement itself: else it stores nothing.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import compress
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scheduler.model.spec import TaskSpec
 from scheduler.model.state import CLAIMED
-from scheduler.ports import SECOND
 from scheduler.store.db.database import Database
 from scheduler.store.db.dialect import Dialect
-from scheduler.store.db.statements import SQL_TYPES, numbered, one_row, run
+from scheduler.store.db.statements import SQL_TYPES, numbered
 from scheduler.store.graph import debug_log
 from scheduler.store.tasks.claim import FIRST, LIVE, NEXT_HEAD, Claimed
 from scheduler.store.tasks.enqueue import given_of
 from scheduler.store.tasks.row import COLUMNS, NEW
 
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
 MOST_LANES = 16  # with claimable tasks, due or not: beside more it is not worth the look
-PLANS_KEPT_US = 10 * SECOND  # by the server, for one connection
-_PLANNED = "schedd_planned"  # in a connection's info: since when
 _CLAIMED_AS = {"worker": ":worker", "claim": ":claim", "attempt": "1", "claimed_at": ":now"}
-_GIVEN_HERE: dict[str, Any] = dict.fromkeys(Claimed._fields) | {"claim": 1, "attempt": 1, "attempt_base": 0, "epoch": 1}
-_claimed_of = itemgetter(*Claimed._fields)
+_GIVEN_HERE: dict[str, Any] = dict.fromkeys(Claimed._fields) | {"attempt": 1, "attempt_base": 0, "epoch": 1}
+_claimed_of = itemgetter(*Claimed._fields[1:])
 _new = tuple.__new__  # as in claim.py
 _NEXT = NEXT_HEAD.format(queue="h.queue", priority="h.priority", lane="h.lane")
 _NAMES = {
@@ -51,45 +52,69 @@ class Served(NamedTuple):
     up_to: int
 
 
-def store_claimed(database: Database, spec: TaskSpec, worker: int, above: int, served: Served) -> Claimed | None:
+def store_claimed(database: Database, spec: TaskSpec, worker: int, above: int, served: Served | None) -> Claimed | None:
     """Store a task that is one row, claimed by ``worker``; nothing is stored unless that lives and nothing that is due
     would go before it.
 
-    ``above`` (PostgreSQL): what the claims' numbers are above at least. Raises StoreUnavailableError.
+    ``above`` (PostgreSQL): what the claims' numbers are above at least. ``served``: None stores nothing beside any
+    claimable task, due or not, which takes PostgreSQL much less time. Raises StoreUnavailableError.
     """
-    bound: dict[str, Any] = _GIVEN_HERE | {"worker": worker, "up_to": served.up_to, "kinds": served.kinds}
-    if served.queues is not None:
-        bound["queues"] = served.queues
+    bound: dict[str, Any] = {"worker": worker, "claim": 1}
+    if served is not None:
+        bound |= {"up_to": served.up_to, "kinds": served.kinds, "queues": served.queues}
+    some_queues = None if served is None else served.queues is not None
 
-    def statement() -> str:
-        now = database.now()
+    def take_values() -> tuple[bool, ...]:
+        bound["now"] = now = database.now()
         given, values = given_of(spec, now)
-        bound.update(zip(compress(NEW, given), values, strict=True), now=now, claimed_at=now)
-        return _insert(database.dialect, given, served.queues is not None)
+        bound.update(zip(compress(NEW, given), values, strict=True))
+        return given
 
     if database.dialect.name == "sqlite":
-        bound["id"] = database.insert_alone(lambda: (statement(), bound))
+        made = database.insert_alone(lambda: (_insert(database.dialect, take_values(), some_queues), bound))
+        claimed = _claimed(bound) if made is not None else ()
     else:
+        claimed = ()
         bound["claim"] += above
-        with database.alone() as connection:
-            text = statement()
-            if bound["now"] - connection.info.get(_PLANNED, 0) > PLANS_KEPT_US:
-                connection.info[_PLANNED] = bound["now"]
-                run(connection, "DISCARD PLANS", {})  # the table may have grown since
-            one, names = numbered(text, connection.dialect)
-            row = one_row(connection, one, [bound[name] for name in names])
-            bound["id"] = int(row[0] or 0) if row else None
-    if bound["id"] is None:
+        driver = database.open().dialect
+
+        def statement() -> tuple[str, Sequence[int | str]]:
+            text, values_of = _on_server(database.dialect, driver, take_values(), some_queues)
+            return text, values_of(bound)
+
+        def prepare() -> None:
+            nonlocal claimed
+            claimed = _claimed(bound)
+
+        made = database.insert_on_server(statement, meanwhile=prepare, replans=True)
+    if made is None:
         return None
-    debug_log.scheduled(bound["id"], spec.kind)
-    return _new(Claimed, _claimed_of(bound))
+    debug_log.scheduled(made, spec.kind)
+    return _new(Claimed, (made, *claimed))
+
+
+def _claimed(bound: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What was bound as a claim has it, without the id."""
+    return _claimed_of({**_GIVEN_HERE, **bound, "claimed_at": bound["now"]})
 
 
 @lru_cache(maxsize=64)
-def _insert(dialect: Dialect, given: tuple[bool, ...], some_queues: bool) -> str:
+def _on_server(
+    dialect: Dialect, driver: sa.Dialect, given: tuple[bool, ...], some_queues: bool | None
+) -> tuple[str, Callable[[Mapping[str, Any]], tuple[Any, ...]]]:
+    """The statement with ``$1`` for its first value, and what takes its values in their order."""
+    text, names = numbered(_insert(dialect, given, some_queues), driver)
+    return text, itemgetter(*names)
+
+
+@lru_cache(maxsize=64)
+def _insert(dialect: Dialect, given: tuple[bool, ...], some_queues: bool | None) -> str:
+    """``some_queues``: None beside no claimable task at all."""
     names, task = _NAMES[dialect.name], _BY_ID[dialect.name]
     queues = f"AND t.queue IN {names.format('queues')}" if some_queues else ""
-    may_start = f"""EXISTS ({LIVE}) AND (({FIRST}) IS NULL OR NOT EXISTS (
+    may_start = f"EXISTS ({LIVE}) AND ({FIRST}) IS NULL"
+    if some_queues is not None:
+        may_start = f"""EXISTS ({LIVE}) AND (({FIRST}) IS NULL OR NOT EXISTS (
   WITH RECURSIVE head(id, n) AS (
     SELECT ({FIRST}), 1
     UNION ALL

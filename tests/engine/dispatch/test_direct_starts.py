@@ -249,13 +249,13 @@ def test_the_database_is_not_asked_each_time_while_something_goes_before(
     inline: Scheduler, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usual, asked = direct.store_claimed, []
-    monkeypatch.setattr(direct, "store_claimed", lambda *given: asked.append(given) or usual(*given))
+    monkeypatch.setattr(direct, "store_claimed", lambda *given: asked.append(given[-1]) or usual(*given))
     write(inline, "UPDATE schedd_workers SET state = 3")
     for waited, times in ((0.0, 1), (0.0, 1), (REFUSED_S, 2)):
         clock.advance(waited)
         engine_of(inline).engine_state.was_woken()
         inline.task(quick).schedule()
-        assert len(asked) == times
+        assert len([served for served in asked if served is not None]) == times
     write(inline, "UPDATE schedd_workers SET state = 0")
     assert drain(inline) == 3
 
