@@ -146,8 +146,8 @@ class DirectStarts:
         head = LaneHead(*LANE_OF(claimed), 0)
         if self._claims() and not self._lapsed() and dispatch.planner.serves(head):
             state.started_here.append(claimed)
+            attempt.on_begin = state.nudge  # not here: the loop and the slot would want the interpreter at once
             dispatch.feeder.start_at_once(attempt)
-            state.nudge()
         else:
             state.report(attempt, released(attempt, state.now()))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -39,6 +39,7 @@ class Attempt:
 
     # Defaults of the class: most attempts change few of them, so making one sets four attributes only.
     slot: Any = None
+    on_begin: Callable[[], None] | None = None  # called right before the handler
     start_by: int | None = None  # a later start would exceed a rate (microseconds)
     counted_starts: CountedStarts = ()
     started_at: int | None = None

@@ -187,6 +187,8 @@ def _begin(attempt: Attempt, runtime: Runtime) -> Any:
         return cancelled(attempt, runtime)
     if log.isEnabledFor(logging.DEBUG):
         log.debug("task started", extra=log_fields(c))
+    if attempt.on_begin is not None:
+        attempt.on_begin()
     try:
         if c.payload is None:
             raise PayloadError("the payload is missing from the database")
