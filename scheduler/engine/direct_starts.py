@@ -22,7 +22,7 @@ from scheduler.model.capacity import PROCESS, SlotKey
 from scheduler.model.spec import TaskId, TaskSpec
 from scheduler.ports import FAILPOINTS
 from scheduler.store.tasks import direct
-from scheduler.store.tasks.claim import LANE_OF, Claimed, LaneHead
+from scheduler.store.tasks.claim import Claimed, LaneHead
 from scheduler.store.tasks.direct import Served
 
 _new = tuple.__new__  # as in claim.py
@@ -59,7 +59,7 @@ class DirectStarts:
             claimed = self._store(spec, worker)
             if claimed is not None:
                 FAILPOINTS.hit("after direct start")
-                self._hand_over(attempt, claimed, worker)
+                self._hand_over(attempt, spec, claimed, worker)
         except BaseException:
             self._dispatch.lost_commits.on_uncertain_commit()  # it may be stored as claimed
             if attempt.slot is None and self._key_of(attempt) in state.held:
@@ -109,21 +109,28 @@ class DirectStarts:
             return False
         # As for a claim: not under a lease that may have run out, nor before live settings and pauses are read.
         # In this order: a look that has begun is not due any more.
-        if timers.any_due("renew", "looks") or self._periodic.looking or monotonic >= state.lease_expires_at:
+        if timers.either_due("renew", "looks") or self._periodic.looking or monotonic >= state.lease_expires_at:
             return False
-        return not dispatch.limits.known.concern(spec.queue, spec.kind) and dispatch.planner.serves(_head_of(spec))
+        known = dispatch.limits.known
+        return not (known and known.concern(spec.queue, spec.kind)) and self._serves(spec)
 
-    def _lapsed(self) -> bool:
-        return self._state.monotonic() >= self._state.lease_expires_at
+    def _serves(self, spec: TaskSpec) -> bool:
+        planner = self._dispatch.planner
+        if planner.chosen is not None and not planner.chosen(LaneHead(spec.queue, spec.lane, spec.priority, 0)):
+            return False
+        return planner.serves_kind(spec.queue, spec.kind)
 
     def _has_room(self, slot_key: SlotKey, more: int) -> bool:
         """``more``: slots that are needed beside those that are reserved."""
         state, slots = self._state, self._dispatch.slots.get(slot_key)
         if slots is None or slot_key[1] == PROCESS or slots.waiting or state.dispatching or state.rung:
             return False
-        taken = list(map(_SLOT_KEY_OF, [*state.held.values(), *state.reserved]))
-        most = state.options.max_concurrent
-        return taken.count(slot_key) + more <= slots.size and not (most and len(taken) + more > most)
+        most, size = state.options.max_concurrent, slots.size
+        # In this order: one that is handed over meanwhile is held before it is reserved no more.
+        if len(state.reserved) + more == 1 and not state.held:  # mostly
+            return size > 0
+        taken = list(map(_SLOT_KEY_OF, [*state.reserved, *state.held.values()]))
+        return taken.count(slot_key) + more <= size and not (most and len(taken) + more > most)
 
     def _served(self, spec: TaskSpec) -> Served:
         """What would take the slot before it: lower priorities never do, but all share ``max_concurrent_tasks``."""
@@ -134,7 +141,7 @@ class DirectStarts:
         queues = None if "*" in options.queues else msgspec.json.encode(options.queues).decode()
         return Served(self._kinds[1], queues, PRIORITIES[-1] if options.max_concurrent else spec.priority)
 
-    def _hand_over(self, attempt: Attempt, claimed: Claimed, worker: int) -> None:
+    def _hand_over(self, attempt: Attempt, spec: TaskSpec, claimed: Claimed, worker: int) -> None:
         """Hand it to its slot; as any other attempt, if the slot may not begin it any more."""
         dispatch, state = self._dispatch, self._state
         attempt.claimed, attempt.submitted_at = claimed, state.monotonic()
@@ -143,9 +150,8 @@ class DirectStarts:
         if dispatch.worker != worker or state.closed:
             state.held.pop(self._key_of(attempt), None)  # whoever reclaims from that worker has it
             return
-        head = LaneHead(*LANE_OF(claimed), 0)
-        if self._claims() and not self._lapsed() and dispatch.planner.serves(head):
-            state.started_here.append(claimed)
+        if self._claims() and attempt.submitted_at < state.lease_expires_at and self._serves(spec):
+            state.started_here.append(attempt.claimed)
             attempt.on_begin = state.nudge  # not here: the loop and the slot would want the interpreter at once
             dispatch.feeder.start_at_once(attempt)
         else:
@@ -158,10 +164,6 @@ class DirectStarts:
     @staticmethod
     def _key_of(attempt: Attempt) -> tuple[int, int]:
         return attempt.claimed.id, attempt.claimed.claim
-
-
-def _head_of(spec: TaskSpec) -> LaneHead:
-    return LaneHead(spec.queue, spec.lane, spec.priority, 0)
 
 
 def _reservation(spec: TaskSpec) -> Claimed:

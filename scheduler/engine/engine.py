@@ -374,7 +374,7 @@ class Engine:
         if self.lease.detect_clock_jump():
             timers.bring_forward("renew")
         # Not under a lease that may have run out, nor before due policies have cancelled tasks.
-        on_time = not timers.any_due("renew", "looks")
+        on_time = not timers.either_due("renew", "looks")
         if woken and self.claims and on_time and self.dispatch.claim_eagerly(connection):
             self._yield_to_slots()
         fired = self._upkeep(connection)

@@ -90,18 +90,21 @@ class ClaimPlanner:
         """Whether this worker claims tasks of the lane: of its queues and kinds, none paused, none for an executor but
         the one that has started it. ``chosen``: whatever a test drains."""
         options = self.engine_state.options
-        if "*" not in options.queues and head.queue not in options.queues:
-            return False
         if not options.any_executor and executor_of(head.lane) not in (None, options.executor):
-            return False
-        kind = kind_of(head.lane)
-        if self.engine_state.registry.get(kind) is None:
             return False
         if self.chosen is not None and not (chosen or self.chosen(head)):
             return False
-        if self.engine_state.pauses and self.engine_state.pauses.hold(head.queue, kind):
+        return self.serves_kind(head.queue, kind_of(head.lane))
+
+    def serves_kind(self, queue: str, kind: str) -> bool:
+        """Whether this worker claims tasks of the kind in this queue, if no executor is to start their workers."""
+        state = self.engine_state
+        queues, pauses = state.options.queues, state.pauses
+        if state.registry.get(kind) is None or ("*" not in queues and queue not in queues):
             return False
-        return not self._deferred_kinds or self._deferred_kinds.get(kind, 0.0) <= self.engine_state.monotonic()
+        if pauses and pauses.hold(queue, kind):
+            return False
+        return not self._deferred_kinds or self._deferred_kinds.get(kind, 0.0) <= state.monotonic()
 
     def defer_to_newer_workers(self, attempts: Iterable[Attempt]) -> None:
         """Leave the kinds of these tasks, too new to read, to newer workers for a while."""

@@ -81,9 +81,10 @@ class Timers:
         """Seconds until it is due; 0 or less if it is."""
         return self._due.get(name, 0.0) - self._monotonic()
 
-    def any_due(self, *names: str) -> bool:
-        """Whether one of these is due."""
-        return min([self._due.get(name, 0.0) for name in names]) <= self._monotonic()
+    def either_due(self, one: str, other: str) -> bool:
+        """Whether one of the two is due."""
+        due = self._due.get
+        return min(due(one, 0.0), due(other, 0.0)) <= self._monotonic()
 
     def set(self, name: str, seconds: float) -> None:
         """Make it due after so many seconds."""

@@ -20,6 +20,7 @@ from scheduler.store.db.pool import FairPool
 from scheduler.store.db.statements import NOTIFY, Notice, raise_as_sqlalchemy
 from scheduler.store.db.write_gate import WriteGate
 
+PLANS_KEPT_S = 10.0  # seconds, where the server is not to keep plans for long
 MAX_KEPT = 2  # that are kept; more at once are checked out and given back
 
 
@@ -143,7 +144,7 @@ class AutocommitPool:
         connection, raw = self.take(settled=False)
         text = ""
         try:
-            if planning is not None:
+            if planning is not None and planning - raw.singles.planned > PLANS_KEPT_S:
                 raw.plan_anew(planning)
             text, values = make()
             row = raw.one_row(text, values, notice, meanwhile)

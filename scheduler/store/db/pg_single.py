@@ -23,7 +23,6 @@ _INTEGER, _INFERRED = 20, 0  # types of parameters: int8; what the statement say
 # Their formats. The bytes of a text are the same in both, but only in binary they may hold a NUL.
 _TEXT, _BINARY = 0, 1
 Row = list[bytes | None]  # as texts
-_PLANS_KEPT_S = 10.0
 _MOST = 100  # statements that one connection keeps prepared, as many as the driver
 
 
@@ -58,7 +57,7 @@ def one_row(
     :func:`settle` first.
     """
     singles: Singles = raw.singles
-    if not _is_pipelined(raw):
+    if not (singles.entered or _is_pipelined(raw)):
         if meanwhile is not None:
             meanwhile()
         return _by_driver(raw, text, values, notice)
@@ -96,11 +95,9 @@ def send_notice(raw: Any, notice: Notice) -> None:
 
 
 def plan_anew(raw: Any, now: float) -> None:
-    """Have the server forget plans that it may have kept for ten seconds (``now``: monotonic). Raises psycopg.Error."""
-    singles: Singles = raw.singles
-    if now - singles.planned > _PLANS_KEPT_S:
-        singles.planned = now
-        one_row(raw, "DISCARD PLANS", ())
+    """Have the server forget its plans. ``now``: monotonic. Raises psycopg.Error."""
+    raw.singles.planned = now
+    one_row(raw, "DISCARD PLANS", ())
 
 
 def _is_pipelined(raw: Any) -> bool:
