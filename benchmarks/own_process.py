@@ -1,9 +1,10 @@
 """A start in the caller's own process: milliseconds from the call of schedule() to the first line of the handler, in a
 program that runs tasks itself and has a free slot, and of schedule() alone. Beside it one flushed commit: an INSERT of
 the same row by the bare driver. A call of each, another one first each time, with a pause between, so that the worker
-is idle; ``two commits`` is the same program without direct starts.
+is idle; ``two commits`` is the same program without direct starts. ``slow disk``: a PostgreSQL whose commits flush for
+15 ms and more (commit_delay), two rounds of a fourth of the calls.
 
-    python benchmarks/own_process.py [--calls 400] [--rounds 5] [--databases sqlite,postgresql]
+    python benchmarks/own_process.py [--calls 400] [--rounds 5] [--databases sqlite,postgresql,slow_disk]
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import argparse
 import statistics
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import servers
 from contenders.raw import opened
@@ -70,12 +72,24 @@ def one_round(server: str, calls: int) -> dict[str, list[float]]:
     return took
 
 
+@contextmanager
+def slow_disk() -> Iterator[str]:
+    """A PostgreSQL whose sessions wait for 15 ms before each flush."""
+    slow = "options=-c%20commit_delay%3D15000%20-c%20commit_siblings%3D0"
+    with servers.postgresql() as url:
+        yield f"{url}{'&' if '?' in url else '?'}{slow}"
+
+
+SERVERS = {"sqlite": servers.sqlite, "postgresql": servers.postgresql, "slow_disk": slow_disk}
+
+
 def main(calls: int, rounds: int, databases: Sequence[str]) -> None:
     for name in databases:
         ratios: dict[str, list[float]] = {}
-        with getattr(servers, name)() as server:
-            for _ in range(rounds):
-                found = one_round(server, calls)
+        slow = name == "slow_disk"
+        with SERVERS[name]() as server:
+            for _ in range(min(rounds, 2) if slow else rounds):
+                found = one_round(server, calls // 4 if slow else calls)
                 commit = statistics.median(found["commit"])
                 for what, spans in sorted(found.items()):
                     p50, p99 = statistics.median(spans), sorted(spans)[int(0.99 * len(spans))]
@@ -89,6 +103,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calls", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--databases", default="sqlite,postgresql")
+    parser.add_argument("--databases", default="sqlite,postgresql,slow_disk")
     given = parser.parse_args()
     main(given.calls, given.rounds, given.databases.split(","))

@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from scheduler import AsyncContext, Context, Priority, Scheduler, Task, TaskState, task
-from scheduler.engine.direct_starts import REFUSED_S, DirectStarts
+from scheduler.engine.direct_starts import OTHERS_S, REFUSED_S, DirectStarts
 from scheduler.errors import StoreUnavailableError
 from scheduler.model.lanes import fairness_of
 from scheduler.ports import FAILPOINTS
@@ -258,6 +258,45 @@ def test_the_database_is_not_asked_each_time_while_something_goes_before(
         assert len([served for served in asked if served is not None]) == times
     write(inline, "UPDATE schedd_workers SET state = 0")
     assert drain(inline) == 3
+
+
+@pytest.mark.case(107)
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+def test_the_whole_look_follows_where_something_is_claimable(
+    inline: Scheduler, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And goes first for a while then."""
+    usual, looks = direct.store_claimed, []
+    monkeypatch.setattr(direct, "store_claimed", lambda *given: looks.append(given[-1] is not None) or usual(*given))
+
+    def start() -> list[bool]:
+        looks.clear()
+        made = inline.task(quick).schedule()
+        assert inline.get_task(made).state is TaskState.CLAIMED
+        assert drain(inline) == 1
+        return looks
+
+    assert start() == [False]
+    inline.task(quick).after(3600).schedule()
+    assert engine_of(inline).engine_state.was_woken()
+    assert start() == [False, True]
+    assert start() == [True]
+    clock.advance(OTHERS_S)
+    step(inline)
+    assert start() == [False, True]
+
+
+@pytest.mark.case(107)
+def test_the_loop_hears_of_a_handler_that_goes_on(program: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may sleep for long otherwise, and nobody would know that the task runs."""
+    nudges: list[None] = []
+    state = program.engine.engine_state
+    usual = state.nudge
+    monkeypatch.setattr(state, "nudge", lambda: nudges.append(usual()))
+    made = program.task(held).schedule()
+    assert gates.begun.acquire(timeout=30)
+    assert len(nudges) == 1, "before the handler"
+    until(lambda: program.get_task(made).state is TaskState.RUNNING)
 
 
 @pytest.mark.case(107)
