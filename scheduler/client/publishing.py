@@ -18,7 +18,7 @@ from scheduler.model.times import span_us
 from scheduler.operations import messages
 from scheduler.operations.desk import Desk
 from scheduler.store import outbox
-from scheduler.store.db.tx import Tx
+from scheduler.store.db.tx import CallersTx, Tx
 from scheduler.store.tasks.enqueue import callers_connection
 
 log = logging.getLogger("scheduler.client")
@@ -105,7 +105,7 @@ class PublishOperations:
         else:
             with callers_connection(connection) as theirs:
                 caller.database.open_beside(theirs)
-                made, published = put(Tx(theirs, caller.database.now()), ours=False)
+                made, published = put(CallersTx(theirs, caller.database.now()), ours=False)
                 caller.notify_after_commit(theirs)
         if not published:
             text = "no worker has published a sink yet: the message waits for a daemon that has [sinks.%s]"

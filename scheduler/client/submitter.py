@@ -19,7 +19,7 @@ from scheduler.operations.published import PublishedKind, read_kind
 from scheduler.store import audit, outbox, schedules
 from scheduler.store.db.async_connection import run_on
 from scheduler.store.db.database import Database
-from scheduler.store.db.tx import Tx
+from scheduler.store.db.tx import CallersTx, Tx
 from scheduler.store.schedules import ScheduleSpec
 from scheduler.store.tasks.enqueue import callers_connection, enqueue, enqueue_alone, insert_alone, is_one_row
 
@@ -158,7 +158,7 @@ class TaskSubmitter:
     def _store_on(self, given: Any, specs: list[TaskSpec]) -> list[TaskId]:
         with callers_connection(given) as own:
             self.database.open_beside(own)
-            tx = Tx(own, self.database.now())
+            tx = CallersTx(own, self.database.now())
             if self.registry.telling:
                 self.check_sinks((spec.kind for spec in specs), tx)
             ids = _enqueue(tx, specs, ours=False)

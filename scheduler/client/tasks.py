@@ -47,7 +47,7 @@ from scheduler.operations.tasks import CancelResult
 from scheduler.ports import SECOND
 from scheduler.store.admin import retention
 from scheduler.store.db.database import Database
-from scheduler.store.db.tx import Tx
+from scheduler.store.db.tx import CallersTx
 from scheduler.store.graph.cycles import find_path
 from scheduler.store.read.search import search
 from scheduler.store.read.tasks import (
@@ -410,7 +410,7 @@ class TaskOperations:
             return self.desk.write(lambda tx: events.emit_in(tx, given))
         with callers_connection(connection) as own:
             self.database.open_beside(own)
-            tx = Tx(own, self.database.now())
+            tx = CallersTx(own, self.database.now())
             hold_writes(tx)
             new = events.emit_in(tx, given)
             self._notify_after_commit(own)

@@ -22,6 +22,7 @@ from scheduler import (
     Task,
     TaskCancelledError,
     TaskFailedError,
+    TaskId,
     TaskState,
     UnknownTaskError,
 )
@@ -289,3 +290,26 @@ def test_a_connection_of_the_other_sort_is_refused(jobs: Scheduler, database: Da
 
     asyncio.run(main())
     assert jobs.list_tasks() == []
+
+
+@pytest.mark.parametrize("dialect", ["sqlite", "postgresql"], indirect=True)
+def test_a_callers_driver_is_asked_as_sqlalchemy_asks_it(jobs: Scheduler, database: Database) -> None:
+    """For what is recorded of who stores a task, and what a replacement that ends at once lets go."""
+    gone = jobs.task(Double(1)).schedule()
+    jobs.cancel_task(gone)
+    held = jobs.task(Double(2)).key("held").schedule()
+    child = jobs.task(Double(3)).depend_on(held, when="finished").schedule()
+
+    async def main() -> TaskId:
+        async with connected(database.url) as connection:
+            with jobs.acting("ada"):
+                made = await jobs.task(Double(4)).schedule_async(connection=connection)
+            replaced = jobs.task(Double(5)).key("held", "replace").depend_on(gone)
+            assert await replaced.schedule_async(connection=connection) == held
+            await connection.commit()
+        return made
+
+    made = asyncio.run(main())
+    assert [entry.actor for entry in jobs.audit(made)] == ["ada"]
+    assert jobs.get_task(held).state is TaskState.FAILED
+    assert jobs.get_task(child).state is TaskState.SCHEDULED

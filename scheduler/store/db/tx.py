@@ -46,3 +46,17 @@ class Tx:
         connection = self.connection  # as statements.run() does, without its call: a poll of an idle engine makes many
         text, order = statements.compiled(sql, connection.dialect)
         return statements._raw(connection, text, params if order is None else [params[name] for name in order])
+
+
+class CallersTx(Tx):
+    """A transaction of a caller's own: its connection may have another driver, and be watched."""
+
+    __slots__ = ()
+
+    def at(self, now: int) -> Tx:
+        return CallersTx(self.connection, now)
+
+    def rows(self, sql: str, /, **params: object) -> list[tuple[Any, ...]]:
+        """:meth:`run`. All rows, as tuples."""
+        found = self.run(sql, **params)
+        return [tuple(row) for row in found] if found.returns_rows else []
