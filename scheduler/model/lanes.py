@@ -86,7 +86,7 @@ def _parts(lane: str) -> Parts:
     if rest[:1] == FAIR_LANE:
         mark, _, rest = rest[1:].partition(LANE_SEPARATOR)
         key, _, weight = mark.partition(WEIGHT_SEPARATOR)
-        fairness = Fairness(key, _number(weight, 1.0) or 1.0)
+        fairness = Fairness(key, min(max(_number(weight, 1.0), WEIGHTS[0]), WEIGHTS[1]))
     kind = rest.partition(LANE_SEPARATOR)[0]
     return Parts(marks, executor, rank, size, fairness, rest, kind, before + kind)
 

@@ -73,8 +73,8 @@ class _Line:
             moved, line[: self._moved] = line[: self._moved], []
             for start, n, place, step in moved:
                 insort(line, (start + step, n + 1, place, step))
-            # So many have a turn before the second one of any.
-            self._moved = min(number, bisect(line, (line[0][0] + self._least, 1)))
+            # So many have a turn before the second one of any; one at least, should a step be too small for the sum.
+            self._moved = min(number, max(1, bisect(line, (line[0][0] + self._least, 1))))
             counts.update(map(_PLACE_OF, line[: self._moved]))
             number -= self._moved
         shares: Starts = []

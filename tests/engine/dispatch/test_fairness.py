@@ -126,6 +126,8 @@ def test_marks_of_lanes() -> None:
     assert fair_lane("Train", "", 1) == "Train"
     assert fairness_of("Train") == Fairness()
     assert fairness_of("~ada\x1ebroken\x1fTrain") == Fairness("ada", 1.0)
+    for written, weight in ("9" * 30, 1000.0), ("0", 0.001), ("0.0000001", 0.001):  # only by SQL: nobody is held up
+        assert fairness_of(f"~ada\x1e{written}\x1fTrain") == Fairness("ada", weight)
 
 
 @pytest.mark.case(105)
@@ -177,6 +179,16 @@ def test_pools_after_one_with_more_slots_than_keys_take_the_turns_that_follow() 
         given = Counter(dict(take(first)))
         given.update(dict(take(second)))
         assert max(given.values()) - min(given[head] for head in heads) <= 1, (first, second)
+
+
+@pytest.mark.timeout(60)
+def test_turns_go_on_where_a_step_is_lost_in_the_sum(jobs: Scheduler) -> None:
+    backlog(jobs, {"one": 1, "other": 1})
+    run(jobs, most=2)
+    for clock in engine_of(jobs).dispatch.planner.turns._clocks.values():
+        clock.now = 1e17
+    backlog(jobs, {"one": 20, "other": 20})
+    assert run(jobs, most=40) == {"one": 20, "other": 20}
 
 
 @pytest.mark.case(105)
