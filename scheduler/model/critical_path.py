@@ -1,4 +1,4 @@
-"""What is left of a running graph: the longest path through what has not ended, when it may be over, what blocks most.
+"""The rest of a running graph: the longest path through what has not ended, when it may be over, what blocks most.
 
 Pure. Instants and spans are microseconds.
 """

@@ -63,7 +63,7 @@ def executor(api: KubeApi) -> Iterator[KubernetesExecutor]:
 
 @pytest.fixture
 def forked_templates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What forks jobs is forked itself, from a process that has imported what it needs."""
+    """The process that forks jobs is forked itself, from a process that has imported what it needs."""
 
     def fork(argv: Sequence[str], *, env: dict[str, str], pass_fds: Sequence[int], **_: Any) -> Any:
         with open(os.devnull, "r+b") as null:

@@ -16,7 +16,7 @@ OTHER_RULES: dict[str, dict[str, Any]] = {
 }
 THEMES = tuple(OTHER_RULES)
 LOOK = "async options => (await axe.run({...options, resultTypes: ['violations']})).violations"
-# A kind of text: its colour and size, and what is behind it. What is hidden is of no kind.
+# A kind of text: its colour and size, and what is behind it. Hidden text is of no kind.
 KINDS = """() => {
   const plain = "rgba(0, 0, 0, 0),none,1,static,none,false,null;";
   const grounds = new Map([[null, ""]]);

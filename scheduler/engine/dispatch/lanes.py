@@ -173,7 +173,7 @@ class Order(Protocol):
     """In which order lanes have their turns; see lane_turns.py."""
 
     def owed(self, lanes: Sequence[LaneClaim]) -> Collection[Lane]:
-        """Those of these lanes of a kind that were claimed from and have another turn before those that were not."""
+        """The claimed ones among a kind's lanes that have another turn before the others."""
         ...
 
 

@@ -53,7 +53,7 @@ def one_row(
     """Carry out a statement with ``$1`` for its first value, on a connection without a transaction.
 
     Returns its first row, nothing without a row. A ``notice`` that fails is lost. ``meanwhile`` is called while the
-    server works. Raises psycopg.Error; the connection is of no use then. Whoever gives it to others calls
+    server works. Raises psycopg.Error; the connection is of no use then. A caller that gives it to others calls
     :func:`settle` first.
     """
     singles: Singles = raw.singles

@@ -34,7 +34,7 @@ def slots_of(fleet: Fleet, groups: Collection[Group]) -> dict[object, int]:
 
 
 def graph_estimate(tx: Tx, graph: StoredGraph) -> Estimate:
-    """What is left of a graph: longest path, time until it has ended as a range, what blocks most."""
+    """The rest of a graph: longest path, time until it has ended as a range, what blocks most."""
     states = {node.id: node.state for node in graph.nodes}
     stuck = {
         edge.child

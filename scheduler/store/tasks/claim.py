@@ -378,7 +378,7 @@ def _wants_more(claimed: Claimed) -> bool:
 
 def _completed(tx: Tx, claimed: list[Claimed]) -> list[Claimed]:
     """Add long payloads and rare columns to the tasks that have them."""
-    wanting = [c for c in claimed if c.payload is None or c.extras & HAS_RARE]
+    wanting = [*filter(_wants_more, claimed)]
     if not wanting:
         return claimed
     long = [c.id for c in wanting if c.payload is None]

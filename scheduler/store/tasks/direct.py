@@ -6,8 +6,7 @@ is decided by the statement itself: else it stores nothing.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import compress
 from operator import itemgetter
@@ -17,14 +16,13 @@ from scheduler.model.spec import TaskSpec
 from scheduler.model.state import CLAIMED
 from scheduler.store.db.database import Database
 from scheduler.store.db.dialect import Dialect
-from scheduler.store.db.statements import SQL_TYPES
+from scheduler.store.db.statements import SQL_TYPES, numbered
 from scheduler.store.graph import debug_log
 from scheduler.store.tasks.claim import FIRST, LIVE, NEXT_HEAD, Claimed
 from scheduler.store.tasks.enqueue import given_of
 from scheduler.store.tasks.row import COLUMNS, NEW
 
 MOST_LANES = 16  # with claimable tasks, due or not: beside more it is not worth the look
-_NAMED = re.compile(r":(\w+)")
 _CLAIMED_AS = {"worker": ":worker", "claim": ":claim", "attempt": "1", "claimed_at": ":now"}
 _GIVEN_HERE: dict[str, Any] = dict.fromkeys(Claimed._fields) | {"attempt": 1, "attempt_base": 0, "epoch": 1}
 _claimed_of = itemgetter(*Claimed._fields[1:])
@@ -73,12 +71,12 @@ def store_claimed(database: Database, spec: TaskSpec, worker: int, above: int, s
         made = database.insert_alone(lambda: (_insert(database.dialect, take_values(), some_queues), bound))
         claimed = _claimed(bound) if made is not None else ()
     else:
-        claimed = ()
+        claimed, server = (), database.open().dialect
         bound["claim"] += above
 
         def statement() -> tuple[str, Sequence[int | str]]:
-            text, values_of = _on_server(database.dialect, take_values(), some_queues)
-            return text, values_of(bound)
+            text, names = numbered(_insert(database.dialect, take_values(), some_queues), server)
+            return text, [bound[name] for name in names]
 
         def prepare() -> None:
             nonlocal claimed
@@ -92,21 +90,9 @@ def store_claimed(database: Database, spec: TaskSpec, worker: int, above: int, s
 
 
 def _claimed(bound: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What was bound as a claim has it, without the id."""
+    """The bound values as a claim has them, without the id."""
     values: tuple[Any, ...] = _claimed_of({**_GIVEN_HERE, **bound, "claimed_at": bound["now"]})
     return values
-
-
-@lru_cache(maxsize=64)
-def _on_server(
-    dialect: Dialect, given: tuple[bool, ...], some_queues: bool | None
-) -> tuple[str, Callable[[Mapping[str, Any]], tuple[Any, ...]]]:
-    """The statement with ``$1`` for its first value, and what takes its values in their order."""
-    names: dict[str, int] = {}
-    text = _NAMED.sub(
-        lambda found: f"${names.setdefault(found[1], len(names) + 1)}", _insert(dialect, given, some_queues)
-    )
-    return text, itemgetter(*names)
 
 
 @lru_cache(maxsize=64)
