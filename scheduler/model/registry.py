@@ -426,6 +426,10 @@ def make_kind(source: Any, kind: str | None, build: Callable[[int, str], Any] | 
             f"cannot register {source!r}: it is neither a Task class nor a @task function"
             + ("; decorate it with @task" if callable(source) else "")
         )
+    if isinstance(kind, (type, TaskFunction)):
+        raise ConfigError(
+            f"register() takes one task type at a time, and {kind!r} is a second one: call it once for each"
+        )
     if kind is not None:
         options = msgspec.structs.replace(options, kind=check_name("kind", kind))
     check_template(options, struct)

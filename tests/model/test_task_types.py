@@ -340,6 +340,13 @@ def test_types_that_cannot_be_registered(says: str, source: Callable[[], Any]) -
     assert len(registry) == 0
 
 
+def test_two_types_are_registered_by_two_calls() -> None:
+    registry = Registry()
+    wrong: Any = Mail
+    refused(ConfigError, "register() takes one task type at a time", lambda: registry.add(task(no_body), wrong))
+    assert len(registry) == 0
+
+
 def test_a_literal_that_an_old_msgspec_cannot_sort(monkeypatch: pytest.MonkeyPatch) -> None:
     def paint(ctx: Context, of: Literal["a", 1]) -> None: ...
 
