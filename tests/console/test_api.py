@@ -282,6 +282,7 @@ REFUSED: tuple[tuple[str, Any, int, str | None], ...] = (
     ("/tasks/99999999999999999999999", None, 404, None),
     ("/nothing", None, 404, None),
     ("/tasks/cancel", None, 405, None),
+    ("/openapi.json", {}, 405, None),
     ("/tasks/cancel", {"ids": ["7"]}, 422, "ids[0]"),
     ("/tasks/cancel", {"ids": []}, 422, "ids"),
     ("/tasks/cancel", {"ids": [True]}, 422, "ids[0]"),

@@ -70,8 +70,8 @@ async def read(request: Request, path: str, who: Principal) -> ApiCall:
         return ApiCall(None, {}, Args())
     found = find(request.method, rest)
     if found.route is None:
-        if found.methods:
-            allowed = ", ".join(found.methods)
+        allowed = "GET" if rest == DOCUMENT else ", ".join(found.methods)
+        if allowed:
             raise Refusal(405, f"{path} takes {allowed}, not {request.method}.", {"allow": allowed})
         raise Refusal(404, f"There is no such route: GET {PREFIX}{DOCUMENT} lists them.")
     _refuse_unless(who, found.route.verb)
