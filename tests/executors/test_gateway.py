@@ -10,17 +10,20 @@ import os
 import socket
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
 import msgspec
 import pytest
 
-from scheduler import TaskState
+from scheduler import Scheduler, TaskState
 from scheduler.daemon.job import take_gateway
 from scheduler.engine.gateway.client import GatewayClient
-from scheduler.engine.gateway.messages import Attach, Attached, GatewayLoad, GatewayRequest, Sync
+from scheduler.engine.gateway.engine import GatewayEngine
+from scheduler.engine.gateway.messages import Attach, Attached, GatewayLoad, GatewayRequest, Sync, Synced
 from scheduler.engine.placed import NotMineError, PlacedClaim
 from scheduler.errors import ConfigError, StoreUnavailableError
 from scheduler.executors.gateway import JobGateway, Reply
@@ -142,6 +145,37 @@ def test_what_a_gateway_cannot_do_fails_the_task_with_the_reason(place: Place) -
     assert "ctx.transaction()" in said
     assert "more than 65,536 bytes" in str(place.jobs.get_last_error(large))
     assert place.outcomes(transaction) == place.outcomes(large) == ["dead"]
+
+
+def test_what_is_too_long_together_is_sent_in_parts(place: Place) -> None:
+    """Grouped steps send their records without waiting for those before: twelve of them have 144,000 bytes."""
+    task_id = place.schedule("grouped")
+    place.until(lambda: place.ended(task_id))
+    assert place.state(task_id) is TaskState.SUCCESS, place.jobs.get_last_error(task_id)
+    with place.jobs.database.read() as tx:
+        assert tx.run("SELECT count(*) FROM schedd_checkpoints WHERE task_id = :id", id=task_id).scalar_one() == 13
+
+
+def test_what_another_transaction_kept_back_goes_before_what_was_asked_since(database: Database) -> None:
+    """Else a later step could be recorded without one before it."""
+    sent: list[list[str]] = []
+
+    class Client:
+        def sync(self, message: Sync) -> Synced:
+            sent.append([one.args["name"] for one in message.asked])
+            return Synced(True, now=0, answers=[None if len(sent) == 1 else {"held": True} for _ in message.asked])
+
+    jobs = Scheduler(database.url)
+    engine: Any = jobs._make_engine(partial(GatewayEngine, client=Client()), inline=True)
+    state = engine.engine_state
+    state.inline = None  # no thread exchanges for a request
+    attempt: Any = SimpleNamespace(last_activity=0.0)
+    for name in ("first", "second"):
+        state.request(attempt, "record", {"name": name})
+    engine._exchange()
+    state.request(attempt, "record", {"name": "third"})
+    engine._exchange()
+    assert sent == [["first", "second"], ["first", "second", "third"]]
 
 
 def test_every_answer_may_be_lost_once(place: Place) -> None:

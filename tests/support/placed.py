@@ -96,6 +96,9 @@ class Work(Task, executor="it", resources=SMALL, retry=RetryPolicy(min_wait=0, m
                 note(place, "opened")
         elif self.how == "large":
             ctx.step("large", lambda: "x" * 200_000)
+        elif self.how == "grouped":
+            for n in range(12):
+                ctx.step(f"grouped {n}", lambda: "x" * 12_000, durable="grouped")
         elif self.how == "calls":
             ctx.report_progress(50, "half")
             ctx.spawn(Work(place), name="child")

@@ -34,7 +34,7 @@ from scheduler.store.tasks.complete import Completion
 log = logging.getLogger("scheduler.engine")
 
 POLL_S = 1.0  # between two questions whether the task was cancelled
-MAX_ASKED = 100  # requests in one message
+MAX_ASKED = 100  # requests in one message; fewer after one that was too long
 LOAD_RETRY_S = 0.2
 LAST_TRIES = 5  # to record the outcome, while another transaction has the row
 GIVE_UP_LEASES = 10  # after so many leases without an answer the task is another job's
@@ -84,6 +84,7 @@ class GatewayEngine(PlacedEngine):
         self.engine_state.life = self.registration.incarnation = random_incarnation()
         self._outcome: tuple[Attempt, Outcome] | None = None  # until it is recorded
         self._left = False  # its worker has stopped
+        self._most_asked = MAX_ASKED
 
     def _open(self) -> None:
         """There is no database to be opened."""
@@ -146,9 +147,9 @@ class GatewayEngine(PlacedEngine):
         self._tell_of_moves(renews=timers.remaining("renew") <= 0)
         if self._outcome is None and state.outcomes:
             self._outcome = state.outcomes.popleft()
-        state.requests.extend(state.put_off)
+        state.requests.extendleft(reversed(state.put_off))  # before those since: records are written in their order
         state.put_off = []
-        asked = [state.requests.popleft() for _ in range(min(MAX_ASKED, len(state.requests)))]
+        asked = [state.requests.popleft() for _ in range(min(self._most_asked, len(state.requests)))]
         attempt = next(iter(list(state.held.values())), None)
         tail = None if attempt is None else attempt.tail
         added = 0 if tail is None else tail.added
@@ -168,11 +169,16 @@ class GatewayEngine(PlacedEngine):
         try:
             given = self._client.sync(message)
         except PayloadError as error:
-            self._send_less(asked, error)
+            if len(asked) > 1:  # records of grouped steps come together
+                state.requests.extendleft(reversed(asked))
+                self._most_asked = len(asked) // 2
+            else:
+                self._send_less(asked, error)
             return
         except BaseException:
             state.requests.extendleft(reversed(asked))
             raise
+        self._most_asked = min(MAX_ASKED, 2 * self._most_asked)
         timers.set("poll", POLL_S)
         self._know_time(given.now, begun)
         if given.renewed:
