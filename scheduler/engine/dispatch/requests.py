@@ -26,18 +26,23 @@ class RequestBatch:
         return bool(self._requests)
 
     def take(self) -> None:
-        """Take new requests, and blocked ones, which may fill half of the batch."""
+        """Take new requests, and blocked ones, which may fill half of the batch. Those of one attempt stay in their
+        order: a grouped step is not to be recorded without one before it."""
         engine_state, again = self._state, MAX_REQUESTS // 2
         self._requests, engine_state.put_off = engine_state.put_off[:again], engine_state.put_off[again:]
+        behind = {id(r.attempt) for r in engine_state.put_off}
         while len(self._requests) < MAX_REQUESTS:
             try:
-                self._requests.append(engine_state.requests.popleft())
+                taken = engine_state.requests.popleft()
             except IndexError:  # the watchdog may have answered the last one
                 break
+            (engine_state.put_off if id(taken.attempt) in behind else self._requests).append(taken)
 
     def requeue(self) -> None:
         """Keep the requests for the next cycle; this one failed, perhaps after its commit."""
-        self._state.requests.extendleft(r._replace(again=True) for r in reversed(self._requests))
+        engine_state = self._state
+        left, engine_state.put_off = engine_state.put_off, []
+        engine_state.requests.extendleft(reversed([*(r._replace(again=True) for r in self._requests), *left]))
 
     def answer(self, tx: Tx, worker: int, *, one_by_one: bool) -> None:
         """Write what the requests ask for; each write renews the lease."""
@@ -53,12 +58,16 @@ class RequestBatch:
     def send_answers(self) -> bool:
         """Send the answers. Returns whether a blocked request is to be retried at once."""
         engine_state = self._state
-        again = False
+        again, blocked = False, []
         for r, given in zip(self._requests, self._answers, strict=True):
             if given is None:
-                engine_state.put_off.append(r)
+                blocked.append(r)
                 again = again or engine_state.monotonic() - r.at < RETRY_AT_ONCE_S
             elif r.answer.set_running_or_notify_cancel():  # else an async handler was cancelled while it waited
                 r.attempt.last_activity = engine_state.monotonic()
                 r.answer.set_result(given)
+        if blocked:  # they go behind those that were not asked for now, but before others of the same attempts
+            before, left = {id(r.attempt) for r in blocked}, engine_state.put_off
+            others = [r for r in left if id(r.attempt) not in before]
+            engine_state.put_off = [*others, *blocked, *(r for r in left if id(r.attempt) in before)]
         return again

@@ -28,6 +28,7 @@ from scheduler.store.tasks import claim as claims
 from scheduler.store.tasks.complete import Completion
 from scheduler.testing import FakeClock, engine_of
 from support.fleet import Fleet, ends, run_claimed, step
+from support.lost_answers import fail_a_step
 
 
 @task
@@ -168,6 +169,42 @@ def test_requests_that_are_put_off_keep_no_others_waiting(
     for _ in range(many):
         step(jobs)
     assert [answer.result(0)["held"] for answer in blocked] == [True] * many
+
+
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+@pytest.mark.case(52, 65)
+@pytest.mark.parametrize("fails", [False, True], ids=["commits", "fails"])
+def test_requests_of_an_attempt_stay_in_their_order(fleet: Fleet, monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    """Grouped steps do not wait for each other: a later one is not to be recorded without one before it."""
+    monkeypatch.setattr(answering, "MAX_REQUESTS", 4)
+    jobs = fleet.worker(plain, pools={"medium": (2, 0)})
+    held, other = jobs.task(plain).schedule(), jobs.task(plain).schedule()
+    step(jobs)
+    engine_state = engine_of(jobs).engine_state
+    monkeypatch.setattr(engine_state, "inline", None)  # no thread runs a cycle for a request
+    attempts = {attempt.claimed.id: attempt for attempt in engine_state.held.values()}
+
+    def ask(task_id: int, n: int) -> Any:
+        named = {"name": f"{n:02}", "seq": n, "value": None, "started_at": None}
+        return engine_state.request(attempts[task_id], "record", named)
+
+    answers = []
+    with jobs.database.write() as tx:
+        tx.connection.execute(sa.text("SELECT id FROM schedd_tasks WHERE id = :id FOR UPDATE"), {"id": held})
+        for n in range(9):
+            answers.append(ask(held, n))
+            step(jobs)
+    beside = ask(other, 1)
+    if fails:
+        fail_a_step(jobs, monkeypatch, "before answer commit")
+    for n in range(9, 14):
+        answers.append(ask(held, n))
+        step(jobs)
+        done = [answer.done() for answer in answers]
+        assert done == sorted(done, reverse=True), done
+    while not all(answer.done() for answer in answers):
+        step(jobs)
+    assert beside.done()
 
 
 @task(max_concurrency=2)
