@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 GROUPED = "grouped"
 CHILDREN_PER_REQUEST = 100  # children that one dispatch cycle stores
+MAX_UNSETTLED = 250  # records of grouped steps that are kept in memory while the database is slow or away
 log = logging.getLogger("scheduler.engine")
 
 
@@ -286,7 +287,7 @@ class Durable:
             raise PermanentError("steps cannot be nested: do this before or after the step, not inside of it")
         if self.attempt.handler_done:
             raise PermanentError("the handler has ended: a hook cannot do anything durable with its context")
-        if not grouped:
+        if not grouped or len(self.unsettled) >= MAX_UNSETTLED:
             yield from self.settle()
         caught = None if awaits else self._caught_failures()
         if caught is not None:

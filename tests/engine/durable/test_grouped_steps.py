@@ -9,6 +9,7 @@ import pytest
 
 from scheduler import AsyncContext, Context, RetryPolicy, Scheduler, Task
 from scheduler.engine.dispatch.cycle import DispatchCycle
+from scheduler.engine.durable import calls
 from scheduler.store.durable import checkpoints
 from support.databases import Database
 from support.fleet import rows
@@ -113,6 +114,25 @@ def test_what_leaves_the_attempt_waits_for_them(database: Database, gate: Gate, 
         jobs.register(Leaves)
         jobs.wait(jobs.task(Leaves()).schedule(), 20)
     assert seen == [len(TEN)]
+
+
+@pytest.mark.case(52)
+@pytest.mark.parametrize("kind", BOTH)
+def test_not_all_records_of_a_long_loop_are_kept_in_memory(
+    database: Database, gate: Gate, monkeypatch: pytest.MonkeyPatch, kind: Any
+) -> None:
+    """A step waits once so many are not recorded."""
+    monkeypatch.setattr(calls, "MAX_UNSETTLED", 4)
+    done: list[int] = []
+
+    async def body(ctx: Any) -> Any:
+        gate.open.clear()
+        threading.Timer(0.2, lambda: done.append(len(ctx.state.done)) or gate.open.set()).start()
+        return [await ctx.step(name, ctx.state.do, name, durable="grouped") for name in TEN]
+
+    result, play, recorded = run(database, kind, body)
+    assert result == play.done == recorded == TEN
+    assert done == [4]
 
 
 @pytest.mark.parametrize("call", [lambda ctx: ctx.emit_event("done"), lambda ctx: ctx.spawn(Flow("child"))])
