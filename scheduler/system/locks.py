@@ -1,4 +1,7 @@
-"""Locks of open files, which end with their process: flock(2); on Windows, of a byte far behind the file's end."""
+"""Locks of open files, which end with their process: flock(2); on Windows, of a byte far behind the file's end.
+
+And POSIX locks of ranges, which SQLite has.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,9 @@ if sys.platform == "win32":
         os.lseek(fd, _BYTE, os.SEEK_SET)
         msvcrt.locking(fd, msvcrt.LK_UNLCK, 1)
 
+    def share_range(fd: int, start: int, length: int) -> None:
+        """Nothing: nothing forks here."""
+
 else:
     import fcntl
 
@@ -42,3 +48,10 @@ else:
     def unlock(fd: int) -> None:
         """Give the lock back."""
         fcntl.flock(fd, fcntl.LOCK_UN)
+
+    def share_range(fd: int, start: int, length: int) -> None:
+        """Take a POSIX lock that others may have as well; it ends when this process closes the file anywhere.
+
+        Raises OSError.
+        """
+        fcntl.lockf(fd, _SHARED, length, start)

@@ -28,7 +28,7 @@ from scheduler.store.db.handler_transaction import LIMIT, Places, Transaction
 from scheduler.store.db.identity import SameStore, no_transaction
 from scheduler.store.db.pg_connections import PgConnections, every
 from scheduler.store.db.server_clock import ServerClock
-from scheduler.store.db.sqlite_files import fold_wal, make_socket_directory
+from scheduler.store.db.sqlite_files import fold_wal, keep_in_use, make_socket_directory
 from scheduler.store.db.statements import ANSWERED, Notice
 from scheduler.store.db.tx import Tx
 from scheduler.store.db.urls import parse_url, shown
@@ -78,6 +78,8 @@ class Database:
 
     def _on_fork(self) -> None:
         self._inherited = True
+        if self._engine is not None and self.path is not None:
+            keep_in_use(self.path)
 
     def _leave_to_parent(self) -> None:
         """This process was forked: connections and locks that it inherited are its parent's."""

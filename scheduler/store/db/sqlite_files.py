@@ -9,10 +9,13 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from scheduler.system import files
+from scheduler.system.locks import share_range
 
 SQLITE_BUSY_MS = 10_000  # for which a connection waits for others
 LOOK_PRAGMAS = ("temp_store=MEMORY", "cache_size=-32000")  # of a connection that leaves the file as it is
 _FULL = 1024 * 1024  # bytes that have to be free on the disk of a SQLite file
+# What each open connection has locked, as src/os_unix.c of SQLite says: bytes of the database, and one of the -shm.
+_IN_USE = {"": (0x40000002, 510), "-shm": (128, 1)}
 _CLOSE_TIMEOUT = 0.2  # seconds that a stop waits for other processes that have the database open
 
 
@@ -24,6 +27,17 @@ def make_private(path: Path) -> None:
     """
     with suppress(OSError):  # SQLite tries next, and says what is wrong
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | files.CLOEXEC, 0o600))
+
+
+def keep_in_use(path: Path) -> None:
+    """Lock the database as an open connection does, until this process ends: it was forked from one that has some.
+
+    SQLite believes in this process that these locks are held, and takes none. The last connection elsewhere would
+    remove the ``-wal``, and what is stored here would be lost. The files stay open: to close one would end its locks.
+    """
+    for suffix, place in _IN_USE.items():
+        with suppress(OSError):
+            share_range(os.open(f"{path}{suffix}", os.O_RDONLY | files.CLOEXEC), *place)
 
 
 def make_socket_directory(path: Path, database: Path) -> None:

@@ -50,6 +50,40 @@ def test_a_forked_child_uses_connections_of_its_own(database: Database) -> None:
     jobs.close()
 
 
+@pytest.mark.posix
+@pytest.mark.parametrize("early", [True, False], ids=["used before", "used first after"])
+def test_what_a_child_stores_after_its_parent_has_closed_is_not_lost(database: Database, early: bool) -> None:
+    """The parent's last connection would remove the log that the child writes to."""
+    jobs = Scheduler(database.url)
+    jobs.register(Quick)
+    jobs.task(Quick()).schedule()
+    (told, tell), (heard, answer) = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(tell)
+        try:
+            if early:
+                jobs.task(Quick()).schedule()
+            os.write(answer, b"!")
+            os.read(told, 1)
+            for _ in range(3):
+                jobs.task(Quick()).schedule()
+        finally:
+            os._exit(0)  # as if it were killed
+    assert os.read(heard, 1) == b"!"
+    jobs.close()
+    other = Scheduler(database.url)  # opens the file anew
+    before = len(other.list_tasks())
+    os.close(tell)
+    os.waitpid(child, 0)
+    for one in (told, heard, answer):
+        os.close(one)
+    assert (before, len(other.list_tasks())) == (1 + early, 4 + early)
+    other.close()
+    with Scheduler(database.url) as last:
+        assert len(last.list_tasks()) == 4 + early
+
+
 # SQLite itself does not survive a fork in the middle of a writing transaction.
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
 def test_a_fork_while_another_thread_writes_leaves_the_child_free(database: Database) -> None:
