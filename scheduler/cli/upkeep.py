@@ -33,7 +33,7 @@ _COLUMNS = ("level", "check", "text")
 def doctor_command(ctx: click.Context, session: Session, /, repair: bool, full: bool, install: bool) -> None:
     """Check what must always hold. Exit status 1 if there is a problem.
 
-    Some checks look at the newest 10,000 tasks only, and `extent` says which; --full looks at all.
+    Beside more than 10,000 tasks it looks at some rows of each sort, and `extent` says which; --full looks at all.
 
     --install looks at versions, extras, names that hide schedd's, rights, clock, SQLite, disk and descriptors.
 

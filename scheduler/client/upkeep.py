@@ -36,7 +36,8 @@ class UpkeepOperations:
     def doctor(self, *, full: bool = False) -> Sequence[DoctorFinding]:
         """Check what must always hold: each check with its level (ok, note, problem).
 
-        ``full``: looks at every row; else some checks look at those of the newest 10,000 tasks, and one says so.
+        ``full``: looks at every row; else, beside more than 10,000 tasks, at some rows of each sort,
+        and one finding says so.
 
         Raises StoreUnavailableError.
         """

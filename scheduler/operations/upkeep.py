@@ -32,6 +32,7 @@ from scheduler.store.db.backup import upgrade_plan as upgrade_plan
 from scheduler.store.db.database import Database
 from scheduler.store.db.migrate import MissingTablesError
 from scheduler.store.read.kinds import unknown_kind
+from scheduler.store.read.snapshot import Snapshot
 
 
 class Cleaned(NamedTuple):
@@ -129,7 +130,8 @@ def doctor(desk: Desk, *, full: bool = False) -> list[DoctorFinding]:
     """Check what must always hold. Raises StoreUnavailableError."""
     desk.database.look()
     with desk.read() as tx:
-        return [*check_surroundings(desk.database, tx, running()), *check(tx, full=full)]
+        seen = Snapshot(tx)
+        return [*check_surroundings(desk.database, tx, running(), seen), *check(tx, full=full, seen=seen)]
 
 
 def examine(desk: Desk, *, full: bool = False, mend: bool = False, counts: bool = True) -> Checked:
@@ -148,8 +150,9 @@ def examine(desk: Desk, *, full: bool = False, mend: bool = False, counts: bool 
     try:
         with reading() as tx:
             reached = True
-            found += check_surroundings(database, tx, running())
-            found += check(tx, full=full)
+            seen = Snapshot(tx)
+            found += check_surroundings(database, tx, running(), seen)
+            found += check(tx, full=full, seen=seen)
     except StoreUnavailableError as error:
         if not reached:
             raise

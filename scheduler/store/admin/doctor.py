@@ -27,13 +27,12 @@ from scheduler.store.db.deadline import in_time
 from scheduler.store.db.tx import Tx
 from scheduler.store.durable import deadlocks, waits
 from scheduler.store.placements import executors
-from scheduler.store.predicates import HELD, claimable, held
+from scheduler.store.predicates import HELD, claimable, exists, held, same
 from scheduler.store.read.problems import BY_NAME, TABLE, Voice, problems
 from scheduler.store.read.snapshot import Snapshot
-from scheduler.store.read.stuck_tasks import never, tasks_ahead, unserved
+from scheduler.store.read.stuck_tasks import never, tasks_ahead, unserved_of
 from scheduler.store.read.stuck_workers import hung, of_transports
 from scheduler.store.read.unserved import describe, unserved_schedules
-from scheduler.store.read.workers import read_fleet, workers
 from scheduler.store.schedule_times import by_present_rules, is_ahead
 from scheduler.store.tasks.stalls import remedy, stalled
 
@@ -46,18 +45,20 @@ SURROUNDINGS = (
 )  # checks of surroundings.py
 _MAX_IDS = 1000  # ids named for one kind of problem
 NEWEST = 10_000  # tasks that the checks look at which no index serves
+ENDS = 1_000  # waiting tasks whose edges are looked at: so many of the oldest, and of the newest
+LOOKED = 10_000  # held tasks, suspended ones, awaited ones, and messages that are looked at
 _WAIT = list(Otherwise).index(Otherwise.WAIT)
 _PARENT = "coalesce(p.state, o.state)"
 _BIT = f"CASE {_PARENT} WHEN 6 THEN 1 WHEN 7 THEN 2 WHEN 8 THEN 2 WHEN 9 THEN 4 WHEN 10 THEN 8 ELSE 0 END"
 _PARENTS = "LEFT JOIN schedd_tasks p ON p.id = e.parent LEFT JOIN schedd_outcomes o ON o.task_id = e.parent"
-# Conditions over the edges of one waiting task. A task without an edge has one row, whose columns of `e` are null.
-_OPEN = f"sum(CASE WHEN (e.ok & {_BIT}) = 0 THEN 1 ELSE 0 END)"
+# Conditions over the edges of one waiting task, which may have none.
+_OPEN = f"coalesce(sum(CASE WHEN (e.ok & {_BIT}) = 0 THEN 1 ELSE 0 END), 0)"
 _WRONG = f"(t.unmet <> {_OPEN} OR {_OPEN} = 0)"
 _DECIDED = (
     f"max(CASE WHEN (e.otherwise <> {_WAIT} OR p.id IS NULL) AND {_PARENT} >= {FIRST_TERMINAL} "
     f"AND (e.ok & {_BIT}) = 0 THEN 1 ELSE 0 END) = 1"
 )
-_ORPHAN = f"max(CASE WHEN e.child IS NOT NULL AND {_PARENT} IS NULL THEN 1 ELSE 0 END) = 1"
+_ORPHAN = f"max(CASE WHEN {_PARENT} IS NULL THEN 1 ELSE 0 END) = 1"
 _LATE = 60 * SECOND
 _LONG_RUN_US = 3600 * SECOND
 _LATE_SETTLE = 3600 * SECOND  # a message of a task that ended so long ago should be settled
@@ -73,42 +74,46 @@ class DoctorFinding(NamedTuple):
     tasks: tuple[int, ...] = ()
 
 
-def check(tx: Tx, *, full: bool = True) -> list[DoctorFinding]:
+def check(tx: Tx, *, full: bool = True, seen: Snapshot | None = None) -> list[DoctorFinding]:
     """Check that the rows agree with one another. Answers even if rows are broken, and names them.
 
-    Unless ``full``, the checks that no index serves look at the newest ``NEWEST`` tasks, and a finding says so.
+    Unless ``full``, beside more than ``NEWEST`` tasks each check looks at a bounded number of rows, and a finding says
+    so: those that no index serves look at the newest ``NEWEST``. ``seen``: what has been read already.
     """
+    seen = seen or Snapshot(tx)
     since = cache(lambda: None if full else _first_of_newest(tx))
+    ends = cache(lambda: None if since() is None else ENDS)
+    looked = cache(lambda: None if since() is None else LOOKED)
     # One search for all three faults; what shows which is searched for only if there is one.
-    fine = cache(lambda: not _waiting(tx, f"{_WRONG} OR {_DECIDED} OR {_ORPHAN}", 1))
+    fine = cache(lambda: not _waiting(tx, f"{_WRONG} OR {_DECIDED} OR {_ORPHAN}", 1, ends()))
     checks: dict[str, Callable[[], DoctorFinding | list[DoctorFinding]]] = {
         "rows": lambda: _broken(tx, since()),
         "unmet counts": lambda: _finding(
             "unmet counts",
             "equal the open edges",
             "with a wrong count of open edges",
-            _ready_with_open_edges(tx, since()) if fine() else wrong_counts(tx, since()),
+            _ready_with_open_edges(tx, since()) if fine() else wrong_counts(tx, since(), ends()),
         ),
         "edges": lambda: _finding(
             "edges",
             "none waits on a decided edge",
             "waiting on an edge that is decided",
-            [] if fine() else decided(tx),
+            [] if fine() else decided(tx, ends()),
         ),
         "parents": lambda: _finding(
             "parents",
             "every edge has its parent",
             "waiting on a parent that never was",
-            [] if fine() else orphans(tx),
+            [] if fine() else orphans(tx, ends()),
         ),
         "waits": lambda: _finding(
             "waits",
             "none sleeps past what it awaits",
             "still waiting for what has happened",
-            missed(tx),
+            missed(tx, looked()),
         ),
-        "awaits": lambda: _standoffs(tx),
-        "claims": lambda: _claims(tx),
+        "awaits": lambda: _standoffs(tx, looked()),
+        "claims": lambda: _claims(seen, looked()),
         "placements": lambda: _finding(
             "placements",
             "daemons place for each executor that holds tasks",
@@ -116,11 +121,11 @@ def check(tx: Tx, *, full: bool = True) -> list[DoctorFinding]:
             abandoned(tx),
         ),
         "retries": lambda: _retries(tx),
-        "ready tasks": lambda: _ready(tx),
+        "ready tasks": lambda: _ready(seen),
         "heartbeats": lambda: _stalls(tx),
         "due times": lambda: _ahead(tx, None if since() is None else NEWEST),
-        "handlers": lambda: _hung(tx),
-        "keys": lambda: _keys(tx),
+        "handlers": lambda: _hung(seen),
+        "keys": lambda: _keys(tx, None if since() is None else NEWEST),
         "replaced": lambda: _finding(
             "replaced",
             "nothing waits to be put in place",
@@ -128,13 +133,13 @@ def check(tx: Tx, *, full: bool = True) -> list[DoctorFinding]:
             stale(tx, since()),
         ),
         "pauses": lambda: _pauses(tx),
-        "schedules": lambda: _schedules(tx),
-        "schedules' tasks": lambda: _runs(tx),
-        "messages": lambda: _messages(tx),
+        "schedules": lambda: _schedules(seen),
+        "schedules' tasks": lambda: _runs(seen),
+        "messages": lambda: _messages(seen, looked()),
         "extent": lambda: [] if since() is None else [DoctorFinding("extent", NOTE, _extent())],
     }
     in_full = {*checks, *SURROUNDINGS}
-    checks["problems"] = lambda: _others(tx, in_full)
+    checks["problems"] = lambda: _others(seen, in_full)
     return answers(tx, checks)
 
 
@@ -145,15 +150,17 @@ def _first_of_newest(tx: Tx) -> int | None:
 
 
 def _extent() -> str:
-    where = f"rows, edges of scheduled tasks, replaced and due times were looked at of the newest {NEWEST:,} tasks"
-    return f"{where}: `schedctl doctor --full` looks at all"
+    waiting = f"the edges of the {ENDS:,} oldest and the {ENDS:,} newest waiting tasks"
+    some = f"up to {LOOKED:,} held, suspended and awaited tasks and open messages"
+    newest = f"rows, edges of scheduled tasks, replaced, keys and due times of the newest {NEWEST:,} tasks"
+    return f"looked at: {waiting}; {some}; {newest}: `schedctl doctor --full` looks at all"
 
 
-def _others(tx: Tx, in_full: Collection[str]) -> list[DoctorFinding]:
+def _others(seen: Snapshot, in_full: Collection[str]) -> list[DoctorFinding]:
     """The checks of the table of problems that no check here makes in full."""
     rows = [row for row in TABLE if row.check not in in_full and Voice.DOCTOR in row.voices]
     said: dict[str, list[Problem]] = {row.check: [] for row in rows}
-    for one in problems(Snapshot(tx), rows):
+    for one in problems(seen, rows):
         said.get(BY_NAME[one.name].check, []).append(one)
     return [_as_status_says(name, several) for name, several in said.items()]
 
@@ -214,52 +221,63 @@ def _finding(name: str, fine: str, wrong: str, ids: Sequence[int]) -> DoctorFind
     return DoctorFinding(name, PROBLEM, f"{number} {wrong}: {listed([str(i) for i in ids])}", tuple(ids))
 
 
-def wrong_counts(tx: Tx, since: int | None = None) -> list[int]:
+def wrong_counts(tx: Tx, since: int | None = None, ends: int | None = None) -> list[int]:
     """Waiting and scheduled tasks whose ``unmet`` is not the number of open edges, or not their state.
 
-    ``since``: no scheduled one with an id below it; None: all. Once a task was claimed, its edges no longer count: a
-    parent that is retried leaves it alone.
+    ``since``: no scheduled one with an id below it; None: all. ``ends``: so many of the oldest and of the newest
+    waiting ones; None: all. Once a task was claimed, its edges no longer count: a parent that is retried leaves it
+    alone.
     """
-    return sorted({*_waiting(tx, _WRONG, _MAX_IDS), *_ready_with_open_edges(tx, since)})[:_MAX_IDS]
+    return sorted({*_waiting(tx, _WRONG, _MAX_IDS, ends), *_ready_with_open_edges(tx, since)})[:_MAX_IDS]
 
 
-def decided(tx: Tx) -> list[int]:
+def decided(tx: Tx, ends: int | None = None) -> list[int]:
     """Waiting tasks with an edge that their parent's end has broken and that is not to wait for its retry.
 
-    Nor is there a retry to wait for once the parent was removed.
+    Nor is there a retry to wait for once the parent was removed. ``ends``: of so many; see :func:`wrong_counts`.
     """
-    return _waiting(tx, _DECIDED, _MAX_IDS)
+    return _waiting(tx, _DECIDED, _MAX_IDS, ends)
 
 
-def orphans(tx: Tx) -> list[int]:
-    """Waiting tasks with an edge from a parent without a row or a recorded outcome."""
-    return _waiting(tx, _ORPHAN, _MAX_IDS)
+def orphans(tx: Tx, ends: int | None = None) -> list[int]:
+    """Waiting tasks with an edge from a parent without a row or a recorded outcome. ``ends``: of so many."""
+    return _waiting(tx, _ORPHAN, _MAX_IDS, ends)
 
 
-def _waiting(tx: Tx, faults: str, most: int) -> list[int]:
+_OF_WAITING = f"SELECT id, unmet FROM schedd_tasks WHERE state = {WAITING} ORDER BY id"
+
+
+def _waiting(tx: Tx, faults: str, most: int, ends: int | None) -> list[int]:
     """Waiting tasks whose edges show these faults: conditions over all edges of a task."""
+    source = f"({_OF_WAITING})"
+    if ends is not None:
+        first, last = f"{_OF_WAITING} LIMIT {ends}", f"{_OF_WAITING} DESC LIMIT {ends}"
+        source = f"(SELECT id, unmet FROM ({first}) f UNION SELECT id, unmet FROM ({last}) l)"
+    # The edges of each are looked up by themselves: for a join PostgreSQL may read all edges.
     rows = tx.run(
-        f"SELECT t.id FROM schedd_tasks t LEFT JOIN schedd_edges e ON e.child = t.id {_PARENTS} "
-        f"WHERE t.state = {WAITING} GROUP BY t.id, t.unmet HAVING {faults} ORDER BY t.id LIMIT {most}"
+        f"SELECT t.id FROM {source} t WHERE (SELECT CASE WHEN {faults} THEN 1 ELSE 0 END FROM schedd_edges e "
+        f"{_PARENTS} WHERE {same('e.child', 't.id')}) = 1 ORDER BY t.id LIMIT {most}"
     )
     return [row[0] for row in rows]
 
 
 def _ready_with_open_edges(tx: Tx, since: int | None) -> list[int]:
     """Scheduled tasks that count open edges, or have some."""
-    least = "" if since is None else f" AND t.id >= {since}"
+    source = "schedd_tasks"
+    if since is not None:  # bounded by its number, too, or the index of what is ready would be read for it
+        source = f"(SELECT * FROM schedd_tasks WHERE id >= {since} ORDER BY id DESC LIMIT {NEWEST})"
     rows = tx.run(
         f"SELECT f.id FROM (SELECT t.id, t.unmet, (SELECT count(*) FROM schedd_edges e {_PARENTS} "
-        f"WHERE e.child = t.id AND (e.ok & {_BIT}) = 0) AS open FROM schedd_tasks t WHERE {claimable('t')} "
-        f"AND t.state = {SCHEDULED} AND t.claimed_at IS NULL{least}) f "
+        f"WHERE e.child = t.id AND (e.ok & {_BIT}) = 0) AS open FROM {source} t WHERE {claimable('t')} "
+        f"AND t.state = {SCHEDULED} AND t.claimed_at IS NULL) f "
         f"WHERE f.unmet <> f.open OR f.open > 0 ORDER BY f.id + 0 LIMIT {_MAX_IDS}"
     )
     return [row[0] for row in rows]
 
 
-def missed(tx: Tx) -> list[int]:
-    """Suspended tasks that should have been woken a while ago."""
-    return waits.missed(tx, tx.now - _LATE, _MAX_IDS)
+def missed(tx: Tx, looked: int | None = None) -> list[int]:
+    """Suspended tasks that should have been woken a while ago. ``looked``: of so many; None: of all."""
+    return waits.missed(tx, tx.now - _LATE, _MAX_IDS, looked)
 
 
 def stale(tx: Tx, since: int | None = None) -> list[int]:
@@ -283,20 +301,25 @@ def unclaimed(tx: Tx) -> list[int]:
     return [row[0] for row in rows]
 
 
-def _claims(tx: Tx) -> DoctorFinding:
-    live = {w.id for w in workers(tx) if not w.lost} | {one.worker for one in executors(tx)}
-    rows = tx.run(f"SELECT id, worker FROM schedd_tasks WHERE {HELD} ORDER BY id + 0").fetchall()
+def _claims(seen: Snapshot, looked: int | None) -> DoctorFinding:
+    live = {w.id for w in seen.workers if not w.lost} | {one.worker for one in executors(seen.tx)}
+    some = "" if looked is None else f"LIMIT {looked}"
+    rows = seen.tx.run(
+        f"SELECT id, worker FROM (SELECT id, worker FROM schedd_tasks WHERE {HELD} ORDER BY worker, lane {some}) h "
+        "ORDER BY id"
+    ).fetchall()
     loose = [row.id for row in rows if row.worker not in live]
+    number = f"{looked:,} tasks or more" if len(rows) == looked else counted(len(rows), "task")
     return _finding(
         "claims",
-        f"{counted(len(rows), 'task')} held by live workers",
+        f"{number} held by live workers",
         "held by no live worker, which the next one takes back",
         loose[:_MAX_IDS],
     )
 
 
-def _ready(tx: Tx) -> DoctorFinding:
-    found = unserved(tx)
+def _ready(seen: Snapshot) -> DoctorFinding:
+    found = unserved_of(seen)
     if not found:
         return DoctorFinding("ready tasks", OK, "some live worker takes each")
     return DoctorFinding(
@@ -330,10 +353,10 @@ def _stalls(tx: Tx) -> DoctorFinding:
     return DoctorFinding("heartbeats", NOTE, f"{text}: {listed([str(i) for i in ids])}; {remedy('ID')}", ids)
 
 
-def _hung(tx: Tx) -> DoctorFinding:
-    found = hung(Snapshot(tx))
+def _hung(seen: Snapshot) -> DoctorFinding:
+    found = hung(seen)
     if not found:
-        return _without_timeout(tx)
+        return _without_timeout(seen.tx)
     return DoctorFinding(
         "handlers", PROBLEM, "; ".join(s.text for s in found), tuple(i for s in found for i in s.tasks)
     )
@@ -354,23 +377,38 @@ def _without_timeout(tx: Tx) -> DoctorFinding:
     return DoctorFinding("handlers", NOTE, f"{text}: {listed([str(i) for i in ids])}; {advice}", ids)
 
 
-def _standoffs(tx: Tx) -> DoctorFinding:
-    cycles = deadlocks.found(tx)
+def _standoffs(tx: Tx, looked: int | None) -> DoctorFinding:
+    cycles = deadlocks.found(tx, looked)
     if not cycles:
         return DoctorFinding("awaits", OK, "no tasks wait for one another")
     text = "; ".join(deadlocks.describe(cycle) for cycle in cycles)
     return DoctorFinding("awaits", PROBLEM, text, tuple(sorted(i for cycle in cycles for i in cycle)))
 
 
-def _keys(tx: Tx) -> DoctorFinding:
-    rows = tx.run(
-        "SELECT min(id) AS id FROM schedd_tasks WHERE held_key IS NOT NULL GROUP BY kind, held_key "
-        f"HAVING count(*) > 1 ORDER BY 1 LIMIT {_MAX_IDS}"
+_TWICE = (
+    "SELECT min(id) AS id FROM schedd_tasks WHERE held_key IS NOT NULL GROUP BY kind, held_key "
+    f"HAVING count(*) > 1 ORDER BY 1 LIMIT {_MAX_IDS}"
+)
+_NEWEST_TWICE = (
+    "SELECT DISTINCT (SELECT min(o.id) FROM schedd_tasks o WHERE o.held_key IS NOT NULL AND o.kind = n.kind "
+    "AND o.held_key = n.held_key) AS id FROM (SELECT id, kind, held_key FROM schedd_tasks ORDER BY id DESC "
+    "LIMIT {newest}) n WHERE n.held_key IS NOT NULL AND "
+    + exists(
+        "o.kind",
+        "FROM schedd_tasks o WHERE o.held_key IS NOT NULL AND o.kind = n.kind "
+        "AND o.held_key = n.held_key AND o.id <> n.id",
     )
+    + f" ORDER BY 1 LIMIT {_MAX_IDS}"
+)
+
+
+def _keys(tx: Tx, newest: int | None) -> DoctorFinding:
+    rows = tx.run(_TWICE if newest is None else _NEWEST_TWICE.format(newest=newest))
     return _finding("keys", "none is held twice", "hold a key that another one holds", [row.id for row in rows])
 
 
-def _schedules(tx: Tx) -> DoctorFinding:
+def _schedules(seen: Snapshot) -> DoctorFinding:
+    tx = seen.tx
     rows = tx.run(
         "SELECT s.name, s.recurrence, s.anchor, s.next_at, s.last_slot, s.created_at, s.paused, t.state, t.finished_at "
         "FROM schedd_schedules s LEFT JOIN schedd_tasks t ON t.id = s.last_task ORDER BY s.name"
@@ -398,7 +436,7 @@ def _schedules(tx: Tx) -> DoctorFinding:
             bad.append(
                 f"{row.name} (goes on at {at} only, as a clock was ahead: `schedctl cron pause` and `resume` it)"
             )
-    if late and not bad and not workers(tx):
+    if late and not bad and not seen.workers:
         return DoctorFinding("schedules", NOTE, f"no worker is live, so these wait: {listed(late)}")
     bad += late
     if bad:
@@ -408,8 +446,8 @@ def _schedules(tx: Tx) -> DoctorFinding:
     return DoctorFinding("schedules", OK, f"{counted(len(rows), 'schedule')}, each has its next slot")
 
 
-def _runs(tx: Tx) -> DoctorFinding:
-    found = unserved_schedules(tx, read_fleet(tx))
+def _runs(seen: Snapshot) -> DoctorFinding:
+    found = unserved_schedules(seen.tx, seen.fleet)
     if not found:
         return DoctorFinding("schedules' tasks", OK, "none makes what no worker would run")
     return DoctorFinding("schedules' tasks", NOTE, "; ".join(text for text, _ in describe(found)))
@@ -423,14 +461,17 @@ def not_checked(database: Database, error: StoreUnavailableError) -> DoctorFindi
     return DoctorFinding("checks", PROBLEM, f"not checked: {error}" + ("" if reason is None else f"; {reason}"))
 
 
-def _messages(tx: Tx) -> DoctorFinding:
+def _messages(seen: Snapshot, looked: int | None) -> DoctorFinding:
     """What the daemons say of sources and sinks; messages that are held, not settled, or dead."""
-    wrong = [one.text for one in of_transports(Snapshot(tx))]
+    tx = seen.tx
+    wrong = [one.text for one in of_transports(seen)]
     notes = inbox_held.held_texts(inbox_held.held(tx), tx.now)
+    some = "" if looked is None else f"LIMIT {looked}"
     rows = tx.run(
-        "SELECT i.source, i.task_id FROM schedd_inbox i LEFT JOIN schedd_tasks t ON t.id = i.task_id "
-        f"WHERE i.receipt IS NOT NULL AND (t.id IS NULL OR t.state >= {FIRST_TERMINAL} AND t.finished_at < :before) "
-        f"AND i.last_at < :before ORDER BY i.source, i.task_id LIMIT {_MAX_IDS}",
+        "SELECT i.source, i.task_id FROM (SELECT source, task_id, last_at FROM schedd_inbox WHERE receipt IS NOT NULL "
+        f"ORDER BY source, holder {some}) i WHERE i.last_at < :before AND coalesce((SELECT CASE WHEN "
+        f"t.state >= {FIRST_TERMINAL} AND t.finished_at < :before THEN 1 ELSE 0 END FROM schedd_tasks t "
+        f"WHERE t.id = i.task_id), 1) = 1 ORDER BY i.source, i.task_id LIMIT {_MAX_IDS}",
         before=tx.now - _LATE_SETTLE,
     ).fetchall()
     ids = tuple(row.task_id for row in rows if row.task_id is not None)

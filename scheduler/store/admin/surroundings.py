@@ -14,7 +14,8 @@ from scheduler.store.db.database import Database
 from scheduler.store.db.sqlite_files import open_to_others
 from scheduler.store.db.tx import Tx
 from scheduler.store.db.writable import no_writes
-from scheduler.store.read.workers import clock_text, far_text, orphans_text, workers
+from scheduler.store.read.snapshot import Snapshot
+from scheduler.store.read.workers import clock_text, far_text, orphans_text
 
 _LOW_SPACE = 200 * 1024 * 1024
 _SKEW_NOTE = SECOND  # a clock that is off by more is a note
@@ -27,15 +28,16 @@ _ASYNCHRONOUS = (
 )
 
 
-def check_surroundings(database: Database, tx: Tx, version: str) -> list[DoctorFinding]:
-    """Check what surrounds the rows: schema, clock, notifier, disk, versions of the workers."""
+def check_surroundings(database: Database, tx: Tx, version: str, seen: Snapshot | None = None) -> list[DoctorFinding]:
+    """Check what surrounds the rows: schema, clock, notifier, disk, versions of the workers. ``seen``: read already."""
+    seen = seen or Snapshot(tx)
     return answers(
         tx,
         {
             "schema": lambda: _schema(tx, version),
             "writes": lambda: _writes(tx),
             "clock": lambda: _clock(database.offset),
-            "workers": lambda: _workers(tx, version),
+            "workers": lambda: _workers(seen, version),
             "surroundings": lambda: _place(database, tx),
         },
     )
@@ -52,22 +54,22 @@ def _schema(tx: Tx, version: str) -> DoctorFinding:
     return DoctorFinding("schema", OK, f"revision {revision}, schedd {version}")
 
 
-def _workers(tx: Tx, version: str) -> list[DoctorFinding]:
+def _workers(seen: Snapshot, version: str) -> list[DoctorFinding]:
     found = []
-    seen = workers(tx)
-    early = any(w.heartbeat_at > tx.now + _SKEW_PROBLEM for w in seen)
-    off = [text for w in seen if (text := clock_text(w, tx.now, _SKEW_NOTE)) is not None]
+    workers, now = seen.workers, seen.tx.now
+    early = any(w.heartbeat_at > now + _SKEW_PROBLEM for w in workers)
+    off = [text for w in workers if (text := clock_text(w, now, _SKEW_NOTE)) is not None]
     if off:
         found.append(DoctorFinding("workers' clocks", PROBLEM if early else NOTE, "; ".join(off)))
-    far = [text for text in map(far_text, seen) if text is not None]
+    far = [text for text in map(far_text, workers) if text is not None]
     if far:
         found.append(DoctorFinding("leases", PROBLEM, "; ".join(far)))
-    beside = [text for text in map(orphans_text, seen) if text is not None]
+    beside = [text for text in map(orphans_text, workers) if text is not None]
     if beside:
         found.append(
-            DoctorFinding("attempts", NOTE, "; ".join(beside), tuple(i for w in seen for i in w.orphaned_tasks))
+            DoctorFinding("attempts", NOTE, "; ".join(beside), tuple(i for w in workers for i in w.orphaned_tasks))
         )
-    others = sorted({w.version for w in seen} - {version})
+    others = sorted({w.version for w in workers} - {version})
     if others:
         found.append(DoctorFinding("versions", NOTE, f"workers also run version {listed(others)}"))
     return found

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from scheduler.model.state import FIRST_TERMINAL, SUSPENDED, WAITING
 from scheduler.ports import FOREVER
 from scheduler.store.db.tx import Tx
+from scheduler.store.predicates import state_of
 
 if TYPE_CHECKING:
     import networkx as nx  # imported on demand: it takes longer than most commands
@@ -21,8 +22,12 @@ _FOREVER = (
     "SELECT w.task_id AS task, w.item AS awaits FROM schedd_waits w JOIN schedd_tasks t ON t.id = w.task_id "
     f"WHERE w.item > 0 AND w.met = 0 AND {_SUSPENDED}"
 )
+# Each task is looked up by its id alone: PostgreSQL may read the whole table for a join, and plans it for longer.
 _STANDING = (
-    f"{_FOREVER} AND EXISTS (SELECT 1 FROM schedd_tasks a WHERE a.id = w.item AND a.state IN ({WAITING}, {SUSPENDED}))"
+    "SELECT w.task_id FROM (SELECT task_id, item, met FROM schedd_waits WHERE item > 0 ORDER BY item {some}) w "
+    "WHERE w.met = 0 AND (SELECT t.state FROM schedd_tasks t WHERE t.id = w.task_id "
+    f"AND t.run_at >= {FOREVER}) = {SUSPENDED} AND {state_of('w.item')} IN ({WAITING}, {SUSPENDED}) "
+    f"ORDER BY w.task_id LIMIT {_MAX_TASKS}"
 )
 
 
@@ -36,12 +41,12 @@ def through(tx: Tx, task_id: int) -> list[int]:
     return [task_id, *min(cycles, key=len)[:-1]] if cycles else []
 
 
-def found(tx: Tx, most: int = _MAX_TASKS) -> list[list[int]]:
+def found(tx: Tx, looked: int | None = None) -> list[list[int]]:
     """Rings of tasks that wait for one another, or of one for itself, without end: one of each such knot.
 
-    ``most``: waits that are looked at, of those whose awaited task does not move by itself either.
+    ``looked``: waits that are looked at, those for the oldest tasks; None: all.
     """
-    starts = tx.run(f"{_STANDING} ORDER BY w.task_id LIMIT {most}").scalars().all()
+    starts = tx.run(_STANDING.format(some="" if looked is None else f"LIMIT {looked}")).scalars().all()
     if not starts:
         return []
     import networkx as nx

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from scheduler.model.state import FIRST_TERMINAL, SUSPENDED
+from scheduler.model.state import FIRST_TERMINAL, RETRY, SUSPENDED
 from scheduler.store.db.dialect import Dialect, bind_rows
 from scheduler.store.db.tx import Tx
+from scheduler.store.predicates import exists
 
 BATCH = 1000
 OPEN, MET, TASKS = 0, 1, 2  # of ``met``; TASKS: a head whose rows tell
@@ -230,15 +231,23 @@ _ENDED = (
 )
 
 
-def missed(tx: Tx, before: int, limit: int) -> list[int]:
-    """Suspended tasks that are not due although what they wait for has happened before then: there should be none."""
+def missed(tx: Tx, before: int, limit: int, looked: int | None = None) -> list[int]:
+    """Suspended tasks that are not due although what they wait for has happened before then: there should be none.
+
+    ``looked``: among so many suspended ones; None: among all.
+    """
     open_item = _ENDED.format(item="i.item").removeprefix("NOT ")
-    rows = tx.run(
-        "SELECT DISTINCT w.task_id FROM schedd_waits w JOIN schedd_tasks t ON t.id = w.task_id WHERE w.item = 0 "
-        f"AND t.state = {SUSPENDED} AND t.run_at > :now AND CASE WHEN w.event IS NOT NULL "
+    over = exists(
+        "w.task_id",
+        "FROM schedd_waits w WHERE w.task_id = t.id AND w.item = 0 AND CASE WHEN w.event IS NOT NULL "
         "THEN EXISTS (SELECT 1 FROM schedd_events e WHERE e.name = w.event AND e.emitted_at < :before) "
         "ELSE NOT EXISTS (SELECT 1 FROM schedd_waits i WHERE i.task_id = w.task_id AND i.name = w.name "
-        f"AND i.item > 0 AND {open_item}) END ORDER BY w.task_id LIMIT :limit",
+        f"AND i.item > 0 AND {open_item}) END",
+    )
+    some = "" if looked is None else f"ORDER BY state LIMIT {looked}"
+    rows = tx.run(
+        f"SELECT t.id FROM (SELECT id, run_at FROM schedd_tasks WHERE state >= {RETRY} AND state <= {SUSPENDED} "
+        f"AND state = {SUSPENDED} {some}) t WHERE t.run_at > :now AND {over} ORDER BY t.id LIMIT :limit",
         now=tx.now,
         before=before,
         limit=limit,
