@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from scheduler.model.defaults import POOLS, RETENTION
 from scheduler.model.state import TaskState
@@ -19,6 +19,7 @@ from scheduler.store.read.alert_facts import expiring
 from scheduler.store.read.executors import executor_statuses
 from scheduler.store.read.problems import TABLE
 from scheduler.store.read.status import Standing, standing
+from scheduler.store.tasks.claim import LaneHead
 from scheduler.telemetry.metrics import Family, Metric, Sample
 
 EXPIRY_S = 48 * 3600.0  # dead letters that retention removes within this time are about to expire
@@ -90,9 +91,10 @@ def read_figures(tx: Tx, *, dead_retention: float = RETENTION["failed"], expiry:
     expiring, at most half of that.
     """
     begun = time.perf_counter()
+    found = standing(tx)
     families = [
-        *_of_standing(tx, standing(tx)),
-        *_of_queues(tx),
+        *_of_standing(tx, found),
+        *_of_queues(tx, found.seen.heads),
         *_of_dead_letters(tx, dead_retention, expiry),
         *_of_schedules(tx),
     ]
@@ -132,8 +134,8 @@ def _of_standing(tx: Tx, found: Standing) -> list[Family]:
     ]
 
 
-def _of_queues(tx: Tx) -> list[Family]:
-    found = [((one.queue, POOLS[one.priority]), one) for one in figures.ready(tx)]
+def _of_queues(tx: Tx, heads: Sequence[LaneHead]) -> list[Family]:
+    found = [((one.queue, POOLS[one.priority]), one) for one in figures.ready(tx, heads)]
     ages = [(labels, 0 if one.since is None else max(0, tx.now - one.since)) for labels, one in found]
     return [
         Family(READY_TASKS, [Sample(labels, one.number) for labels, one in found]),

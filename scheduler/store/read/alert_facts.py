@@ -15,11 +15,12 @@ from scheduler.store import pauses
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import CLAIMABLE, HELD, ended_as
+from scheduler.store.read.lanes import heads_of_queues
 from scheduler.store.read.ready import cause_of, first_of, ready_since
 from scheduler.store.read.stats import stats
 from scheduler.store.read.workers import Fleet, read_fleet
 from scheduler.store.rollups import FINISHED, floor
-from scheduler.store.tasks.claim import LaneHead, lane_heads
+from scheduler.store.tasks.claim import LaneHead
 
 MAX_DEAD = 10_000  # the newest dead letters that are looked at, and those next to be removed
 MAX_GROUPS = 200  # of dead letters by kind and cause
@@ -124,7 +125,7 @@ def backlogs(tx: Tx) -> tuple[list[QueueBacklog], set[str]]:
     paused = pauses.records(tx)
     heads: dict[str, list[tuple[int, int, str, str]]] = {}
     held = set[str]()
-    for head in lane_heads(tx):
+    for head in heads_of_queues(tx):
         if head.run_at > tx.now:
             continue
         if any(pause.holds(head.queue, kind_of(head.lane)) for pause in paused):

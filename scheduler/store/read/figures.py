@@ -13,9 +13,10 @@ from scheduler.model.state import DEAD, WAITING
 from scheduler.ports import FOREVER, SECOND
 from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import CLAIMABLE, ended_as
-from scheduler.store.read.ready import ready_since
+from scheduler.store.read.lanes import heads_of_queues
+from scheduler.store.read.ready import all_ready_since
 from scheduler.store.rollups import MINUTES_KEPT
-from scheduler.store.tasks.claim import LaneHead, lane_heads
+from scheduler.store.tasks.claim import LaneHead
 
 MAX_COUNTED = 100_000  # tasks of a queue and priority, and waiting tasks that are looked at
 MAX_DEAD = 20_000  # dead letters
@@ -35,13 +36,18 @@ class ReadyTasks(NamedTuple):
     since: int | None
 
 
-def ready(tx: Tx) -> list[ReadyTasks]:
+def ready(tx: Tx, lanes: Sequence[LaneHead] | None = None) -> list[ReadyTasks]:
     """Each queue and priority with claimable tasks, those that have waited longest first; then the queues whose tasks
-    ran within a day, at 0: a figure that vanishes is "no data" to a panel, and to an alert that waits for its end."""
+    ran within a day, at 0: a figure that vanishes is "no data" to a panel, and to an alert that waits for its end.
+
+    ``lanes``: the heads of lanes, where they have been read already."""
     groups: dict[tuple[str, int], list[LaneHead]] = {}
-    for head in sorted(lane_heads(tx), key=lambda head: head.run_at):
+    for head in sorted(heads_of_queues(tx) if lanes is None else lanes, key=lambda head: head.run_at):
         groups.setdefault((head.queue, head.priority), []).append(head)
-    found = [_ready(tx, *key, heads) for key, heads in list(groups.items())[:MAX_QUEUES]]
+    first = dict(list(groups.items())[:MAX_QUEUES])
+    due = [head for heads in first.values() for head in [head for head in heads if head.run_at <= tx.now][:_MAX_HEADS]]
+    since = all_ready_since(tx, due)
+    found = [_ready(tx, *key, [since[head.id] for head in heads if head.id in since]) for key, heads in first.items()]
     lately = [(queue, priority) for queue in _lately(tx) for priority in range(len(POOLS))]
     empty = [ReadyTasks(*key, 0, None) for key in lately if key not in groups]
     return [*found, *empty[: MAX_QUEUES - len(found)]]
@@ -60,9 +66,9 @@ def _lately(tx: Tx) -> list[str]:
     return [queue for (queue,) in rows]
 
 
-def _ready(tx: Tx, queue: str, priority: int, heads: Sequence[LaneHead]) -> ReadyTasks:
-    due = [head for head in heads if head.run_at <= tx.now]
-    if not due:
+def _ready(tx: Tx, queue: str, priority: int, since: Sequence[int]) -> ReadyTasks:
+    """``since``: of the first tasks that are due, since when each is ready."""
+    if not since:
         return ReadyTasks(queue, priority, 0, None)
     number = tx.run(
         f"SELECT count(*) FROM (SELECT 1 FROM schedd_tasks WHERE {CLAIMABLE} AND queue = :queue "
@@ -71,18 +77,7 @@ def _ready(tx: Tx, queue: str, priority: int, heads: Sequence[LaneHead]) -> Read
         priority=priority,
         now=tx.now,
     ).scalar_one()
-    since = []
-    for head in due[:_MAX_HEADS]:
-        row = tx.run(
-            f"SELECT id, run_at FROM schedd_tasks WHERE {CLAIMABLE} AND queue = :queue "
-            "AND priority = :priority AND lane = :lane ORDER BY run_at, id LIMIT 1",
-            queue=queue,
-            priority=priority,
-            lane=head.lane,
-        ).first()
-        if row is not None:
-            since.append(ready_since(tx, row.id, row.run_at))
-    return ReadyTasks(queue, priority, int(number), min(since, default=None))
+    return ReadyTasks(queue, priority, int(number), min(since))
 
 
 class DeadLettersOfKind(NamedTuple):

@@ -13,8 +13,9 @@ from scheduler.store import pauses
 from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import CLAIMABLE
 from scheduler.store.read.alert_facts import departures
+from scheduler.store.read.lanes import heads_of_queues
 from scheduler.store.rollups import floor
-from scheduler.store.tasks.claim import LaneHead, lane_heads
+from scheduler.store.tasks.claim import LaneHead
 
 WINDOW = 10 * MINUTE * SECOND  # that rates are taken over, at most
 _SHORTEST = 2 * MINUTE * SECOND  # from then on a backlog has rates
@@ -110,7 +111,7 @@ def flows(tx: Tx, due: Sequence[LaneHead]) -> list[Flow]:
 
 def flows_now(tx: Tx) -> list[Flow]:
     """The same, where nobody has read the lanes yet."""
-    return flows(tx, [head for head in lane_heads(tx) if head.run_at <= tx.now])
+    return flows(tx, [head for head in heads_of_queues(tx) if head.run_at <= tx.now])
 
 
 def _flow(tx: Tx, queue: str, since: int, left: Leaving) -> Flow:

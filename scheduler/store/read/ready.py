@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scheduler.model.lanes import LANE_SEPARATOR, QUARANTINE_LANE, base_lane, executor_of, kind_of
@@ -12,7 +13,7 @@ from scheduler.ports import SECOND
 from scheduler.store import pauses
 from scheduler.store.db import pg_blockers
 from scheduler.store.db.tx import Tx
-from scheduler.store.predicates import CLAIMABLE, HELD
+from scheduler.store.predicates import CLAIMABLE, HELD, claimable
 from scheduler.store.read import executors, slot_usage
 from scheduler.store.read.unserved import left_behind
 from scheduler.store.read.workers import Fleet
@@ -83,6 +84,18 @@ def first_of(tx: Tx, head: LaneHead) -> sa.Row[Any] | None:
         "AND priority = :priority ORDER BY run_at, id LIMIT 1",
         **head._asdict(),
     ).first()
+
+
+def first_of_each(tx: Tx, heads: Sequence[LaneHead]) -> list[sa.Row[Any]]:
+    """The rows of these heads, as :func:`cause_of` wants them, in their order; without those that are gone."""
+    if not heads:
+        return []
+    found = tx.run(
+        f"SELECT {_COLUMNS} FROM schedd_tasks t WHERE {tx.dialect.among('t.id')} AND {claimable('t')}",
+        ids=tx.dialect.bind_ids([head.id for head in heads]),
+    )
+    rows = {row.id: row for row in found}
+    return [rows[head.id] for head in heads if head.id in rows]
 
 
 def cause_of(tx: Tx, row: sa.Row[Any], fleet: Fleet) -> ReadyCause:
@@ -215,3 +228,17 @@ def ready_since(tx: Tx, task_id: int, run_at: int) -> int:
         id=task_id,
     ).scalar()
     return max(run_at, ended or 0)
+
+
+def all_ready_since(tx: Tx, heads: Sequence[LaneHead]) -> dict[int, int]:
+    """The same of each of these heads, by its id."""
+    if not heads:
+        return {}
+    rows = tx.run(
+        "SELECT e.child, max((SELECT p.finished_at FROM schedd_tasks p WHERE p.id = e.parent "
+        f"AND p.state >= {FIRST_TERMINAL})) AS ended FROM schedd_edges e WHERE {tx.dialect.among('e.child')} "
+        "GROUP BY e.child",
+        ids=tx.dialect.bind_ids([head.id for head in heads]),
+    )
+    ended = {row.child: row.ended or 0 for row in rows}
+    return {head.id: max(head.run_at, ended.get(head.id, 0)) for head in heads}

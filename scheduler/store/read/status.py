@@ -20,7 +20,7 @@ from scheduler.store.read.counts import about, pools
 from scheduler.store.read.flow import Flow, flows
 from scheduler.store.read.message_counts import DeadMessages, recent_dead
 from scheduler.store.read.problems import problems
-from scheduler.store.read.ready import ReadyCause, cause_of, first_of, ready_since
+from scheduler.store.read.ready import ReadyCause, cause_of
 from scheduler.store.read.shared_causes import SharedCauses, shared_causes
 from scheduler.store.read.snapshot import Snapshot, due_ids
 from scheduler.store.read.workers import Fleet, WorkerRecord
@@ -28,7 +28,7 @@ from scheduler.store.tasks.claim import LaneHead
 
 MAX_COUNTED = 100_000  # tasks of each index that are counted
 _WAITS = 60 * SECOND  # a task that is ready for longer is asked for its cause
-_MAX_HEADS = 20  # lanes looked at for the oldest ready task
+_MAX_HEADS = 20  # lanes whose tasks behind a pause are counted
 
 
 class PoolCount(NamedTuple):
@@ -154,13 +154,9 @@ def _pools(tx: Tx, fleet: Fleet, heads: list[LaneHead], most: int) -> tuple[dict
 
 
 def _oldest(seen: Snapshot) -> ReadyTask | None:
-    tx, found = seen.tx, []
-    for head in seen.due[:_MAX_HEADS]:
-        row = first_of(tx, head)
-        if row is not None:
-            found.append((ready_since(tx, row.id, row.run_at), row.id, row))
-    if not found:
+    tx = seen.tx
+    if not seen.oldest:
         return None
-    since, _, row = min(found, key=lambda one: one[:2])
+    _, row, since = min(seen.oldest, key=lambda one: (one[2], one[1].id))
     cause = cause_of(tx, row, seen.fleet) if tx.now - since > _WAITS else None
     return ReadyTask(row.id, row.kind, row.queue, since, cause)

@@ -19,7 +19,7 @@ from scheduler.store.inbox_held import held, held_texts
 from scheduler.store.predicates import CLAIMABLE, HELD
 from scheduler.store.read import shared_causes
 from scheduler.store.read.alert_facts import usual_run
-from scheduler.store.read.ready import CLOCK_AHEAD, cause_of, first_of, full_cap, holding, ready_since
+from scheduler.store.read.ready import CLOCK_AHEAD, cause_of, full_cap, holding, unserved_reason
 from scheduler.store.read.snapshot import MAX_COUNT, Snapshot, due_ids
 from scheduler.store.read.unserved import describe, left_behind, unserved_schedules
 from scheduler.store.read.workers import NOT_LIVE
@@ -35,7 +35,7 @@ HELD_LONG = 86_400 * SECOND  # a message that waits longer for those before it t
 SCHEDULE_LATE = 60 * SECOND  # a schedule this late is stuck
 _LANES, _FIRST = 20, 500  # lanes of one kind, and tasks of each, among which those are looked for that are too new
 _ZONES = 200  # schedules whose next fire times are found again, some milliseconds
-_MAX_AWAITING = 2000  # suspended tasks among which rings are looked for
+_MAX_AWAITED = 10_000  # awaited tasks among which rings are looked for
 _WAIT = list(Otherwise).index(Otherwise.WAIT)
 
 
@@ -164,19 +164,20 @@ def rings(seen: Snapshot) -> list[Problem]:
     """Tasks that await one another, or themselves."""
     return [
         Problem("ring", deadlocks.describe(ring), len(ring), tuple(ring[:EXAMPLES]), act=("cancel", ring[0]))
-        for ring in deadlocks.found(seen.tx, _MAX_AWAITING)
+        for ring in deadlocks.found(seen.tx, _MAX_AWAITED)
     ]
 
 
 def capped(seen: Snapshot) -> list[Problem]:
     """Tasks that have waited long behind a cap whose holders have all run for unusually long."""
     tx, found = seen.tx, dict[str, Problem]()
-    for head in seen.due[:_LANES]:
-        row = first_of(tx, head) if tx.now - head.run_at > WAITS_LONG else None
-        if row is None or cause_of(tx, row, seen.fleet).name != "cap":
+    for head, row, since in seen.oldest:
+        if tx.now - since <= WAITS_LONG or unserved_reason(row, seen.fleet) is not None:
+            continue  # too new, or it waits for something else
+        if cause_of(tx, row, seen.fleet).name != "cap":
             continue
-        since, full = ready_since(tx, row.id, row.run_at), full_cap(tx, row.queue, row.lane)
-        if full is None or not full.holders or tx.now - since <= WAITS_LONG:
+        full = full_cap(tx, row.queue, row.lane)
+        if full is None or not full.holders:
             continue
         if not all(tx.now - one.since > _unusual(tx, one.kind) for one in full.holders[:EXAMPLES]):
             continue

@@ -9,9 +9,9 @@ from scheduler.ports import SECOND
 from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import held
 from scheduler.store.read.counts import pools
+from scheduler.store.read.lanes import heads_of_queues
 from scheduler.store.read.stats import Numbers, stats
 from scheduler.store.read.workers import WorkerRecord, workers
-from scheduler.store.tasks.claim import lane_heads
 
 RATE_OVER = 120 * SECOND  # microseconds that the throughput is of: workers write their numbers every ten seconds
 MAX_DUE = 10_000  # counts of what is due end here, by queue and priority
@@ -64,7 +64,7 @@ def top(tx: Tx, most: int) -> Top:
         for r in rows
     ]
     found = workers(tx)
-    waiting = pools(tx, lane_heads(tx), MAX_DUE)
+    waiting = pools(tx, heads_of_queues(tx), MAX_DUE)
     recent = stats(tx, tx.now - RATE_OVER, tx.now)
     return Top(
         running,

@@ -8,8 +8,8 @@ from scheduler.model.lanes import kind_of
 from scheduler.model.state import CLAIMED, RETRY, RUNNING, SUSPENDED
 from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import CLAIMABLE, HELD
+from scheduler.store.read.lanes import heads_of_queues
 from scheduler.store.read.ready import first_of, ready_since
-from scheduler.store.tasks.claim import lane_heads
 
 MAX_COUNTED = 10_000  # ready tasks that are counted; in retry, or suspended, of any kind, that are looked at
 _MAX_LANES = 200  # with a due task that are counted, those that have waited longest
@@ -60,7 +60,7 @@ def work_now(tx: Tx, scope: Literal["kind", "queue"], name: str) -> WorkNow:
 
 def _ready(tx: Tx, scope: str, name: str) -> tuple[int, int | None, bool]:
     """How many are ready, since when the oldest is, and whether there may be more."""
-    heads = [head for head in lane_heads(tx) if head.run_at <= tx.now]
+    heads = [head for head in heads_of_queues(tx) if head.run_at <= tx.now]
     heads = [head for head in heads if name == (head.queue if scope == "queue" else kind_of(head.lane))]
     heads.sort(key=lambda head: head.run_at)
     number, since = 0, []
