@@ -86,6 +86,7 @@ class _Cycle:
     began: float = 0.0  # monotonic
     now: int = 0  # microseconds
     pending: bool = False  # claims of a lost commit may be left
+    noted: int = 0  # lost commits that were known by then
     finished: Completion | None = None
     marked: Collection[tuple[int, int]] = ()
     due: Due = field(default_factory=dict)
@@ -296,6 +297,7 @@ class DispatchCycle:
         engine_state = self.engine_state
         cycle.began = engine_state.monotonic()  # after the write lock: other writers' time does not shrink our batch
         cycle.now = tx.now
+        cycle.noted = self.lost_commits.noted
         if self.lost_commits.pending:
             cycle.pending = self.lost_commits.release_unknown(tx, self.worker)
             self.lanes.reset()
@@ -403,7 +405,7 @@ class DispatchCycle:
             cycle.claimed,
             cycle.plan,
         )
-        self.lost_commits.pending = cycle.pending or bool(claimed)  # until they are handed out
+        self.lost_commits.conclude(cycle.pending or bool(claimed), cycle.noted)  # until they are handed out
         if not cycle.pending:
             self.lost_commits.clear()
         if claimed:
@@ -462,7 +464,7 @@ class DispatchCycle:
 
     def _hand_out(self, cycle: _Cycle) -> None:
         self.feeder.submit(cycle.claimed, cycle.plan, cycle.start_by, cycle.recorded)
-        self.lost_commits.pending = cycle.pending
+        self.lost_commits.conclude(cycle.pending, cycle.noted)
 
     def _hand_out_beside(self, recording: Future[Completion], cycle: _Cycle) -> None:
         """Hand off claimed tasks while outcomes are recorded, then join the recording, even after an error.

@@ -28,14 +28,22 @@ class LostCommits:
         self._state = engine_state
         self._limits = limits
         self.pending = False
+        self.noted = 0  # grows with each such commit
         self._until = 0.0  # monotonic
         # Starts that such a commit has counted: by (task id, claim).
         self._starts: dict[tuple[int, int], CountedStarts] = {}
 
     def on_uncertain_commit(self) -> None:
-        """Note that the last commit may have been made, or may still be made by the server."""
+        """Note that the last commit may have been made, or may still be made by the server. From any thread."""
+        self.noted += 1
         self.pending = True
         self._until = self._state.monotonic() + RECHECK_S
+
+    def conclude(self, pending: bool, noted: int) -> None:
+        """Note what a cycle has left. ``noted``: as it looked, for a caller may have lost a commit since."""
+        self.pending = pending
+        if self.noted != noted:
+            self.pending = True
 
     def recheck(self) -> None:
         """Let the next cycle check once more. The engine calls it with each renewal."""

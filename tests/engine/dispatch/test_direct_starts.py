@@ -402,6 +402,38 @@ def test_a_lookup_of_lost_commits_leaves_alone_what_is_about_to_be_handed_over(
 
 
 @pytest.mark.case(107)
+def test_a_commit_that_is_lost_during_a_cycle_is_looked_for(inline: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the next cycle, not by the next renewal of the lease."""
+    dispatch, usual = engine_of(inline).dispatch, direct.store_claimed
+    scan, stored, go = dispatch.lanes.scan, threading.Event(), threading.Event()
+
+    def broken(*given: Any) -> Any:
+        usual(*given)
+        stored.set()
+        assert go.wait(30)
+        raise StoreUnavailableError("the connection broke")
+
+    def call() -> None:
+        with pytest.raises(StoreUnavailableError):
+            inline.task(quick).schedule()
+
+    def scanning(*given: Any, **options: Any) -> Any:
+        go.set()
+        caller.join(30)
+        return scan(*given, **options)
+
+    caller = threading.Thread(target=call)
+    with monkeypatch.context() as patched:
+        patched.setattr(direct, "store_claimed", broken)
+        patched.setattr(dispatch.lanes, "scan", scanning)
+        caller.start()
+        assert stored.wait(30)
+        step(inline)
+    assert drain(inline) == 1
+    assert len(gates.ran) == 1
+
+
+@pytest.mark.case(107)
 def test_an_engine_that_drains_gives_it_back(program: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
     """And waits for what is about to be handed over."""
     stopped: list[int] = []
