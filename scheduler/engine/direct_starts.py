@@ -51,15 +51,20 @@ class DirectStarts:
 
         Raises StoreUnavailableError.
         """
-        attempt = self._reserve(spec)
+        attempt = self._candidate(spec)
         if attempt is None:
             return None
-        state, worker = self._state, self._dispatch.worker
-        try:
+        state = self._state
+        try:  # from here on Ctrl-C is not to leave the slot reserved
+            if not self._reserve(attempt, spec):
+                return None
+            worker = self._dispatch.worker
             claimed = self._store(spec, worker)
             if claimed is not None:
                 FAILPOINTS.hit("after direct start")
                 self._hand_over(attempt, spec, claimed, worker)
+            else:
+                self._give_back(attempt)
         except BaseException:
             self._dispatch.lost_commits.on_uncertain_commit()  # it may be stored as claimed
             if attempt.slot is None and self._key_of(attempt) in state.held:
@@ -68,7 +73,6 @@ class DirectStarts:
             state.wake()
             raise
         if claimed is None:
-            self._give_back(attempt)
             self._refused_until = state.monotonic() + REFUSED_S
             return None
         made = TaskId(claimed.id)
@@ -85,7 +89,8 @@ class DirectStarts:
             self._others_until = state.monotonic() + OTHERS_S
         return direct.store_claimed(database, spec, worker, above, self._served(spec))
 
-    def _reserve(self, spec: TaskSpec) -> Attempt | None:
+    def _candidate(self, spec: TaskSpec) -> Attempt | None:
+        """What may reserve a slot for this task."""
         state = self._state
         kind = state.registry.get(spec.kind)
         if kind is None or spec.delay or spec.executor is not None or (spec.run_at and spec.run_at > state.now()):
@@ -93,12 +98,14 @@ class DirectStarts:
         slot_key, monotonic = (spec.priority, kind.slot_type), state.monotonic()
         if monotonic < self._refused_until or not self._has_room(slot_key, 1):
             return None
-        attempt = Attempt(_reservation(spec), kind, slot_key, monotonic)
-        state.reserved.append(attempt)
-        if self._may_start(spec, monotonic) and self._has_room(slot_key, 0):
-            return attempt
+        return Attempt(_reservation(spec), kind, slot_key, monotonic)
+
+    def _reserve(self, attempt: Attempt, spec: TaskSpec) -> bool:
+        self._state.reserved.append(attempt)
+        if self._may_start(spec, attempt.submitted_at) and self._has_room(attempt.slot_key, 0):
+            return True
         self._give_back(attempt)
-        return None
+        return False
 
     def _may_start(self, spec: TaskSpec, monotonic: float) -> bool:
         """Whether the next cycle would start it if it has a slot, and nothing in the database goes before it."""

@@ -402,6 +402,27 @@ def test_a_lookup_of_lost_commits_leaves_alone_what_is_about_to_be_handed_over(
 
 
 @pytest.mark.case(107)
+@pytest.mark.parametrize("where", ["_may_start", "_served", "_give_back"])
+def test_an_interrupt_leaves_no_slot_reserved(inline: Scheduler, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """A stop would wait for it in vain, and no other task would have the slot."""
+    write(inline, "UPDATE schedd_workers SET state = 3")  # so that nothing starts
+    with monkeypatch.context() as patched:
+        usual = getattr(DirectStarts, where)
+        calls: list[None] = []
+
+        def interrupted(*given: Any) -> Any:
+            calls.append(None)
+            if len(calls) == 1:
+                raise KeyboardInterrupt
+            return usual(*given)
+
+        patched.setattr(DirectStarts, where, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            inline.task(quick).schedule()
+    assert not engine_of(inline).engine_state.reserved
+
+
+@pytest.mark.case(107)
 def test_a_commit_that_is_lost_during_a_cycle_is_looked_for(inline: Scheduler, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the next cycle, not by the next renewal of the lease."""
     dispatch, usual = engine_of(inline).dispatch, direct.store_claimed
