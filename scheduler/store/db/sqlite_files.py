@@ -33,7 +33,8 @@ def keep_in_use(path: Path) -> None:
     """Lock the database as an open connection does, until this process ends: it was forked from one that has some.
 
     SQLite believes in this process that these locks are held, and takes none. The last connection elsewhere would
-    remove the ``-wal``, and what is stored here would be lost. The files stay open: to close one would end its locks.
+    remove the ``-wal``, and what is stored here would be lost. The files stay open: to close one would end its locks
+    (docs/decisions/0378).
     """
     for suffix, place in _IN_USE.items():
         with suppress(OSError):
