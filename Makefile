@@ -79,7 +79,7 @@ ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMP)
 endif
 $(STAMP): pyproject.toml $(CONSTRAINTS) | $(PY)
-	@echo "Installing schedd with PostgreSQL and what the tests need ($(EXTRAS)) into $(VENV): $(if $(filter quick,$(EXTRAS)),330 MB,1.2 GB)"
+	@echo "Installing schedd with PostgreSQL and what the tests need ($(EXTRAS)) into $(VENV): $(if $(filter quick,$(EXTRAS)),330 MB,1 GB)"
 	@$(PIP) $(addprefix --constraint ,$(CONSTRAINTS)) --editable '.[$(EXTRAS)]'
 	@printf '%s\n' '$(CURDIR)' | tee $(DEMO_STAMP) $(MESSAGES_STAMP) > $@
 
