@@ -133,11 +133,12 @@ test: setup emulator machine
 # Daemons, and what ends them; browsers; examples as they stand. Many of them wait for each other. Those that measure time
 # come by themselves: beside others, each of them would keep all processes waiting, first until none has a test any more.
 OF_PROGRAMS = $(or $(PYTEST_ARGS),$$(PYTHONPATH=tests $(PY) -m support.session))
+ALONE = $(or $(PYTEST_ARGS),$$(PYTHONPATH=tests $(PY) -m support.session alone))
 programs: untimed timed
 untimed: setup emulator machine
 	$(PYTEST) -n $(JOBS) --dist worksteal -m "$(TESTS) and programs and not alone" $(EVERY_DATABASE) $(OF_PROGRAMS)
 timed: setup emulator machine
-	$(PYTEST) -m "$(TESTS) and programs and alone" $(EVERY_DATABASE) $(OF_PROGRAMS) $(if $(PYTEST_ARGS),|| [ $$? = 5 ])
+	$(PYTEST) -m "$(TESTS) and programs and alone" $(EVERY_DATABASE) $(ALONE) $(if $(PYTEST_ARGS),|| [ $$? = 5 ])
 
 test-both:
 	$(MAKE) test programs DATABASES=both

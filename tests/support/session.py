@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -217,5 +218,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Any:
         os.close(room)
 
 
-if __name__ == "__main__":  # where make programs has to look
-    print(*(f"tests/{one}" for one in (*OF_PROGRAMS, "console")))
+def _paths(words: list[str]) -> list[str]:
+    """Where ``make programs`` has to look; with the word ``alone``: the files of tests that run by themselves."""
+    places = [TESTS / one for one in (*OF_PROGRAMS, "console")]
+    if words == ["alone"]:
+        files = sorted(file for one in places for file in ([one] if one.is_file() else one.rglob("test_*.py")))
+        places = [file for file in files if "mark.alone" in file.read_text(encoding="utf-8")]
+    return [str(one.relative_to(TESTS.parent)) for one in places]
+
+
+if __name__ == "__main__":
+    print(*_paths(sys.argv[1:]))
