@@ -228,23 +228,6 @@ def is_unwatched(connection: sa.Connection) -> bool:
     )
 
 
-def run_unwatched(connection: sa.Connection, sql: str, params: Mapping[str, object]) -> list[tuple[Any, ...]]:
-    """:func:`run` in a caller's transaction that nobody watches.
-
-    SQLAlchemy learns of a connection that is lost, as it would from a statement of its own: the caller's rollback is
-    to work, and the pool is not to give away others to a server that is gone.
-    """
-    try:
-        return run(connection, sql, params)
-    except sa.exc.DBAPIError as error:
-        lost: Any = error.orig
-        if connection.dialect.is_disconnect(lost, connection.connection.dbapi_connection, None):
-            with suppress(sa.exc.SQLAlchemyError):
-                connection.exec_driver_sql("SELECT 1")
-            error.connection_invalidated = connection.invalidated
-        raise
-
-
 def tell_answer(connection: sa.Connection, *_: object) -> None:
     """Call what waits in ``connection`` for a sign of the server; SQLAlchemy's own statements come here as an event."""
     answered = connection.info.get(ANSWERED)
@@ -253,11 +236,29 @@ def tell_answer(connection: sa.Connection, *_: object) -> None:
 
 
 def raise_as_sqlalchemy(connection: sa.Connection, text: str, error: BaseException) -> NoReturn:
-    """What the driver raised, as SQLAlchemy would raise it; what is not the driver's, as it is."""
+    """What the driver raised, as SQLAlchemy would raise it; what is not the driver's, as it is.
+
+    SQLAlchemy learns of a connection that is lost in a transaction, as it would from a statement of its own. Else the
+    rollback fails and hides the reason, and the pool gives away others to a server that is gone.
+    """
     errors: Any = connection.dialect.loaded_dbapi
     if not isinstance(error, errors.Error):
         raise error
-    raise sa.exc.DBAPIError.instance(text, None, error, errors.Error, dialect=connection.dialect) from error
+    lost: Any = error
+    if connection.in_transaction() and connection.dialect.is_disconnect(
+        lost, connection.connection.dbapi_connection, None
+    ):
+        with suppress(sa.exc.SQLAlchemyError):
+            connection.exec_driver_sql("SELECT 1")
+    raised: BaseException = sa.exc.DBAPIError.instance(
+        text,
+        None,
+        lost,
+        errors.Error,
+        connection_invalidated=connection.invalidated,
+        dialect=connection.dialect,
+    )
+    raise raised from error
 
 
 def _raw(connection: sa.Connection, text: str, bound: Any) -> list[tuple[Any, ...]]:

@@ -57,6 +57,8 @@ class CallersTx(Tx):
         return CallersTx(self.connection, now)
 
     def rows(self, sql: str, /, **params: object) -> list[tuple[Any, ...]]:
-        """:meth:`run`. All rows, as tuples."""
+        """All rows, as tuples: through the driver itself where nothing watches, else as :meth:`run` asks."""
+        if statements.is_unwatched(self.connection):
+            return super().rows(sql, **params)
         found = self.run(sql, **params)
         return [tuple(row) for row in found] if found.returns_rows else []

@@ -20,7 +20,7 @@ from scheduler.store.db.database import Database
 from scheduler.store.db.dialect import Dialect, bind_rows
 from scheduler.store.db.django_connection import is_django, on_django
 from scheduler.store.db.lazy import sa
-from scheduler.store.db.statements import SQL_TYPES, Across, Notice, insert, is_unwatched, run_unwatched
+from scheduler.store.db.statements import SQL_TYPES, Across, Notice, insert
 from scheduler.store.db.tx import Tx
 from scheduler.store.graph import debug_log, sizes
 from scheduler.store.graph.cycles import lock_graph, refuse_cycle
@@ -71,7 +71,7 @@ def enqueue(tx: Tx, specs: Sequence[TaskSpec], *, ours: bool) -> list[TaskId]:
     if not specs:
         return []
     if len(specs) == 1 and _stands_alone(specs[0]):
-        made = _insert_one(tx, specs[0], ours)
+        made = _insert_one(tx, specs[0])
         debug_log.scheduled(made, specs[0].kind)
         return [made]
     if not ours:
@@ -155,16 +155,11 @@ def callers_connection(given: Any, *, reads: bool = False) -> Iterator[sa.Connec
     yield given
 
 
-def _insert_one(tx: Tx, spec: TaskSpec, ours: bool) -> TaskId:
+def _insert_one(tx: Tx, spec: TaskSpec) -> TaskId:
     given, values = given_of(spec, tx.now)
     names, one = _insert_of(given)
     named = dict(zip(names, values, strict=True))
-    if ours:
-        ((task_id,),) = tx.rows(one, **named)
-    elif is_unwatched(tx.connection):
-        ((task_id,),) = run_unwatched(tx.connection, one, named)
-    else:
-        ((task_id,),) = tx.run(one, **named)
+    ((task_id,),) = tx.rows(one, **named)
     if "payload" not in named:
         insert_values(tx, [(task_id, "payload", spec.payload)])
     made = TaskId(task_id)
