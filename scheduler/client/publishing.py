@@ -95,17 +95,17 @@ class PublishOperations:
         )
         known = self.known_sinks
 
-        def put(tx: Tx, *, ours: bool) -> tuple[TaskId, bool]:
-            (made,) = outbox.put(tx, [spec], [group], ours=ours, sinks=known)
+        def put(tx: Tx) -> tuple[TaskId, bool]:
+            (made,) = outbox.put(tx, [spec], [group], sinks=known)
             return made, sink in known or outbox.is_published(tx, spec.kind)
 
         if connection is None:
-            made, published = caller.database.change(lambda tx: put(tx, ours=True))
+            made, published = caller.database.change(put)
             caller.notify()
         else:
             with callers_connection(connection) as theirs:
                 caller.database.open_beside(theirs)
-                made, published = put(CallersTx(theirs, caller.database.now()), ours=False)
+                made, published = put(CallersTx(theirs, caller.database.now()))
                 caller.notify_after_commit(theirs)
         if not published:
             text = "no worker has published a sink yet: the message waits for a daemon that has [sinks.%s]"

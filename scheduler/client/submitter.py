@@ -151,7 +151,7 @@ class TaskSubmitter:
             return self._store_on(connection, specs)
         if len(specs) == 1 and is_one_row(specs[0]) and not by_hand():
             return [self._store_one(specs[0], None)]
-        stored = self.database.change(lambda tx: _enqueue(tx, specs, ours=True))
+        stored = self.database.change(lambda tx: _enqueue(tx, specs))
         self.notify()
         return stored
 
@@ -161,7 +161,7 @@ class TaskSubmitter:
             tx = CallersTx(own, self.database.now())
             if self.registry.telling:
                 self.check_sinks((spec.kind for spec in specs), tx)
-            ids = _enqueue(tx, specs, ours=False)
+            ids = _enqueue(tx, specs)
             self.notify_after_commit(own)
         return ids
 
@@ -221,9 +221,9 @@ class TaskSubmitter:
         self._unkeyed.pop(name, None)
 
 
-def _enqueue(tx: Tx, specs: list[TaskSpec], *, ours: bool) -> list[TaskId]:
+def _enqueue(tx: Tx, specs: list[TaskSpec]) -> list[TaskId]:
     """Store tasks, and record them in the audit where the caller has named the actor (``jobs.acting``)."""
-    ids = enqueue(tx, specs, ours=ours)
+    ids = enqueue(tx, specs)
     if by_hand():
         audit.record_submit(tx, specs, ids)
     return ids

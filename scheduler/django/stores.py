@@ -16,7 +16,7 @@ from scheduler.django import handlers, options
 from scheduler.django.standard import base, task_backends
 from scheduler.store.admin.gc import flush
 from scheduler.store.db import migrate
-from scheduler.store.db.tx import Tx
+from scheduler.store.db.tx import CallersTx, Tx
 from scheduler.store.tasks.enqueue import callers_connection
 
 _LOCK = threading.Lock()
@@ -95,7 +95,7 @@ class Store:
             return
         with callers_connection(self.connection, reads=True) as own:
             jobs.database.open_beside(own)
-            yield Tx(own, jobs.database.now())
+            yield CallersTx(own, jobs.database.now())
 
     def in_transaction(self) -> bool:
         """Whether Django has a transaction open, whose commit the store is to wait for."""
@@ -114,4 +114,4 @@ class Store:
         """Empty it."""
         with callers_connection(self.connection) as own:
             if migrate.current(own) is not None:
-                flush(Tx(own, self.jobs.database.now()))
+                flush(CallersTx(own, self.jobs.database.now()))

@@ -107,7 +107,7 @@ def move(
             actions |= dict.fromkeys(held, "unchanged")
         else:
             schedule_sets.register_all(tx, specs)
-            for spec, made in zip(tasks, enqueue(tx, tasks, ours=True), strict=True):
+            for spec, made in zip(tasks, enqueue(tx, tasks), strict=True):
                 actions[spec.key or ""] = "added" if made.created else "unchanged"
         for line in lines:
             if line.schedule is not None and line.paused and actions[line.schedule.name] == "added" and not dry_run:

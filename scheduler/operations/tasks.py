@@ -174,7 +174,7 @@ def submit(desk: Desk, spec: TaskSpec) -> SubmittedTask:
     """Store a task that a person asks for. Raises DuplicateKeyError, UnknownDependencyError, PayloadError."""
 
     def work(tx: Tx) -> TaskId:
-        ids = enqueue(tx, [spec], ours=True)
+        ids = enqueue(tx, [spec])
         audit.record_submit(tx, [spec], ids)
         return ids[0]
 

@@ -212,7 +212,7 @@ def make_tasks(
         for verdict, key in one.kept_out:
             entries[key] = InboxEntry(key, verdict)
         wanted += one.chained(len(wanted))
-    ids = enqueue(tx, [spec for _, spec in wanted], ours=True)
+    ids = enqueue(tx, [spec for _, spec in wanted])
     ended = ends(tx, [int(task_id) for task_id in ids if not task_id.created])
     made: list[_Made] = []
     by_key = {a.key: a for a in arrivals}  # without those that were held until now

@@ -21,24 +21,22 @@ def put(
     specs: Sequence[TaskSpec],
     groups: Sequence[str | None],
     *,
-    ours: bool,
     sinks: Collection[str] = (),
 ) -> list[TaskId]:
     """Store messages. One of a group waits until those before it have gone out, or are dead letters.
 
-    The groups are locked until the transaction ends, so that their order is that of the commits. ``ours``: as
-    :func:`enqueue` has it. ``sinks``: names that the program knows. Raises ConfigError for another sink than workers
-    have published; before any worker has one, all are taken.
+    The groups are locked until the transaction ends, so that their order is that of the commits. ``sinks``:
+    names that the program knows. Raises ConfigError for another sink than workers have published; before any worker
+    has one, all are taken.
     """
     for kind in dict.fromkeys(spec.kind for spec in specs):
         check_sink(tx, kind, sinks)
-    if not ours:
-        hold_writes(tx)
+    hold_writes(tx)
     wanted: list[TaskSpec] = []
     last: dict[tuple[str, str], int] = {}
     names = {f"{spec.kind} {group}" for spec, group in zip(specs, groups, strict=True) if group is not None}
     for name in sorted(names):
-        tx.dialect.await_name(tx.connection, f"outbox {name}")
+        tx.dialect.await_name(tx, f"outbox {name}")
     for position, (spec, group) in enumerate(zip(specs, groups, strict=True)):
         if group is not None:
             before = last.get((spec.kind, group))
@@ -51,12 +49,12 @@ def put(
             wanted.append(msgspec.structs.replace(spec, edges=edges) if edges else spec)
         else:
             wanted.append(spec)
-    return enqueue(tx, wanted, ours=ours)
+    return enqueue(tx, wanted)
 
 
 def is_published(tx: Tx, kind: str) -> bool:
     """Whether a worker has published the sink of this kind."""
-    return tx.run("SELECT 1 FROM schedd_kinds WHERE name = :kind", kind=kind).first() is not None
+    return bool(tx.rows("SELECT 1 FROM schedd_kinds WHERE name = :kind", kind=kind))
 
 
 def check_sink(tx: Tx, kind: str, sinks: Collection[str], named_by: str = "") -> bool:
@@ -79,8 +77,8 @@ def check_sink(tx: Tx, kind: str, sinks: Collection[str], named_by: str = "") ->
 def _last_of(tx: Tx, kind: str, group: str) -> list[int]:
     """The messages of a group that have not gone out, without those that another one waits for."""
     return [
-        row.id
-        for row in tx.run(
+        found
+        for (found,) in tx.rows(
             f"SELECT t.id FROM schedd_tasks t WHERE t.subject = :subject AND t.kind = :kind AND t.queue = '{OUTBOX}' "
             f"AND t.state < {FIRST_TERMINAL} AND NOT EXISTS (SELECT 1 FROM schedd_edges e "
             f"JOIN schedd_tasks c ON c.id = e.child WHERE e.parent = t.id AND c.kind = :kind) ORDER BY t.id",

@@ -95,7 +95,7 @@ def trigger(tx: Tx, name: str, slot: int | None = None) -> TaskId:
     row, recurrence, template = read(tx, name, tx.dialect.lock)
     about = f"schedule {name}"
     if slot is None:
-        made = enqueue(tx, specs_by_hand(row, template), ours=True)
+        made = enqueue(tx, specs_by_hand(row, template))
         audit.record(tx, "schedule triggered", tasks=[int(i) for i in made], subject=about)
         return made[0]
     _check_slot(row, recurrence, slot)
@@ -105,7 +105,7 @@ def trigger(tx: Tx, name: str, slot: int | None = None) -> TaskId:
     if there is not None:
         return TaskId(there, created=False)
     cause = f"trigger:{rfc3339(tx.now, exact=False)}"
-    made = enqueue(tx, specs_of_run(row, template, Fire(slot), 0, at=tx.now, causation=cause), ours=True)
+    made = enqueue(tx, specs_of_run(row, template, Fire(slot), 0, at=tx.now, causation=cause))
     audit.record(tx, "schedule triggered", tasks=[int(i) for i in made], subject=about, slot=rfc3339(slot))
     return made[0]
 
@@ -212,7 +212,7 @@ def backfill(tx: Tx, name: str, slots: Sequence[int]) -> list[int]:
     for slot in missing:
         tasks += specs_of_run(row, template, Fire(slot), len(tasks), at=tx.now, causation=cause)
     if tasks:
-        enqueue(tx, tasks, ours=True)
+        enqueue(tx, tasks)
         ends = {"from": rfc3339(missing[0]), "to": rfc3339(missing[-1])}
         audit.record(tx, "schedule backfilled", subject=f"schedule {name}", window=ends, count=len(missing))
     return missing

@@ -439,7 +439,7 @@ def _fire(tx: Tx, due: Sequence[_Due]) -> list[list[TaskId]]:
         left.append(fires)
         for fire in fires:
             tasks += specs_of_run(row, template, fire, len(tasks), at=at)
-    ids = iter(enqueue(tx, tasks, ours=True) if tasks else [])
+    ids = iter(enqueue(tx, tasks) if tasks else [])
     made = [list(islice(ids, len(fires) * len(one.template))) for one, fires in zip(due, left, strict=True)]
     changes = [
         (one.row.name, one.next_at, fires[-1].slot if fires else None, int(new[-1]) if new else None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sqlite3
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ import sqlalchemy as sa
 from scheduler import Context, Scheduler, task
 from scheduler.store.db.statements import is_unwatched
 from support.fleet import Fleet
+from support.statements import listen
 
 INTO = "INSERT INTO schedd_tasks"
 EVENTS = ("before_execute", "after_execute", "before_cursor_execute", "after_cursor_execute")
@@ -102,6 +104,76 @@ def test_who_executes_statements_instead_is_asked(jobs: Scheduler, engine: sa.En
     sa.event.listen(engine, "do_execute", lambda cursor, statement, parameters, context: seen.append(statement))
     with engine.begin() as connection:
         jobs.task(work).schedule(connection=connection)
+    assert any(text.startswith(INTO) for text in seen)
+    assert count(jobs) == 1
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_all_that_a_transaction_asks_goes_one_way(
+    jobs: Scheduler, engine: sa.Engine, monkeypatch: pytest.MonkeyPatch, watched: bool
+) -> None:
+    """A replacement, a chain, an event and a message as well as a single task."""
+    direct: list[str] = []
+    seen: list[str] = []
+    parent, held = jobs.task(work).schedule(), jobs.task(work, 1).key("k").schedule()
+    with engine.begin() as connection:
+        if watched:
+            sa.event.listen(connection, "before_cursor_execute", lambda *given: seen.append(given[2]))
+        connection.exec_driver_sql("SELECT 1")
+        with monkeypatch.context() as patch:
+            listen(patch, before=lambda text, _: direct.append(text))
+            if not watched:  # by a listener
+                execute = sa.Connection.execute
+
+                def asks(self: sa.Connection, statement: Any, *given: Any) -> Any:
+                    seen.append(str(statement))
+                    return execute(self, statement, *given)
+
+                patch.setattr(sa.Connection, "execute", asks)
+            again = jobs.task(work, 2).key("k", conflict="replace").depend_on(parent)
+            assert again.schedule(connection=connection) == held
+            child = jobs.task(work, 3).depend_on(held).schedule(connection=connection)
+            jobs.emit_event("paid", connection=connection)
+            jobs.publish("orders", {"n": 1}, group="one", connection=connection)
+    asked, other = (seen, direct) if watched else (direct, seen)
+    for text in ("t.held_key =", "UPDATE schedd_tasks SET state =", "INTO schedd_edges", "INTO schedd_events"):
+        assert any(text in one for one in asked), text
+    assert not [text for text in other if "schedd_" in text and not text.startswith("SELECT")]
+    assert (jobs.get_task(held).payload, count(jobs)) == ('{"n":2}', 4)
+    assert [edge.parent for edge in jobs.get_task_dependencies(child)] == [held]
+
+
+class _Noting(sqlite3.Cursor):
+    seen: list[str]
+
+    def execute(self, sql: str, parameters: Any = ()) -> Any:
+        self.seen.append(sql)
+        return super().execute(sql, parameters)
+
+
+class _Wrapped:
+    """A connection of the driver's as instrumentation wraps it, which sees what cursors execute."""
+
+    def __init__(self, raw: sqlite3.Connection, seen: list[str]) -> None:
+        self.raw, self.seen = raw, seen
+
+    def cursor(self) -> sqlite3.Cursor:
+        made = self.raw.cursor(_Noting)
+        made.seen = self.seen
+        return made
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.raw, name)
+
+
+@pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
+def test_who_wraps_the_drivers_connection_sees_it(jobs: Scheduler) -> None:
+    seen: list[str] = []
+    path = str(jobs.database.path)
+    engine = sa.create_engine("sqlite://", creator=lambda: _Wrapped(sqlite3.connect(path), seen))
+    with engine.begin() as connection:
+        jobs.task(work).schedule(connection=connection)
+    engine.dispose()
     assert any(text.startswith(INTO) for text in seen)
     assert count(jobs) == 1
 

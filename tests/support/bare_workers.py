@@ -47,7 +47,7 @@ class Bare:
         edges = [EdgeSpec(p, When.SUCCESS, Otherwise.FAIL) for p in parents]
         specs = [TaskSpec("kind", "{}", "kind", edges=edges, **options) for _ in range(count)]
         with self.store.write() as tx:
-            return [int(i) for i in enqueue(tx.at(self.clock.now()), specs, ours=True)]
+            return [int(i) for i in enqueue(tx.at(self.clock.now()), specs)]
 
     def claim(self, worker: int, count: int = 10, connection: sa.Connection | None = None) -> list[Claimed]:
         picks = [LaneClaim("default", "kind", 1, count)]

@@ -13,7 +13,7 @@ from scheduler.model.spec import MAX_KEY, TaskId
 from scheduler.model.texts import within
 from scheduler.model.times import span_us
 from scheduler.store import outbox
-from scheduler.store.db.tx import Tx
+from scheduler.store.db.tx import CallersTx
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -53,7 +53,7 @@ def publish(
         delay=span_us(delay, "delay"),
         keyed=key is not None,
     )
-    return outbox.put(Tx(connection, now), [spec], [group], ours=False)[0]
+    return outbox.put(CallersTx(connection, now), [spec], [group])[0]
 
 
 def options(

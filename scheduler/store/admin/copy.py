@@ -64,7 +64,7 @@ def copy_task(tx: Tx, task_id: int, change: Patch, *, key: str | None = None, de
         conflict="reject",
         edges=edges_of(tx, row.id) if dependencies else (),
     )
-    made = enqueue(tx, [spec], ours=True)[0]
+    made = enqueue(tx, [spec])[0]
     audit.record(tx, "copy", tasks=[task_id], copy=int(made), key=key)
     audit.record(tx, "copied", tasks={int(made): {"from": task_id}})
     return made

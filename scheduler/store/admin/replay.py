@@ -120,7 +120,7 @@ def _copy(tx: Tx, row: sa.Row[Any], key: str | None, payload: NewPayload | None)
         conflict="reject",
         edges=edges_of(tx, row.id),
     )
-    made = enqueue(tx, [spec], ours=True)[0]
+    made = enqueue(tx, [spec])[0]
     original = row.original_id or row.id
     tx.run(
         "UPDATE schedd_tasks SET original_id = :original, replay_count = :count, extras = extras | 1, "

@@ -9,12 +9,15 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from scheduler.model.spec import plain
 from scheduler.store.db.lazy import sa
+
+if TYPE_CHECKING:
+    from scheduler.store.db.tx import Tx
 
 _SQL_TYPES = {int: "bigint", float: "double precision", str: "text"}
 _encoder = msgspec.json.Encoder(enc_hook=plain)
@@ -60,15 +63,15 @@ class Dialect:
         """Ids as :meth:`among` reads them."""
         return bind_rows(ids)
 
-    def reserve_ids(self, connection: sa.Connection, count: int) -> Sequence[int]:
+    def reserve_ids(self, tx: Tx, count: int) -> Sequence[int]:
         """``count`` task ids, ascending, that no other caller gets."""
         raise NotImplementedError
 
-    def lock_names(self, connection: sa.Connection, names: Iterable[str], *, shared: bool = False) -> set[str]:
+    def lock_names(self, tx: Tx, names: Iterable[str], *, shared: bool = False) -> set[str]:
         """Those of these names that could be locked at once, until the transaction ends, against others that do."""
         return set(names)  # a transaction that writes is alone
 
-    def await_name(self, connection: sa.Connection, name: str) -> None:
+    def await_name(self, tx: Tx, name: str) -> None:
         """Lock a name like that, waiting for its holder."""
 
     def forget_plans(self, connection: sa.Connection) -> None:
@@ -91,11 +94,9 @@ class SQLite(Dialect):
     def by_index(self, name: str) -> str:
         return f"INDEXED BY {name}"
 
-    def reserve_ids(self, connection: sa.Connection, count: int) -> Sequence[int]:
-        last = connection.execute(
-            prepared("UPDATE sqlite_sequence SET seq = seq + :n WHERE name = 'schedd_tasks' RETURNING seq"),
-            {"n": count},
-        ).scalar_one()
+    def reserve_ids(self, tx: Tx, count: int) -> Sequence[int]:
+        sql = "UPDATE sqlite_sequence SET seq = seq + :n WHERE name = 'schedd_tasks' RETURNING seq"
+        ((last,),) = tx.rows(sql, n=count)
         return range(int(last) - count + 1, int(last) + 1)
 
 
@@ -130,27 +131,25 @@ class PostgreSQL(Dialect):
     def bind_ids(self, ids: Sequence[int]) -> str:
         return "{" + ",".join(map(str, ids)) + "}"
 
-    def reserve_ids(self, connection: sa.Connection, count: int) -> Sequence[int]:
-        first, last, drawn = connection.execute(
-            prepared(
-                # The sequence is looked up once, not for each id.
-                "WITH s AS MATERIALIZED (SELECT CAST(pg_get_serial_sequence('schedd_tasks', 'id') AS regclass) AS ids) "
-                "SELECT min(id), max(id), CASE WHEN max(id) - min(id) >= :n THEN array_agg(id) END "
-                "FROM (SELECT nextval(s.ids) AS id FROM s, generate_series(1, :n)) drawn"
-            ),
-            {"n": count},
-        ).one()
+    def reserve_ids(self, tx: Tx, count: int) -> Sequence[int]:
+        ((first, last, drawn),) = tx.rows(
+            # The sequence is looked up once, not for each id.
+            "WITH s AS MATERIALIZED (SELECT CAST(pg_get_serial_sequence('schedd_tasks', 'id') AS regclass) AS ids) "
+            "SELECT min(id), max(id), CASE WHEN max(id) - min(id) >= :n THEN array_agg(id) END "
+            "FROM (SELECT nextval(s.ids) AS id FROM s, generate_series(1, :n)) drawn",
+            n=count,
+        )
         return range(first, last + 1) if drawn is None else sorted(drawn)  # others may have drawn some in between
 
-    def lock_names(self, connection: sa.Connection, names: Iterable[str], *, shared: bool = False) -> set[str]:
+    def lock_names(self, tx: Tx, names: Iterable[str], *, shared: bool = False) -> set[str]:
         numbers = [(name, _number(name)) for name in sorted(set(names))]
         lock = "pg_try_advisory_xact_lock_shared" if shared else "pg_try_advisory_xact_lock"
         source = self.rows({"name": str, "number": int})
-        sql = prepared(f"SELECT name FROM {source} j WHERE {lock}(number)")
-        return {row[0] for row in connection.execute(sql, {"rows": bind_rows(numbers)})}
+        rows = tx.rows(f"SELECT name FROM {source} j WHERE {lock}(number)", rows=bind_rows(numbers))
+        return {row[0] for row in rows}
 
-    def await_name(self, connection: sa.Connection, name: str) -> None:
-        connection.execute(prepared("SELECT pg_advisory_xact_lock(:number)"), {"number": _number(name)})
+    def await_name(self, tx: Tx, name: str) -> None:
+        tx.rows("SELECT pg_advisory_xact_lock(:number)", number=_number(name))
 
     def forget_plans(self, connection: sa.Connection) -> None:
         connection.execute(prepared("DISCARD PLANS"))

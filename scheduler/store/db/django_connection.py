@@ -39,6 +39,9 @@ class _Driver:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._raw, name)
 
+    def execute(self, *given: Any) -> Any:
+        return self._raw.execute(*given)
+
     def commit(self) -> None: ...
 
     def rollback(self) -> None: ...

@@ -120,21 +120,22 @@ def change_across(
     return changed
 
 
-def insert(tx: Tx, table: str, columns: Columns, chunks: Iterable[Sequence[object]], *, ours: bool) -> None:
+def insert(tx: Tx, table: str, columns: Columns, chunks: Iterable[Sequence[object]]) -> None:
     """Insert many new rows, the fastest way there is: COPY on PostgreSQL. Raises sqlalchemy.exc.DBAPIError.
 
     ``chunks``: each the values of some rows, one row's after the other's. A tuple for each row would be one more object
     that Python's garbage collector has to visit, and those of a large batch make it visit all objects.
-    PostgreSQL stores one chunk while the next is made. ``ours``: the connection is the store's; another one may have
-    any driver, and watches what goes through SQLAlchemy.
+    PostgreSQL stores one chunk while the next is made. In a caller's transaction that is watched all rows go through
+    SQLAlchemy.
     """
     connection = tx.connection
-    if ours and connection.dialect.name == "postgresql" and chunks:
+    direct = tx.ours or is_unwatched(connection)
+    if direct and connection.dialect.name == "postgresql" and chunks:
         _copy(connection, table, columns, chunks)
         return
     for values in chunks:
         across = Across(columns, values)
-        if ours:
+        if direct:
             _insert_values(connection, table, across)
             continue
         names = [*across.varying, *across.constant]
@@ -213,7 +214,8 @@ def _copied(values: Sequence[object]) -> Sequence[str]:
 def is_unwatched(connection: sa.Connection) -> bool:
     """Whether statements in a caller's transaction may go to the driver itself.
 
-    It is a driver of the store's, and no event, echo or instrumentation of SQLAlchemy's would miss them.
+    It is a driver of the store's, and no event, echo or instrumentation of SQLAlchemy's would miss them, nor one that
+    wraps the driver's connection: what it sees are cursors.
     """
     dialect = connection.dialect
     seen: Any = connection.dispatch
@@ -225,6 +227,7 @@ def is_unwatched(connection: sa.Connection) -> bool:
         and not connection.engine.logger.isEnabledFor(_INFO)
         and not (seen.before_cursor_execute or seen.after_cursor_execute or seen.before_execute or seen.after_execute)
         and not (asked.handle_error or asked.do_execute)
+        and hasattr(type(connection.connection.dbapi_connection), "execute")
     )
 
 

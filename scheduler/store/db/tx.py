@@ -19,6 +19,7 @@ class Tx:
     """
 
     __slots__ = ("connection", "dialect", "now")
+    ours = True  # the store has begun it, on a connection of its own, and on SQLite with the write lock
 
     def __init__(self, connection: sa.Connection, now: int) -> None:
         self.connection = connection
@@ -52,6 +53,7 @@ class CallersTx(Tx):
     """A transaction of a caller's own: its connection may have another driver, and be watched."""
 
     __slots__ = ()
+    ours = False
 
     def at(self, now: int) -> Tx:
         return CallersTx(self.connection, now)

@@ -153,4 +153,4 @@ def forget(tx: Tx, ids: Sequence[int]) -> None:
     """Remove all checkpoints and waits of these tasks: they begin anew, or are removed themselves."""
     bound = {"ids": bind_rows(ids)}
     for table in ("schedd_checkpoints", "schedd_waits"):
-        tx.run(f"DELETE FROM {table} WHERE task_id IN {tx.dialect.ids()}", **bound)
+        tx.rows(f"DELETE FROM {table} WHERE task_id IN {tx.dialect.ids()}", **bound)

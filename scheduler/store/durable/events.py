@@ -50,10 +50,10 @@ def emit(tx: Tx, emits: Sequence[EventEmit], *, lock: bool = True) -> tuple[set[
     """
     if lock:
         for name in sorted({e.name for e in emits}):
-            tx.dialect.await_name(tx.connection, lock_name(name))
+            tx.dialect.await_name(tx, lock_name(name))
     firsts = {e.name: e for e in reversed(emits)}
     columns: dict[str, type] = {"name": str, "payload": str, "emitted_by": int}
-    made = tx.run(
+    made = tx.rows(
         "INSERT INTO schedd_events (name, payload, emitted_by, emitted_at) SELECT name, payload, emitted_by, :now "
         f"FROM {tx.dialect.rows(columns)} j WHERE true ON CONFLICT (name) DO NOTHING RETURNING name",
         rows=bind_rows([firsts[name] for name in sorted(firsts)]),

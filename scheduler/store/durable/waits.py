@@ -142,17 +142,17 @@ def any_waiting(tx: Tx) -> bool:
 
 def _happened(tx: Tx, where: str, bound: dict[str, str]) -> int:
     # A row that is locked is being ended by its task, which has seen what happened.
-    found = tx.run(
+    found = tx.rows(
         f"SELECT t.task_id, t.name, t.item FROM schedd_waits t WHERE t.met + 0 = {OPEN} AND {where} "
         f"ORDER BY t.task_id, t.name, t.item {tx.dialect.skip_locked}",
         **bound,
-    ).fetchall()
+    )
     if not found:
         return 0
-    tx.run(
+    tx.rows(
         f"UPDATE schedd_waits SET met = {MET} FROM {tx.dialect.rows(_ITEM)} j WHERE schedd_waits.task_id = j.task_id "
         "AND schedd_waits.name = j.name AND schedd_waits.item = j.item",
-        rows=bind_rows([tuple(row) for row in found]),
+        rows=bind_rows(found),
     )
     if tx.dialect.skip_locked:
         _hold_heads(tx, sorted({(row[0], row[1]) for row in found if row[2]}))
@@ -162,12 +162,12 @@ def _happened(tx: Tx, where: str, bound: dict[str, str]) -> int:
 def _hold_heads(tx: Tx, labels: Sequence[tuple[int, str]]) -> None:
     """Two that end the last tasks of one wait at once do not see each other: one of them has to check again."""
     if labels:
-        held = tx.run(
+        held = tx.rows(
             f"SELECT t.task_id FROM {tx.dialect.rows(_LABEL)} j JOIN schedd_waits t ON t.task_id = j.task_id "
             f"AND t.name = j.name AND t.item = 0 WHERE {tx.dialect.among('t.task_id')} "
             f"ORDER BY t.task_id, t.name {tx.dialect.skip_locked}",
             **_bound(tx.dialect, labels),
-        ).fetchall()
+        )
         if len(held) < len(labels):
             tx.connection.info[OVERLOOKED] = True
 
@@ -177,16 +177,16 @@ def _wake(tx: Tx, ids: Sequence[int]) -> int:
     if tx.dialect.skip_locked:
         # Running ones, too: one that is about to be suspended then sees what happened, since it is recorded later.
         sql = f"SELECT t.id FROM schedd_tasks t WHERE {tx.dialect.among('t.id')} ORDER BY t.id {tx.dialect.skip_locked}"
-        locked = tx.run(sql, ids=tx.dialect.bind_ids(ids))
+        locked = tx.rows(sql, ids=tx.dialect.bind_ids(ids))
         ids = [row[0] for row in locked]
-    woken = tx.run(
+    woken = tx.rows(
         f"UPDATE schedd_tasks SET {_DUE} WHERE {tx.dialect.among('id')} AND state + 0 = {SUSPENDED} "
         "AND run_at > :now AND EXISTS (SELECT 1 FROM schedd_waits w WHERE w.task_id = schedd_tasks.id "
-        f"AND w.item = 0 AND {_OVER})",
+        f"AND w.item = 0 AND {_OVER}) RETURNING id",
         ids=tx.dialect.bind_ids(ids),
         now=tx.now,
     )
-    return int(woken.rowcount)
+    return len(woken)
 
 
 def suspended(tx: Tx, claims: Sequence[tuple[int, int]]) -> int:

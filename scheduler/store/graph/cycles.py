@@ -15,7 +15,7 @@ def lock_graph(tx: Tx) -> None:
     Two writers adding a->b and b->a at once must not both succeed. To be called before any row is locked.
     """
     if tx.dialect.name == "postgresql":
-        tx.run("SELECT pg_advisory_xact_lock(7237123448)")
+        tx.rows("SELECT pg_advisory_xact_lock(7237123448)")
 
 
 def refuse_cycle(tx: Tx, child: int, parents: Iterable[int]) -> None:

@@ -210,6 +210,5 @@ def _end(tx: Tx, rows: Sequence[_End]) -> dict[int, TaskState]:
     ended: dict[int, TaskState] = {}
     for at in range(0, len(rows), MAX_CHILDREN):
         bound = {"rows": bind_rows(rows[at : at + MAX_CHILDREN]), "now": tx.now}
-        done = tx.run(_END.format(rows=source), **bound).fetchall()
-        ended |= {row[0]: TaskState.from_code(row[1]) for row in done}
+        ended |= {found: TaskState.from_code(code) for found, code in tx.rows(_END.format(rows=source), **bound)}
     return ended

@@ -37,7 +37,7 @@ def spawn(work: Work, asked: Sequence[AttemptRequest]) -> list[Answer | None]:
     plain = [i for i, mine in enumerate(specs) if not any(spec.key is not None or spec.edges for spec in mine)]
     made: dict[int, list[TaskId]] = {}
     answers: list[Answer | None] = [None] * len(asked)
-    ids = enqueue(work.tx, [spec for i in plain for spec in specs[i]], ours=True) if plain else []
+    ids = enqueue(work.tx, [spec for i in plain for spec in specs[i]]) if plain else []
     for i in plain:
         made[i], ids = ids[: len(specs[i])], ids[len(specs[i]) :]
     for i, mine in enumerate(specs):
@@ -62,7 +62,7 @@ def _enqueue_isolated(work: Work, specs: Sequence[TaskSpec]) -> list[TaskId] | N
         with tx.connection.begin_nested():
             if postgres:
                 usual, _ = tx.run(_SET_LOCK_TIMEOUT).one()
-            made = enqueue(tx, specs, ours=True)
+            made = enqueue(tx, specs)
             if postgres:
                 tx.run("SELECT set_config('lock_timeout', :usual, true)", usual=usual)
         return made

@@ -17,7 +17,7 @@ from scheduler.store.requests.request import Answer, AttemptRequest, Work
 
 def emit(work: Work, asked: Sequence[AttemptRequest]) -> list[Answer | None]:
     """Emit ``event`` with ``payload`` (JSON text). Answers whether it was the first."""
-    locked = work.tx.dialect.lock_names(work.tx.connection, {lock_name(a.args["event"]) for a in asked})
+    locked = work.tx.dialect.lock_names(work.tx, {lock_name(a.args["event"]) for a in asked})
     able = [a for a in asked if lock_name(a.args["event"]) in locked]
     if not able:
         return [None] * len(asked)
@@ -46,7 +46,7 @@ def emit(work: Work, asked: Sequence[AttemptRequest]) -> list[Answer | None]:
 def await_event(work: Work, asked: Sequence[AttemptRequest]) -> list[Answer | None]:
     """Await ``event``, with ``timeout`` (microseconds, None: for ever). Answers a payload, a failure, or ``until``."""
     tx, now = work.tx, work.tx.now
-    locked = tx.dialect.lock_names(tx.connection, {lock_name(a.args["event"]) for a in asked}, shared=True)
+    locked = tx.dialect.lock_names(tx, {lock_name(a.args["event"]) for a in asked}, shared=True)
     ends = waits.deadlines(tx, [a.label for a in asked])
     happened = events.emitted(tx, [a.args["event"] for a in asked])
     answers: list[Answer | None] = []

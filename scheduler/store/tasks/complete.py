@@ -262,7 +262,7 @@ def _follow_up(
         debug_log.released(tx, wrote.ended, ready_children.ids() if ready_children is not None else ())
     if any(ends.publish):
         messages = [o.publish for o in wrote.accepted if o.publish and wrote.ended.get(o.task_id) is TaskState.SUCCESS]
-        ready += len(enqueue(tx, messages, ours=False))
+        ready += len(enqueue(tx, messages))
     overridden: dict[int, AttemptEnd] = {}
     if wrote.overridden:
         apply_deferred(tx, wrote.overridden)

@@ -62,11 +62,10 @@ _DECIDE = (
 )
 
 
-def enqueue(tx: Tx, specs: Sequence[TaskSpec], *, ours: bool) -> list[TaskId]:
+def enqueue(tx: Tx, specs: Sequence[TaskSpec]) -> list[TaskId]:
     """Store the tasks in order; all or none, as the transaction ends.
 
-    ``ours``: the transaction was begun by the store and so holds SQLite's write lock already. Raises CycleError,
-    DuplicateKeyError, UnknownDependencyError.
+    Raises CycleError, DuplicateKeyError, UnknownDependencyError.
     """
     if not specs:
         return []
@@ -74,12 +73,11 @@ def enqueue(tx: Tx, specs: Sequence[TaskSpec], *, ours: bool) -> list[TaskId]:
         made = _insert_one(tx, specs[0])
         debug_log.scheduled(made, specs[0].kind)
         return [made]
-    if not ours:
-        hold_writes(tx)
+    hold_writes(tx)
     # A replaced task's cycle is found once its edges are there; callers may catch that and commit the rest.
-    undone = not ours and any(spec.conflict == "replace" for spec in specs)
+    undone = not tx.ours and any(spec.conflict == "replace" for spec in specs)
     with tx.connection.begin_nested() if undone else nullcontext():
-        ids = _Batch(tx, specs, ours).store()
+        ids = _Batch(tx, specs).store()
     if debug_log.wanted():
         debug_log.stored(tx, ids)
     return ids
@@ -125,8 +123,8 @@ def enqueue_alone(database: Database, spec: TaskSpec, notice: Notice | None) -> 
 
 def hold_writes(tx: Tx) -> None:
     """Take SQLite's write lock in a caller's transaction: what is read from here on stays so until it commits."""
-    if tx.dialect.name == "sqlite":
-        tx.run("UPDATE schedd_tasks SET state = state WHERE id = -1")
+    if not tx.ours and tx.dialect.name == "sqlite":
+        tx.rows("UPDATE schedd_tasks SET state = state WHERE id = -1")
 
 
 @contextmanager
@@ -213,10 +211,9 @@ class _Batch:
     the batch takes its key before it is known whether it waits for them.
     """
 
-    def __init__(self, tx: Tx, specs: Sequence[TaskSpec], ours: bool) -> None:
+    def __init__(self, tx: Tx, specs: Sequence[TaskSpec]) -> None:
         self.tx = tx
         self.specs = specs
-        self.ours = ours
         self.ids: list[TaskId] = [TaskId(0)] * len(specs)
         self.parents = Parents()
         self.holders: dict[int, KeyHolder] = {}  # position -> the task that holds its key
@@ -231,7 +228,7 @@ class _Batch:
 
     def store(self) -> list[TaskId]:
         if all(map(_stands_alone, self.specs)):
-            new = self.tx.dialect.reserve_ids(self.tx.connection, len(self.specs))
+            new = self.tx.dialect.reserve_ids(self.tx, len(self.specs))
             self.ids = (
                 [self._made(new_id) for new_id in new]
                 if self.tx.dialect.name == "postgresql"
@@ -306,11 +303,11 @@ class _Batch:
                 seen.add(name)
             new.append(i)
         if new:
-            self.reserved = dict(zip(new, self.tx.dialect.reserve_ids(self.tx.connection, len(new)), strict=True))
+            self.reserved = dict(zip(new, self.tx.dialect.reserve_ids(self.tx, len(new)), strict=True))
 
     def _new_id(self, position: int) -> int:
         reserved = self.reserved.pop(position, None)
-        return self.tx.dialect.reserve_ids(self.tx.connection, 1)[0] if reserved is None else reserved
+        return self.tx.dialect.reserve_ids(self.tx, 1)[0] if reserved is None else reserved
 
     def _take_free_keys(self, positions: Sequence[int]) -> Sequence[int]:
         """Store the tasks under their keys, by one statement, if no key had a holder and no task has edges.
@@ -325,7 +322,7 @@ class _Batch:
                 flat.append(self.reserved[i])
                 flat += values_of(self.specs[i], self.tx.now, _PLACED)
             across = Across(_COLUMNS, flat)
-            stored = self.tx.run(
+            stored = self.tx.rows(
                 _keyed_insert(self.tx.dialect, tuple(across.varying), tuple(across.constant)),
                 **across.constant,
                 rows=bind_rows(list(zip(*across.varying.values(), strict=True))),
@@ -370,7 +367,7 @@ class _Batch:
                 return
             if row is None:
                 row = row_of(spec, self.tx.now, placed) | {"id": self._new_id(position)}
-            if self.tx.run(_KEYED, **row).first() is not None:
+            if self.tx.rows(_KEYED, **row):
                 self.ids[position] = TaskId(row["id"])
                 self.keyed.add(position)
                 return
@@ -439,14 +436,14 @@ class _Batch:
         return [EdgeSpec(parent, *conditions) for parent, conditions in named.items()]
 
     def _flush(self, chunks: Iterable[list[Any]]) -> None:
-        insert(self.tx, "schedd_tasks", _COLUMNS, chunks, ours=self.ours)
+        insert(self.tx, "schedd_tasks", _COLUMNS, chunks)
         if self.decided:
             source = self.tx.dialect.rows(_DECIDED_COLUMNS)
-            self.tx.run(_DECIDE.format(rows=source), rows=bind_rows(self.decided))
+            self.tx.rows(_DECIDE.format(rows=source), rows=bind_rows(self.decided))
         if self.values:
             insert_values(self.tx, self.values)
         if self.edges:
-            insert(self.tx, "schedd_edges", _EDGE_COLUMNS, [self.edges], ours=self.ours)
+            insert(self.tx, "schedd_edges", _EDGE_COLUMNS, [self.edges])
 
     def _replace(self, holder: KeyHolder, spec: TaskSpec, placed: Placed) -> None:
         if holder.state in HELD:

@@ -50,7 +50,7 @@ def keep(tx: Tx, task_id: int) -> None:
     """Keep the present envelope with the past attempts, before the task's own or its payload changes."""
     bound: dict[str, Any] = {"id": task_id}
     some = "SELECT 1 FROM schedd_attempts WHERE task_id = :id AND envelope IS NULL LIMIT 1"
-    if tx.run(some, **bound).first() is None:
+    if not tx.rows(some, **bound):
         return
     had = envelope_of(tx, task_id)
     if had is None:

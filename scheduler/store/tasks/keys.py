@@ -31,14 +31,15 @@ class KeyHolder(NamedTuple):
 
 def holder_of(tx: Tx, kind: str, key: str, lock: str = "") -> KeyHolder | None:
     """The task that holds this key, None if it is free. ``lock``: SQL for the SELECT (``Dialect.share``)."""
-    row = tx.run(
+    for found, state in tx.rows(
         "SELECT t.id, t.state FROM schedd_tasks t WHERE t.kind = :kind AND t.held_key = :key "
         f"AND NOT coalesce({_OVER}, false) {lock}",
         kind=kind,
         key=key,
         now=tx.now,
-    ).first()
-    return None if row is None else KeyHolder(row.id, TaskState.from_code(row.state))
+    ):
+        return KeyHolder(found, TaskState.from_code(state))
+    return None
 
 
 def keeps_out(holder: KeyHolder, states: int | None) -> bool:
@@ -48,7 +49,7 @@ def keeps_out(holder: KeyHolder, states: int | None) -> bool:
 
 def release_early(tx: Tx, task_id: int) -> None:
     """Take the key from a task, though it lives: it does not keep others out in its state."""
-    tx.run("UPDATE schedd_tasks SET held_key = NULL WHERE id = :id", id=task_id)
+    tx.rows("UPDATE schedd_tasks SET held_key = NULL WHERE id = :id", id=task_id)
 
 
 def change(tx: Tx, task_id: int, kind: str, key: DerivedKey) -> None:
@@ -81,14 +82,14 @@ def change(tx: Tx, task_id: int, kind: str, key: DerivedKey) -> None:
 
 def holders(tx: Tx, keys: set[tuple[str, str]]) -> dict[tuple[str, str], TaskState]:
     """The states of the tasks that hold these (kind, key); free keys are left out."""
-    rows = tx.run(
+    rows = tx.rows(
         f"SELECT t.kind, t.held_key, t.state FROM {tx.dialect.rows({'kind': str, 'key': str})} j "
         "JOIN schedd_tasks t ON t.kind = j.kind AND t.held_key = j.key "
         f"WHERE NOT coalesce({_OVER}, false)",
         rows=bind_rows(list(keys)),
         now=tx.now,
     )
-    return {(row.kind, row.held_key): TaskState.from_code(row.state) for row in rows}
+    return {(kind, key): TaskState.from_code(state) for kind, key, state in rows}
 
 
 def release_expired(tx: Tx, kind: str, key: str) -> None:
@@ -97,7 +98,7 @@ def release_expired(tx: Tx, kind: str, key: str) -> None:
 
 
 def _release_expired(tx: Tx, names: Iterable[tuple[str, str]]) -> None:
-    tx.run(
+    tx.rows(
         "UPDATE schedd_tasks SET held_key = NULL WHERE id IN "
         f"(SELECT t.id FROM {tx.dialect.rows({'kind': str, 'key': str})} j "
         f"JOIN schedd_tasks t ON t.kind = j.kind AND t.held_key = j.key WHERE {_OVER})",
@@ -108,7 +109,7 @@ def _release_expired(tx: Tx, names: Iterable[tuple[str, str]]) -> None:
 
 def release_ended(tx: Tx, task_id: int) -> None:
     """Take the key from a task that has ended."""
-    tx.run(f"UPDATE schedd_tasks SET held_key = NULL WHERE id = :id AND state >= {FIRST_TERMINAL}", id=task_id)
+    tx.rows(f"UPDATE schedd_tasks SET held_key = NULL WHERE id = :id AND state >= {FIRST_TERMINAL}", id=task_id)
 
 
 class EndedTask(NamedTuple):

@@ -62,12 +62,12 @@ def replace_now(
         values |= dict.fromkeys(("error", "error_class", "ended_by", "check_at"))
     live = int(values["state"] < FIRST_TERMINAL)
     bound = {name: values[name] for name in _TAKEN}
-    tx.run(_REPLACE, **(bound | {"id": task_id, "live": live, "cancelled": cancelled}))
+    tx.rows(_REPLACE, **(bound | {"id": task_id, "live": live, "cancelled": cancelled}))
     for sql in (
         f"DELETE FROM schedd_task_values WHERE task_id = :id AND name IN ('payload', 'result', '{_ASIDE}')",
         "DELETE FROM schedd_edges WHERE child = :id",
     ):
-        tx.run(sql, id=task_id)
+        tx.rows(sql, id=task_id)
     checkpoints.forget(tx, [task_id])  # steps of the old set
     if values["payload"] is None:
         insert_values(tx, [(task_id, "payload", spec.payload)])
@@ -82,7 +82,7 @@ def debounced(tx: Tx, holder: KeyHolder, spec: TaskSpec) -> tuple[TaskSpec, int 
     """
     if spec.debounce is None or holder.state not in (TaskState.SCHEDULED, TaskState.WAITING):
         return spec, None
-    made = tx.run("SELECT created_at FROM schedd_tasks WHERE id = :id", id=holder.id).scalar_one()
+    ((made,),) = tx.rows("SELECT created_at FROM schedd_tasks WHERE id = :id", id=holder.id)
     return msgspec.structs.replace(spec, run_at=_due(spec, tx.now, made), delay=0), made
 
 
@@ -97,13 +97,11 @@ def defer_replacement(tx: Tx, task_id: int, spec: TaskSpec) -> None:
 
     The edges are stored beside those of the set that runs, so that no cycle closes over them and no parent is removed.
     """
-    present = tx.run(
-        f"SELECT value FROM schedd_task_values WHERE task_id = :id AND name = '{_ASIDE}'", id=task_id
-    ).scalar()
-    parents = tx.run("SELECT parent FROM schedd_edges WHERE child = :id", id=task_id)
-    earlier = None if present is None else msgspec.json.decode(present, type=_PendingReplacement)
+    present = tx.rows(f"SELECT value FROM schedd_task_values WHERE task_id = :id AND name = '{_ASIDE}'", id=task_id)
+    parents = tx.rows("SELECT parent FROM schedd_edges WHERE child = :id", id=task_id)
+    earlier = msgspec.json.decode(present[0][0], type=_PendingReplacement) if present else None
     before = [row[0] for row in parents] if earlier is None else earlier.before
-    tx.run(
+    tx.rows(
         f"DELETE FROM schedd_edges WHERE child = :id AND parent NOT IN {tx.dialect.ids()}",
         id=task_id,
         ids=bind_rows(before),
@@ -113,9 +111,9 @@ def defer_replacement(tx: Tx, task_id: int, spec: TaskSpec) -> None:
     made = tx.now if earlier is None or spec.debounce is None else earlier.at
     spec = msgspec.structs.replace(spec, run_at=_due(spec, tx.now, made), delay=0)
     text = msgspec.json.encode(_PendingReplacement(made, spec, before)).decode()
-    tx.run(f"DELETE FROM schedd_task_values WHERE task_id = :id AND name = '{_ASIDE}'", id=task_id)
+    tx.rows(f"DELETE FROM schedd_task_values WHERE task_id = :id AND name = '{_ASIDE}'", id=task_id)
     insert_values(tx, [(task_id, _ASIDE, text)])
-    tx.run("UPDATE schedd_tasks SET rerun = 1 WHERE id = :id", id=task_id)
+    tx.rows("UPDATE schedd_tasks SET rerun = 1 WHERE id = :id", id=task_id)
 
 
 def apply_deferred(tx: Tx, ids: Iterable[int]) -> None:

@@ -131,18 +131,18 @@ def read_parents(tx: Tx, ids: Sequence[int], *, known: bool = False) -> Parents:
     once, so an id without a record was removed, and counts as failed.
     """
     found = Parents()
-    for row in tx.run(
+    for task_id, code in tx.rows(
         f"SELECT t.id, t.state FROM schedd_tasks t WHERE t.id IN {tx.dialect.ids()} ORDER BY t.id {tx.dialect.share}",
         ids=bind_rows(ids),
     ):
-        state = TaskState.from_code(row.state)
-        found.ends[row.id] = state if state.terminal else None
+        state = TaskState.from_code(code)
+        found.ends[task_id] = state if state.terminal else None
     gone = [i for i in ids if i not in found.ends]
     if gone:
-        for row in tx.run(
+        for task_id, code in tx.rows(
             f"SELECT task_id, state FROM schedd_outcomes WHERE task_id IN {tx.dialect.ids()}", ids=bind_rows(gone)
         ):
-            found.ends[row.task_id] = TaskState.from_code(row.state)
+            found.ends[task_id] = TaskState.from_code(code)
         unknown = [i for i in gone if i not in found.ends]
         if unknown and not known:
             raise UnknownDependencyError(unknown)
@@ -214,7 +214,7 @@ def insert_edges(tx: Tx, edges: Sequence[tuple[int, int, int, int, int]]) -> Non
     """Store edges: rows (parent, child, when, otherwise, ok). One that is there already stays as it is."""
     names = ", ".join(EDGE_COLUMNS)
     source = tx.dialect.rows(EDGE_COLUMNS)
-    tx.run(
+    tx.rows(
         f"INSERT INTO schedd_edges ({names}) SELECT {names} FROM {source} j WHERE true "
         "ON CONFLICT (parent, child) DO NOTHING",
         rows=bind_rows(edges),
@@ -224,7 +224,7 @@ def insert_edges(tx: Tx, edges: Sequence[tuple[int, int, int, int, int]]) -> Non
 def insert_values(tx: Tx, rows: Sequence[tuple[int, str, str]]) -> None:
     """Store side values of new tasks: rows (task id, name, value)."""
     source = tx.dialect.rows({"task_id": int, "name": str, "value": str})
-    tx.run(
+    tx.rows(
         f"INSERT INTO schedd_task_values (task_id, name, value) SELECT task_id, name, value FROM {source} j",
         rows=bind_rows(rows),
     )

@@ -16,7 +16,7 @@ WAYS: dict[str, Callable[[Tx], object]] = {
     "SQLAlchemy": lambda tx: tx.run("SELECT 1"),
     "the driver": lambda tx: tx.rows("SELECT 1"),
     "arrays": lambda tx: run_over(tx, "WITH {rows} SELECT name FROM j", EVENTS, [("paid", 1)]),
-    "COPY": lambda tx: insert(tx, "schedd_events", EVENTS, [["paid", 1]], ours=True),
+    "COPY": lambda tx: insert(tx, "schedd_events", EVENTS, [["paid", 1]]),
 }
 
 

@@ -136,7 +136,7 @@ def test_a_stale_claim_beside_the_new_one_decides_nothing_below(
     (again,) = bare.claim(worker)
     with bare.store.write() as tx:
         edges = [EdgeSpec(task_id, when, otherwise)]
-        child = int(enqueue(tx.at(bare.clock.now()), [TaskSpec("kind", "{}", "kind", edges=edges)], ours=True)[0])
+        child = int(enqueue(tx.at(bare.clock.now()), [TaskSpec("kind", "{}", "kind", edges=edges)])[0])
 
     def outcome(claimed: Claimed, state: int) -> Outcome:
         if state == st.SUCCESS:
@@ -348,7 +348,7 @@ class TestOnPostgreSQL:
         outcomes = [bare.outcome(claimed[i]) for i in (held, free)]
         with bare.store.write() as tx:
             spec = TaskSpec("kind", "{}", "kind", edges=[EdgeSpec(held, When.SUCCESS, Otherwise.FAIL)])
-            (second_child,) = enqueue(tx.at(bare.clock.now()), [spec], ours=False)
+            (second_child,) = enqueue(tx.at(bare.clock.now()), [spec])
             done = bare.finish(worker, *outcomes)
             assert (done.ended, done.lost) == ({free: TaskState.SUCCESS}, [])
             assert done.deferred == [outcomes[0]]
@@ -385,7 +385,7 @@ class TestOnPostgreSQL:
         (claimed,) = bare.claim(worker)
         with bare.store.write() as tx:
             spec = TaskSpec("kind", "{}", "kind", edges=[EdgeSpec(parent, When.SUCCESS, Otherwise.FAIL)])
-            (child,) = enqueue(tx.at(bare.clock.now()), [spec], ours=False)
+            (child,) = enqueue(tx.at(bare.clock.now()), [spec])
             done = bare.finish_meanwhile(worker, bare.outcome(claimed), skip_locks=skip_locks)
         assert done.result(10).deferred == ([] if skip_locks else [bare.outcome(claimed)])
         assert skip_locks or bare.finish(worker, bare.outcome(claimed)).ready == 1

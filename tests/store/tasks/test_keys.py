@@ -29,6 +29,7 @@ from scheduler.ports import SystemClock
 from scheduler.testing import FakeClock, drain
 from support.fleet import Fleet, ends, let_pass, rows, run_claimed, step, write
 from support.processes import Child
+from support.statements import listen
 
 DAY = timedelta(days=1)
 
@@ -236,16 +237,16 @@ def test_fifty_calls_of_five_processes_make_one_row(
 @pytest.mark.case(27)
 @pytest.mark.parametrize("conflict", ["keep", "replace"])
 def test_batches_whose_keyed_tasks_wait_for_each_other_take_their_keys_in_one_order(
-    fleet: Fleet, conflict: str
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, conflict: str
 ) -> None:
     jobs = fleet.worker(echo, state=[])
     taken: list[str] = []
 
-    @sa.event.listens_for(jobs.database.open(), "before_execute")
-    def note(_c: Any, sql: Any, _many: Any, bound: Any, _options: Any) -> None:
-        if "ON CONFLICT (kind" in str(sql) or "t.held_key = :key" in str(sql):
-            taken.append(bound["key"])
+    def note(text: str, values: list[Any]) -> None:
+        if "ON CONFLICT (kind" in text or "t.held_key = " in text:
+            taken.extend([value for value in values if value in ("a", "b", "c", "d")][:1])
 
+    listen(monkeypatch, before=note)
     for text in ("first", "again"):
         taken.clear()
         with jobs.batch() as batch:
@@ -318,16 +319,16 @@ def test_keys_in_opposite_orders_at_once_do_not_deadlock(fleet: Fleet) -> None:
 
 
 @pytest.mark.case(27)
-def test_a_batch_takes_its_keys_in_one_order(fleet: Fleet) -> None:
+def test_a_batch_takes_its_keys_in_one_order(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which is why those above do not meet head-on; PostgreSQL needs a second to notice that two do."""
     jobs = fleet.worker(echo)
     taken: list[str] = []
 
-    @sa.event.listens_for(jobs.database.open(), "before_execute")
-    def note(_c: Any, sql: Any, _many: Any, bound: Any, _options: Any) -> None:
-        if "ON CONFLICT" in str(sql):
-            taken.extend(dict.fromkeys(re.findall(r"key-\w", str(bound))))
+    def note(text: str, values: list[Any]) -> None:
+        if "ON CONFLICT" in text:
+            taken.extend(dict.fromkeys(re.findall(r"key-\w", str(values))))
 
+    listen(monkeypatch, before=note)
     mixed = ["key-c", "key-a", "key-d", "key-b"]
     with jobs.batch() as batch:
         for key in mixed:
@@ -384,21 +385,28 @@ def test_calls_while_the_holders_come_and_go(fleet: Fleet) -> None:
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
 @pytest.mark.case(27)
 @pytest.mark.parametrize("conflict", ["keep", "reject", "replace"])
-def test_a_holder_may_come_and_go_between_two_statements(fleet: Fleet, conflict: str) -> None:
+def test_a_holder_may_come_and_go_between_two_statements(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, conflict: str
+) -> None:
     """On PostgreSQL each statement has its own view: no holder at the look, one at the insert, then none again."""
     jobs, bystander = fleet.worker(echo), fleet.worker(echo)
     bystander.database.open()
-    engine = jobs.database.open()
     met: list[TaskId] = []
+    meddles = False
 
-    @sa.event.listens_for(engine, "after_cursor_execute")
-    def meddle(_c: Any, _cursor: Any, sql: str, *_rest: Any) -> None:
-        if "held_key" in sql and not met:
+    def meddle(text: str, _: object) -> None:
+        nonlocal meddles
+        if meddles:
+            return
+        meddles = True
+        if "held_key" in text and not met:
             met.append(keyed(bystander, "one"))
-        elif "ON CONFLICT" in sql and len(met) == 1:
+        elif "ON CONFLICT" in text and len(met) == 1:
             met.append(met[0])
             bystander.cancel_task(met[0])
+        meddles = False
 
+    listen(monkeypatch, after=meddle)
     new = keyed(jobs, "two", conflict=conflict)
     assert len(met) == 2
     assert new.created

@@ -130,7 +130,7 @@ def test_the_holder_of_a_key_that_a_batch_depends_on(bare: Bare) -> None:
     keyed = TaskSpec("kind", "{}", "kind", key="k")
     waits = TaskSpec("kind", "{}", "kind", edges=[EdgeSpec(0, When.SUCCESS, Otherwise.FAIL, local=True)])
     with bare.store.write() as tx:
-        found, child = enqueue(tx.at(bare.clock.now()), [keyed, waits], ours=True)
+        found, child = enqueue(tx.at(bare.clock.now()), [keyed, waits])
         assert (found, found.created) == (holder, False)
         assert bare.finish(worker, bare.outcome(claimed)).deferred
     assert bare.finish(worker, bare.outcome(claimed)).ended == {holder: TaskState.SUCCESS}
@@ -140,7 +140,7 @@ def test_the_holder_of_a_key_that_a_batch_depends_on(bare: Bare) -> None:
 def task_below(bare: Bare, parent: int, when: When = When.SUCCESS, otherwise: Otherwise = Otherwise.FAIL) -> int:
     spec = TaskSpec("kind", "{}", "kind", edges=[EdgeSpec(parent, when, otherwise)])
     with bare.store.write() as tx:
-        return int(enqueue(tx.at(bare.clock.now()), [spec], ours=True)[0])
+        return int(enqueue(tx.at(bare.clock.now()), [spec])[0])
 
 
 @pytest.mark.case(24)
