@@ -9,7 +9,9 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -83,6 +85,28 @@ def test_one_thread_notifies_for_all_that_asked_too_soon(database: Database, mon
     notifier.notify()
     assert len(made) == 4
     store.dispose()
+
+
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+def test_notifications_of_a_stream_go_further_apart(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0]
+    monkeypatch.setattr(notifiers, "time", SimpleNamespace(monotonic=lambda: now[0] / 1000))
+    notifier = notifiers.PgNotifier(Store(database.url, SystemClock()))
+
+    def spans(every: int, until: int) -> list[int]:
+        """Milliseconds between two that statements carry, with a statement in so many milliseconds."""
+        sent = []
+        for _ in range(0, until, every):
+            now[0] += every
+            if notifier.carried() is not None:
+                sent.append(now[0])
+        return [after - before for before, after in pairwise(sent)]
+
+    found = spans(1, 200)
+    assert found[0] in (3, 4)
+    assert {*found[-6:]} <= {12, 13}
+    now[0] += 1000
+    assert spans(7, 196) == [7] * 27, "none of them waits, now that the stream has ended"
 
 
 def expect_notifications(ear: psycopg.Connection[Any], count: int) -> None:
