@@ -9,15 +9,12 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import msgspec
 
 from scheduler.model.spec import plain
 from scheduler.store.db.lazy import sa
-
-if TYPE_CHECKING:
-    from scheduler.store.db.tx import Tx
 
 _SQL_TYPES = {int: "bigint", float: "double precision", str: "text"}
 _encoder = msgspec.json.Encoder(enc_hook=plain)
@@ -26,6 +23,12 @@ _encoder = msgspec.json.Encoder(enc_hook=plain)
 def bind_rows(rows: Sequence[Sequence[Any]] | Sequence[int]) -> str:
     """Rows (or ids) as the one JSON text that :meth:`Dialect.rows` and :meth:`Dialect.ids` read."""
     return _encoder.encode(rows).decode()
+
+
+class Asked(Protocol):
+    """A ``Tx``, as far as a dialect asks it."""
+
+    def rows(self, sql: str, /, **params: object) -> list[tuple[Any, ...]]: ...
 
 
 class Dialect:
@@ -63,15 +66,15 @@ class Dialect:
         """Ids as :meth:`among` reads them."""
         return bind_rows(ids)
 
-    def reserve_ids(self, tx: Tx, count: int) -> Sequence[int]:
+    def reserve_ids(self, tx: Asked, count: int) -> Sequence[int]:
         """``count`` task ids, ascending, that no other caller gets."""
         raise NotImplementedError
 
-    def lock_names(self, tx: Tx, names: Iterable[str], *, shared: bool = False) -> set[str]:
+    def lock_names(self, tx: Asked, names: Iterable[str], *, shared: bool = False) -> set[str]:
         """Those of these names that could be locked at once, until the transaction ends, against others that do."""
         return set(names)  # a transaction that writes is alone
 
-    def await_name(self, tx: Tx, name: str) -> None:
+    def await_name(self, tx: Asked, name: str) -> None:
         """Lock a name like that, waiting for its holder."""
 
     def forget_plans(self, connection: sa.Connection) -> None:
@@ -94,7 +97,7 @@ class SQLite(Dialect):
     def by_index(self, name: str) -> str:
         return f"INDEXED BY {name}"
 
-    def reserve_ids(self, tx: Tx, count: int) -> Sequence[int]:
+    def reserve_ids(self, tx: Asked, count: int) -> Sequence[int]:
         sql = "UPDATE sqlite_sequence SET seq = seq + :n WHERE name = 'schedd_tasks' RETURNING seq"
         ((last,),) = tx.rows(sql, n=count)
         return range(int(last) - count + 1, int(last) + 1)
@@ -131,7 +134,7 @@ class PostgreSQL(Dialect):
     def bind_ids(self, ids: Sequence[int]) -> str:
         return "{" + ",".join(map(str, ids)) + "}"
 
-    def reserve_ids(self, tx: Tx, count: int) -> Sequence[int]:
+    def reserve_ids(self, tx: Asked, count: int) -> Sequence[int]:
         ((first, last, drawn),) = tx.rows(
             # The sequence is looked up once, not for each id.
             "WITH s AS MATERIALIZED (SELECT CAST(pg_get_serial_sequence('schedd_tasks', 'id') AS regclass) AS ids) "
@@ -141,14 +144,14 @@ class PostgreSQL(Dialect):
         )
         return range(first, last + 1) if drawn is None else sorted(drawn)  # others may have drawn some in between
 
-    def lock_names(self, tx: Tx, names: Iterable[str], *, shared: bool = False) -> set[str]:
+    def lock_names(self, tx: Asked, names: Iterable[str], *, shared: bool = False) -> set[str]:
         numbers = [(name, _number(name)) for name in sorted(set(names))]
         lock = "pg_try_advisory_xact_lock_shared" if shared else "pg_try_advisory_xact_lock"
         source = self.rows({"name": str, "number": int})
         rows = tx.rows(f"SELECT name FROM {source} j WHERE {lock}(number)", rows=bind_rows(numbers))
         return {row[0] for row in rows}
 
-    def await_name(self, tx: Tx, name: str) -> None:
+    def await_name(self, tx: Asked, name: str) -> None:
         tx.rows("SELECT pg_advisory_xact_lock(:number)", number=_number(name))
 
     def forget_plans(self, connection: sa.Connection) -> None:
