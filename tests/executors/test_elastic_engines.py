@@ -18,7 +18,7 @@ ENGINES = [
     "kubernetes",
     pytest.param("kubernetes-real", marks=pytest.mark.kube),
     pytest.param("slurm", marks=pytest.mark.executors),
-    pytest.param("ray", marks=pytest.mark.executors),
+    pytest.param("ray", marks=[pytest.mark.executors, pytest.mark.full]),  # Slurm's jobs wait for each other, too
 ]
 MORE = {
     "slurm": 'worker_resources = { cpu = 1, memory = "300M" }\nworker_options = { partition = "main" }\n',
