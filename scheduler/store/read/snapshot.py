@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
-from scheduler.store.predicates import CLAIMABLE
+from scheduler.store.predicates import CLAIMABLE, claimable
 from scheduler.store.read.lanes import heads_of_queues
 from scheduler.store.read.ready import all_ready_since, first_of_each
 from scheduler.store.read.workers import Fleet, WorkerRecord, fleet_of, workers
@@ -17,6 +19,13 @@ if TYPE_CHECKING:
 
 OLDEST = 20  # lanes whose first tasks are looked at
 MAX_COUNT = 10_000  # tasks of one lane that are counted
+_AT_ONCE = 50  # lanes that one statement counts
+_LANE: dict[str, type] = {"queue": str, "lane": str, "priority": int}
+_DUE = (
+    f"SELECT sum((SELECT count(*) FROM (SELECT 1 AS one FROM schedd_tasks t WHERE {claimable('t')} "
+    "AND t.queue = j.queue AND t.lane = j.lane AND t.priority = j.priority AND t.run_at <= :now "
+    f"LIMIT {MAX_COUNT}) d)) FROM {{}} j"
+)
 
 
 class Snapshot:
@@ -55,11 +64,22 @@ class Snapshot:
         return [(lanes[row.id], row, since[row.id]) for row in first_of_each(self.tx, heads)]
 
 
-def due_ids(tx: Tx, head: LaneHead) -> list[int]:
-    """The due tasks of a lane, the oldest first; at most ``MAX_COUNT``."""
+def due_number(tx: Tx, heads: Sequence[LaneHead]) -> int:
+    """How many tasks of these lanes are due; once it is ``MAX_COUNT`` or more, the other lanes are not looked at."""
+    number = 0
+    for at in range(0, len(heads), _AT_ONCE):
+        if number >= MAX_COUNT:
+            break
+        lanes = [(head.queue, head.lane, head.priority) for head in heads[at : at + _AT_ONCE]]
+        number += int(tx.run(_DUE.format(tx.dialect.rows(_LANE)), rows=bind_rows(lanes), now=tx.now).scalar() or 0)
+    return number
+
+
+def due_ids(tx: Tx, head: LaneHead, most: int = MAX_COUNT) -> list[int]:
+    """The due tasks of a lane, the oldest first; at most so many."""
     rows = tx.run(
         f"SELECT id FROM schedd_tasks WHERE {CLAIMABLE} AND queue = :queue AND lane = :lane "
-        f"AND priority = :priority AND run_at <= :now ORDER BY run_at, id LIMIT {MAX_COUNT}",
+        f"AND priority = :priority AND run_at <= :now ORDER BY run_at, id LIMIT {most}",
         **head._asdict(),
         now=tx.now,
     )

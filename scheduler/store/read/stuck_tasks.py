@@ -20,7 +20,7 @@ from scheduler.store.predicates import CLAIMABLE, HELD
 from scheduler.store.read import shared_causes
 from scheduler.store.read.alert_facts import usual_run
 from scheduler.store.read.ready import CLOCK_AHEAD, cause_of, full_cap, holding, unserved_reason
-from scheduler.store.read.snapshot import MAX_COUNT, Snapshot, due_ids
+from scheduler.store.read.snapshot import MAX_COUNT, Snapshot, due_ids, due_number
 from scheduler.store.read.unserved import describe, left_behind, unserved_schedules
 from scheduler.store.read.workers import NOT_LIVE
 from scheduler.store.tasks import stalls
@@ -52,22 +52,27 @@ def unserved_of(seen: Snapshot) -> list[Problem]:
         suspect, executor = head.lane.startswith(QUARANTINE_LANE), executor_of(head.lane) or ""
         groups.setdefault((head.queue, kind_of(head.lane), head.priority, suspect, executor), []).append(head)
     rows: dict[str, tuple[int, list[int]]] = {}
+    lanes: dict[str, list[LaneHead]] = {}
     first: dict[str, tuple[str, str]] = {}
     for (queue, kind, priority, suspect, executor), heads in sorted(groups.items()):
         reason = fleet.unserved(queue, kind, priority=None if suspect else priority, executor=executor or None)
         if reason is None and executor:
             continue
+        ids: list[int] = []
         if reason is None:
             version, ids = _too_new(tx, heads, fleet.newest(queue, kind))
             reason = fleet.unserved(queue, kind, version)
-        elif rows.get(reason, (0, []))[0] < MAX_COUNT:  # more are not counted
-            ids = [i for head in heads for i in due_ids(tx, head)]
         else:
-            ids = []
+            lanes.setdefault(reason, []).extend(heads)
         if reason is not None:
             first.setdefault(reason, (queue, kind))
             count, examples = rows.get(reason, (0, []))
             rows[reason] = (count + len(ids), (examples + ids)[:EXAMPLES])
+    for reason, heads in lanes.items():  # at once, as there may be a lane for each task
+        count, examples = rows[reason]
+        for head in heads[:EXAMPLES]:
+            examples = (examples + due_ids(tx, head, EXAMPLES))[:EXAMPLES]
+        rows[reason] = (count + due_number(tx, heads), examples)
     found = []
     for reason, (count, ids) in rows.items():
         last, remedy = None, None

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from scheduler import Context, Scheduler, task
-from scheduler.store.read import lanes
+from scheduler.store.read import lanes, stuck_tasks
 from scheduler.store.read.lanes import heads_of_queues
 from scheduler.store.tasks.claim import lane_heads
 from support.databases import Database
@@ -53,3 +53,13 @@ def test_some_of_each_queue_and_priority_are_read_where_there_are_many(jobs: Sch
     read, there = (Counter((head.queue, head.priority) for head in heads) for heads in (some, every))
     assert len(there) == len(sizes)
     assert all(min(number, MOST) <= read[pair] <= 2 * MOST for pair, number in there.items())
+
+
+def test_tasks_of_many_lanes_that_no_worker_takes_are_counted_at_once(jobs: Scheduler) -> None:
+    store(jobs, "a", "high", 4)
+    store(jobs, "a", "high", 3)  # a second task of three of the lanes
+    store(jobs, "b", "low", 3)
+    with jobs.database.read() as tx:
+        (unserved,) = stuck_tasks.unserved(tx)
+    assert unserved.number == 10
+    assert len(set(unserved.tasks)) == stuck_tasks.EXAMPLES
