@@ -20,6 +20,10 @@ class Thread(Task):
     def run(self, ctx: Context) -> None: ...
 
 
+class Other(Task):
+    def run(self, ctx: Context) -> None: ...
+
+
 class Coroutine(Task):
     async def run(self, ctx: AsyncContext) -> None: ...
 
@@ -31,7 +35,7 @@ class Apart(Task, isolation="process"):
 def worker(live: Bench, high: Any = (0, 0), medium: Any = (0, 0), low: Any = (0, 0), **options: Any) -> None:
     """Another worker with these pools, which has joined."""
     made = live.worker(pools={"high": high, "medium": medium, "low": low}, **options)
-    for kind in (Thread, Coroutine, Apart):
+    for kind in (Thread, Other, Coroutine, Apart):
         made.register(kind)
     engine_state = engine_of(made).engine_state
     engine_state.options = engine_state.options._replace(give_back=600.0)  # nothing that it claims ever starts
@@ -171,3 +175,77 @@ def test_workers_tells_what_each_can_run(ctl: Ctl, live: Bench) -> None:
     assert found["pools"]["medium"] == {"slots": 3, "async_slots": 2}
     assert (found["processes"], found["max_concurrent_tasks"]) == (2, 4)
     assert "medium:3+2 processes:2 at most:4" in ctl("workers").stdout
+
+
+def suspected(live: Bench, task_id: int) -> None:
+    """The task is in quarantine, as one that ran when its worker died."""
+    live.execute("UPDATE schedd_tasks SET lane = '!' || lane, suspect = 2 WHERE id = :i", i=task_id)
+
+
+def waiting_suspect(live: Bench, task: Task, priority: str = "medium") -> int:
+    """A suspect that each worker has passed over."""
+    made = int(live.jobs.task(task).priority(priority).schedule())
+    suspected(live, made)
+    for one in live.workers:
+        notify_and_step(one)
+    assert live.state(made) == "scheduled"
+    return made
+
+
+def test_one_worker_is_at_its_cap_and_the_other_has_no_slot(ctl: Ctl, live: Bench) -> None:
+    worker(live, medium=(2, 0))
+    assert ctl("set", "kind", "Thread", "--max-per-worker", "1").exit_code == 0
+    notify_and_step(live.jobs)
+    held(live, Thread())
+    assert why_of(ctl, live, Thread()) == "; its kind is at its cap of 1 on each worker that would claim it"
+    worker(live, low=(1, 0))
+    assert why_of(ctl, live, Thread()) == NEXT
+    held(live, Other(), on=1)
+    assert why_of(ctl, live, Thread()) == (
+        "; waits for a free thread slot of pool low (1 busy of 1) or room under its kind's cap of 1 on each worker"
+    )
+
+
+def test_a_suspect_is_told_of_the_slots_that_no_worker_has(ctl: Ctl, live: Bench) -> None:
+    """It would never run, so that it runs alone is not the reason."""
+    worker(live, medium=(1, 1))
+    made = waiting_suspect(live, Coroutine(), "low")
+    reason = "no live worker that serves kind 'Coroutine' in queue 'default' has an async slot for low tasks"
+    assert str(ctl.json("show", made)["why"]).endswith(f", but {reason}")
+    assert [stuck["text"] for stuck in ctl.json("status")["stuck"]] == [f"1 task is ready, but {reason}"]
+    worker(live, low=(1, 0))
+    assert str(ctl.json("show", made)["why"]).endswith(
+        f", so a child process runs it if one can run its kind: {reason}"
+    )
+
+
+def test_a_suspect_is_told_of_the_limit_that_it_waits_for(ctl: Ctl, live: Bench) -> None:
+    worker(live, medium=(2, 0))
+    assert ctl("set", "kind", "Thread", "--max-concurrency", "1").exit_code == 0
+    notify_and_step(live.jobs)
+    held(live, Thread())
+    worker(live, medium=(2, 0))
+    made = waiting_suspect(live, Thread())
+    assert "; its kind is at its cap of 1: task " in str(ctl.json("show", made)["why"])
+
+
+def test_a_suspect_of_a_child_process_waits_for_one_only(ctl: Ctl, live: Bench) -> None:
+    worker(live, medium=(2, 0), processes=1)
+    held(live, Apart())
+    made = waiting_suspect(live, Apart())
+    assert str(ctl.json("show", made)["why"]).endswith("; waits for a free child process (1 busy of 1)")
+
+
+def test_others_wait_for_a_suspect_that_runs_alone(ctl: Ctl, live: Bench) -> None:
+    worker(live, medium=(2, 0))
+    made = int(live.jobs.task(Thread()).schedule())
+    suspected(live, made)
+    notify_and_step(live.jobs)
+    assert live.state(made) == "claimed"
+    why = f"; waits for task {made}, which runs alone at first, since its worker died when it ran before"
+    assert why_of(ctl, live, Thread()) == why
+    other = int(live.jobs.task(Thread()).schedule())
+    notify_and_step(live.jobs)
+    assert live.state(other) == "scheduled"
+    worker(live, medium=(0, 1))
+    assert why_of(ctl, live, Coroutine()) == NEXT

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from scheduler.model.capacity import PROCESS
 from scheduler.model.lanes import LANE_SEPARATOR, QUARANTINE_LANE, base_lane, executor_of, kind_of
 from scheduler.model.live_settings import KEY, QUEUE
 from scheduler.model.state import FIRST_TERMINAL
@@ -106,18 +107,23 @@ def cause_of(tx: Tx, row: sa.Row[Any], fleet: Fleet) -> ReadyCause:
     holder = pg_blockers.holder(tx, row.id)
     if holder is not None:
         return ReadyCause("locked", f", but its row is locked by {holder}: claims pass over it until that ends")
-    if row.lane.startswith(QUARANTINE_LANE) and executor_of(row.lane) is None:
-        return ReadyCause("alone", "; it ran when its worker died, twice, so it runs alone once the others have ended")
-    limited = _limited(tx, row, fleet)
+    rooms = limits.read(tx, row.queue, row.lane)
+    limited = _limited(tx, row, rooms)
     if limited is not None:
         return limited
+    capped = _full_workers(tx, row, fleet, rooms)
+    if capped is not None and capped.every:
+        return ReadyCause("cap", f"; its kind is at its cap of {capped.most} on each worker that would claim it")
     named = executor_of(row.lane)
+    suspect = row.lane.startswith(QUARANTINE_LANE)
+    if suspect and named is None and fleet.slot_types.get(row.kind) != PROCESS:  # a child harms no other task
+        return ReadyCause("alone", _alone(row, fleet))
     executor = fleet.places(row.queue) if named is None else fleet.executors.get(named)
     if executor is not None and executor.scale is None:
         return ReadyCause("executor", f"; {executors.waits_there(tx, executor)}")
     if named is not None and executor is not None:  # no other worker takes it
         return ReadyCause("executor", f"; {executors.waits_for_worker(tx, executor)}")
-    taken = slot_usage.full_reason(tx, fleet, row)
+    taken = slot_usage.full_reason(tx, fleet, row, capped)
     if executor is not None and (taken or not fleet.serving(row.queue, row.kind, row.schema_version)):
         waits = executors.waits_for_worker(tx, executor)
         return ReadyCause("executor", f"; {'' if taken is None else f'{taken}; '}{waits}")
@@ -126,6 +132,14 @@ def cause_of(tx: Tx, row: sa.Row[Any], fleet: Fleet) -> ReadyCause:
         if taken is None
         else ReadyCause("slots", f"; {taken}")
     )
+
+
+def _alone(row: sa.Row[Any], fleet: Fleet) -> str:
+    slotless = fleet.unserved(row.queue, row.kind, row.schema_version, row.priority)
+    if slotless is None:
+        return "; it ran when its worker died, twice, so it runs alone once the others have ended"
+    # Only the worker knows whether its children have what the kind needs, such as the program's state.
+    return f"; it ran when its worker died, twice, so a child process runs it if one can run its kind: {slotless}"
 
 
 def out_of_reach(tx: Tx, row: sa.Row[Any], fleet: Fleet) -> ReadyCause | None:
@@ -144,9 +158,9 @@ def out_of_reach(tx: Tx, row: sa.Row[Any], fleet: Fleet) -> ReadyCause | None:
 
 def unserved_reason(row: sa.Row[Any], fleet: Fleet) -> str | None:
     """Why no live worker would claim this task; None if one would."""
-    suspect = row.lane.startswith(QUARANTINE_LANE)  # it may run in slots of another pool
-    priority = None if suspect else row.priority
-    return fleet.unserved(row.queue, row.kind, row.schema_version, priority, executor_of(row.lane))
+    suspect = row.lane.startswith(QUARANTINE_LANE)
+    executor = executor_of(row.lane)
+    return fleet.unserved(row.queue, row.kind, row.schema_version, row.priority, executor, suspect=suspect)
 
 
 def full_cap(tx: Tx, queue: str, lane: str) -> Full | None:
@@ -166,9 +180,9 @@ def _of_key(place: limits.LimitPlace) -> str:
     return f" for concurrency key {key!r}" if separator and place.scope == KEY else ""
 
 
-def _limited(tx: Tx, row: sa.Row[Any], fleet: Fleet) -> ReadyCause | None:
-    """Which limit it waits for, if any: of its kind, its concurrency key, its queue, or of each worker."""
-    for place, room in limits.read(tx, row.queue, row.lane).items():
+def _limited(tx: Tx, row: sa.Row[Any], rooms: Mapping[limits.LimitPlace, limits.Headroom]) -> ReadyCause | None:
+    """Which limit over all workers it waits for, if any: of its kind, its concurrency key, or its queue."""
+    for place, room in rooms.items():
         if room.free == 0:
             full = _full(tx, place, room)
             return ReadyCause("cap", f"; {full.subject} is at {full.most}: {holding(full.holders, tx.now)}")
@@ -176,9 +190,6 @@ def _limited(tx: Tx, row: sa.Row[Any], fleet: Fleet) -> ReadyCause | None:
             of = f" of queue {place.name}" if place.scope == QUEUE else _of_key(place)
             again = rfc3339(room.again, exact=False)
             return ReadyCause("rate", f"; rate limit {room.limit.rate}{of}, next start at {again}")
-        if room.limit.per_worker is not None and _fills(tx, row, fleet, room.limit.per_worker):
-            most = f"its cap of {room.limit.per_worker} on each worker that would claim it"
-            return ReadyCause("cap", f"; its kind is at {most}")
     return None
 
 
@@ -209,15 +220,21 @@ def holding(holders: list[CapHolder], now: int) -> str:
     return f"tasks {listed([*ids[:MAX_NAMED], *(['others'] if len(ids) > MAX_NAMED else [])])} hold it{since}"
 
 
-def _fills(tx: Tx, row: sa.Row[Any], fleet: Fleet, most: int) -> bool:
-    """Whether each worker that serves this task holds so many of its kind."""
+def _full_workers(
+    tx: Tx, row: sa.Row[Any], fleet: Fleet, rooms: Mapping[limits.LimitPlace, limits.Headroom]
+) -> slot_usage.CappedWorkers | None:
+    """The workers that hold as many tasks of the kind as one worker may; None without such a cap."""
+    most = next((room.limit.per_worker for room in rooms.values() if room.limit.per_worker is not None), None)
+    if most is None:
+        return None
     rows = tx.rows(
         f"SELECT worker, count(*) FROM schedd_tasks WHERE {HELD} AND kind = :kind GROUP BY worker",
         kind=row.kind,
     )
     held = {row[0]: row[1] for row in rows}
     able = fleet.serving(row.queue, row.kind, row.schema_version)
-    return bool(able) and all(held.get(worker.id, 0) >= most for worker in able)
+    full = {worker.id for worker in able if held.get(worker.id, 0) >= most}
+    return slot_usage.CappedWorkers(most, full, bool(able) and len(full) == len(able))
 
 
 def ready_since(tx: Tx, task_id: int, run_at: int) -> int:

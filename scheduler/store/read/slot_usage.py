@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from scheduler.model.capacity import PROCESS, THREAD, OrphanedAttempts, Room, SlotKey
 from scheduler.model.defaults import POOLS
+from scheduler.model.lanes import QUARANTINE_LANE
 from scheduler.model.texts import listed
 from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import HELD
@@ -20,22 +21,36 @@ if TYPE_CHECKING:
 _NO_WORKER = 0  # no worker's id
 
 
+class CappedWorkers(NamedTuple):
+    """The workers (``ids``) that hold ``most`` tasks of a kind, its cap on each. ``every``: no other one serves it."""
+
+    most: int
+    ids: set[int]
+    every: bool
+
+
 class _Full(msgspec.Struct):
     """Why those that serve a task have no room: slots, (held, most) of max_concurrent_tasks; and what fills either
-    without a claim. ``childless``: some cannot start a child process."""
+    without a claim. ``childless``: some cannot start a child process; ``capped``: the kind's cap on each worker, which
+    some have reached; ``suspects``: tasks that run alone on some."""
 
     rooms: list[Room] = []
     at_most: list[tuple[int, int]] = []
     orphans: list[OrphanedAttempts] = []
     childless: bool = False
+    capped: int | None = None
+    suspects: list[int] = []
 
 
-def full_reason(tx: Tx, fleet: Fleet, row: sa.Row[Any]) -> str | None:
-    """What keeps every worker that serves this task from claiming it, where it is slots; None if one has room."""
+def full_reason(tx: Tx, fleet: Fleet, row: sa.Row[Any], capped: CappedWorkers | None = None) -> str | None:
+    """What keeps every worker that serves this task from claiming it, where it is slots; None if one has room.
+
+    ``capped``: workers that do not claim it, whatever slots they have.
+    """
     able = fleet.serving(row.queue, row.kind, row.schema_version)
     here = _with_its_body(able, row)
     others = [w for w in able if w not in here]
-    text = _taken(tx, fleet, row, others) if others else None
+    text = _taken(tx, fleet, row, others, capped) if others else None
     if not here:
         return text
     if not others:
@@ -60,12 +75,20 @@ def _beside(here: list[WorkerRecord], others: list[WorkerRecord]) -> str:
     return text if others else f"{text}; no other live worker would take it"
 
 
-def _taken(tx: Tx, fleet: Fleet, row: sa.Row[Any], able: list[WorkerRecord]) -> str | None:
+def _taken(
+    tx: Tx, fleet: Fleet, row: sa.Row[Any], able: list[WorkerRecord], capped: CappedWorkers | None
+) -> str | None:
     slot_type = fleet.slot_types.get(row.kind)
-    held = _held(tx, fleet)
-    full = _Full()
+    held, alone = _held(tx, fleet)
+    full, slotted = _Full(), list[WorkerRecord]()
     for worker in able:
         capacity, holds = worker.capacity, worker.holds + worker.orphans
+        if worker.id in alone:
+            full.suspects.append(alone[worker.id])
+            continue
+        if capped is not None and worker.id in capped.ids:
+            full.capped = capped.most
+            continue
         if capacity.most and holds >= capacity.most:
             full.at_most.append((holds, capacity.most))
             full.orphans.extend(capacity.orphans)
@@ -76,26 +99,36 @@ def _taken(tx: Tx, fleet: Fleet, row: sa.Row[Any], able: list[WorkerRecord]) -> 
         room = None if slot_type is None else capacity.room(row.priority, slot_type, held.get(worker.id, {}))
         if slot_type is None or room is None or room.free:
             return None
+        slotted.append(worker)
         full.rooms.append(room)
         full.orphans.extend(capacity.orphans_of(row.priority, slot_type))
-    return _describe(able, row.priority, THREAD if slot_type is None else slot_type, full)
+    return _describe(slotted, row.priority, THREAD if slot_type is None else slot_type, full)
 
 
-def _held(tx: Tx, fleet: Fleet) -> dict[int, Counter[SlotKey]]:
-    """What each worker holds, by pool and slot type; without kinds whose slot type no worker has reported."""
+def _held(tx: Tx, fleet: Fleet) -> tuple[dict[int, Counter[SlotKey]], dict[int, int]]:
+    """What each worker holds, by pool and slot type, without kinds whose slot type no worker has reported; and the
+    task that runs alone on a worker, which leaves quarantine when it has run for a while."""
     held: dict[int, Counter[SlotKey]] = {}
+    alone: dict[int, int] = {}
     rows = tx.run(
-        f"SELECT worker, priority, kind, count(*) AS n FROM schedd_tasks WHERE {HELD} GROUP BY worker, priority, kind"
+        "SELECT worker, priority, kind, count(*) AS n, "
+        f"max(CASE WHEN substr(lane, 1, 1) = '{QUARANTINE_LANE}' THEN id END) AS suspect "
+        f"FROM schedd_tasks WHERE {HELD} GROUP BY worker, priority, kind"
     )
     for row in rows:
+        if row.suspect is not None and row.worker is not None:
+            alone[row.worker] = row.suspect
         slot_type = fleet.slot_types.get(row.kind)
         if slot_type is not None:
             held.setdefault(row.worker or _NO_WORKER, Counter())[row.priority, slot_type] += row.n
-    return held
+    return held, alone
 
 
 def _describe(able: list[WorkerRecord], priority: int, slot_type: int, full: _Full) -> str:
     waits = []
+    if full.suspects:
+        names, run = listed([str(i) for i in sorted(full.suspects)]), "runs" if len(full.suspects) == 1 else "run"
+        waits.append(f"task {names}, which {run} alone at first, since its worker died when it ran before")
     if full.childless:
         waits.append("a child process: none can be started at present, its worker's log says why")
     if full.rooms:
@@ -106,6 +139,8 @@ def _describe(able: list[WorkerRecord], priority: int, slot_type: int, full: _Fu
             return _perhaps(room)
         more = f", {room.more} more claimed" if room.more else ""
         waits.append(f"{_what(able, priority, slot_type)} ({room.busy} busy of {room.slots}{more})")
+    if full.capped is not None:
+        waits.append(f"room under its kind's cap of {full.capped} on each worker")
     if full.at_most:
         held, most = map(sum, zip(*full.at_most, strict=True))
         waits.append(f"room under max_concurrent_tasks ({held} held of {most})")

@@ -55,7 +55,7 @@ def unserved_of(seen: Snapshot) -> list[Problem]:
     lanes: dict[str, list[LaneHead]] = {}
     first: dict[str, tuple[str, str]] = {}
     for (queue, kind, priority, suspect, executor), heads in sorted(groups.items()):
-        reason = fleet.unserved(queue, kind, priority=None if suspect else priority, executor=executor or None)
+        reason = fleet.unserved(queue, kind, priority=priority, executor=executor or None, suspect=suspect)
         if reason is None and executor:
             continue
         ids: list[int] = []

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from scheduler.model.capacity import SLOT_TYPES, THREAD, Capacity, HungHandler, OrphanedAttempts, UnmovedHandler
+from scheduler.model.capacity import (
+    PROCESS,
+    SLOT_TYPES,
+    THREAD,
+    Capacity,
+    HungHandler,
+    OrphanedAttempts,
+    UnmovedHandler,
+)
 from scheduler.model.defaults import POOLS
 from scheduler.model.state import RUNNING
 from scheduler.model.texts import counted, listed, rfc3339, span_text
@@ -356,11 +364,19 @@ class Fleet:
         return next(elastic, None)
 
     def unserved(
-        self, queue: str, kind: str, version: int = 0, priority: int | None = None, executor: str | None = None
+        self,
+        queue: str,
+        kind: str,
+        version: int = 0,
+        priority: int | None = None,
+        executor: str | None = None,
+        *,
+        suspect: bool = False,
     ) -> str | None:
         """Why no worker would run a task of this queue, kind, schema_version and priority; None if one would.
 
-        ``priority`` None: whatever slots it needs. ``executor``: that it names.
+        ``priority`` None: whatever slots it needs. ``executor``: that it names. ``suspect``: it is in quarantine, so a
+        child process may run it, too.
         """
         if executor is not None:
             return unplaced(self.executors, executor, queue)
@@ -370,7 +386,7 @@ class Fleet:
         newest = self.newest(queue, kind)
         if newest:
             if newest >= version:
-                return self._slotless(self.serving(queue, kind, version), queue, kind, priority)
+                return self._slotless(self.serving(queue, kind, version), queue, kind, priority, suspect=suspect)
             return f"no live worker knows schema_version {version} of kind {kind!r}, the newest knows {newest}"
         elastic = self.starts_workers(queue)
         if known and elastic is not None and elastic.idle_reason is not None:
@@ -383,9 +399,14 @@ class Fleet:
             return f"no live worker serves queue {queue!r}"
         return f"no live worker serves both kind {kind!r} and queue {queue!r}"
 
-    def _slotless(self, serving: list[WorkerRecord], queue: str, kind: str, priority: int | None) -> str | None:
+    def _slotless(
+        self, serving: list[WorkerRecord], queue: str, kind: str, priority: int | None, *, suspect: bool
+    ) -> str | None:
         slot_type = self.slot_types.get(kind)
-        if priority is None or slot_type is None or not all(w.capacity.lacks(priority, slot_type) for w in serving):
+        if priority is None or slot_type is None:
+            return None
+        fit = {slot_type, PROCESS} if suspect else {slot_type}
+        if not all(worker.capacity.lacks(priority, one) for worker in serving for one in fit):
             return None
         what = ("a thread slot", "an async slot", "a child process")[slot_type]
         return f"no live worker that serves kind {kind!r} in queue {queue!r} has {what} for {POOLS[priority]} tasks"
