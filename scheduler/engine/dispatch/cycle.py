@@ -339,6 +339,8 @@ class DispatchCycle:
         claimed = self.planner.turns.charge(claimed, asked)
         cycle.due, cycle.claimed, cycle.got = due, claimed, claimed_per_lane(plan.picks, claimed)
         self.in_vain = bool(plan.picks) and not claimed
+        if self.in_vain:
+            self.planner.pass_over(due, plan.picks)
         again = [(one.id, one.claim) for one in claimed if one.claim > 1]
         if again:
             cycle.recorded = resume(tx, again)

@@ -35,6 +35,7 @@ from scheduler.model.lanes import (
 from scheduler.ports import SECOND
 from scheduler.store.tasks import claim
 from scheduler.store.tasks.claim import LaneClaim, LaneHead
+from scheduler.store.tasks.lane_offsets import Lane
 
 log = logging.getLogger("scheduler.engine")
 
@@ -42,6 +43,7 @@ _SLOT_KEY_OF = attrgetter("slot_key")
 HIGH_PRIORITY = 0
 DEFER_TO_NEWER_S = 5.0  # after a task was released as too new
 SUSPECT_ALONE_S = 10.0  # how long a suspect runs alone; younger attempts do not run beside it
+PASS_OVER_S = 5.0  # a suspect that could not be claimed, as another session has locked its row
 LANES_LOOKED_AT = 8  # of a limited kind in one plan, and two for each free slot; more if these are full
 BATCH_BOUNDS = (100, 256)  # tasks in one cycle: least, most
 MAX_BATCHES_AHEAD = 2  # one runs while the other is recorded
@@ -84,6 +86,7 @@ class ClaimPlanner:
         self._share_places: list[int] = []  # the priorities that the present plan shares them out among
         self._share_children: list[int] = []
         self._deferred_kinds: dict[str, float] = {}  # kinds left to newer programs, and until when (monotonic)
+        self._passed_over: dict[tuple[Lane, int], float] = {}  # suspects by lane and id, and until when (monotonic)
         self._logged = LogOnce()  # kinds too new to read
 
     def serves(self, head: LaneHead, *, chosen: bool = False) -> bool:
@@ -116,6 +119,30 @@ class ClaimPlanner:
                     "tasks of kind %s have schema_version %d, this program knows %d: they are left to newer workers",
                     *(kind, attempt.claimed.schema_version, options.schema_version),
                 )
+
+    def pass_over(self, due: Due, picks: Iterable[LaneClaim]) -> None:
+        """Leave alone for a while the suspects of these picks, which gave nothing: all other tasks would wait for them.
+
+        ``due``: what the picks were made of.
+        """
+        now = self.engine_state.monotonic()
+        lanes = {claim.LANE_OF(pick) for pick in picks if pick.lane.startswith(QUARANTINE_LANE)}
+        if not lanes:
+            return
+        self._passed_over = {suspect: until for suspect, until in self._passed_over.items() if until > now}
+        found = ((claim.LANE_OF(head), head.id) for heads in due.values() for head in heads)
+        self._passed_over |= {suspect: now + PASS_OVER_S for suspect in found if suspect[0] in lanes}
+
+    def _to_try(self, suspects: Due) -> Due:
+        """Those that are not passed over."""
+        if not self._passed_over:
+            return suspects
+        now, until = self.engine_state.monotonic(), self._passed_over
+        some = {
+            turn: [head for head in heads if until.get((claim.LANE_OF(head), head.id), 0.0) <= now]
+            for turn, heads in suspects.items()
+        }
+        return {turn: heads for turn, heads in some.items() if heads}
 
     def plan(self, admission: Admission, due: Due, held: Sequence[Attempt]) -> ClaimPlan:
         """The plan for those lanes that are not at their cap or rate: they take no room from the others. ``held``: what
@@ -209,7 +236,7 @@ class ClaimPlanner:
             # that has run for a while is not the one that kills workers.
             since = engine_state.monotonic() - SUSPECT_ALONE_S
             old = [a for a in held if a.started_at is not None and a.started_mono <= since]
-            plan = self._plan_suspect(suspects, old)
+            plan = self._plan_suspect(self._to_try(suspects), old)
             if plan.picks:
                 return plan if len(old) == len(held) else ClaimPlan([], {})
         budget, pools = self.batch, list(PRIORITIES)
