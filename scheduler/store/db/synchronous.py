@@ -41,6 +41,11 @@ class SynchronousConnection(psycopg.Connection[Any]):
             raise psycopg.OperationalError(f"the commit may not be on the standby: {self._warnings[-1]}")
         return found
 
+    def rollback(self) -> None:
+        """As the driver's, with unread answers too: a pool calls it for what a program has dropped."""
+        self.settle()
+        super().rollback()
+
     one_row = pg_single.one_row
     send_notice = pg_single.send_notice
     plan_anew = pg_single.plan_anew

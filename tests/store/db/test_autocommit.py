@@ -695,3 +695,17 @@ def test_a_connection_that_was_cut_is_not_handed_out(store: Store) -> None:
         assert store.cut(threading.get_ident()) >= 1
     with store.alone() as connection:
         assert run(connection, "SELECT 1", {}) == [(1,)]
+
+
+@on_postgres
+def test_a_program_that_drops_its_scheduler_is_told_of_nothing(
+    database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SQLAlchemy rolls its connection back, which has an answer to a notification that nobody has read."""
+    jobs = Scheduler(database.url)
+    jobs.register(work)
+    for _ in range(2):
+        jobs.task(work).schedule()
+    del jobs
+    gc.collect()
+    assert caplog.messages == []
