@@ -90,7 +90,7 @@ class DirectStarts:
         return direct.store_claimed(database, spec, worker, above, self._served(spec))
 
     def _candidate(self, spec: TaskSpec) -> Attempt | None:
-        """What may reserve a slot for this task."""
+        """An attempt that may reserve a slot for this task, if its kind and its time allow that."""
         state = self._state
         kind = state.registry.get(spec.kind)
         if kind is None or spec.delay or spec.executor is not None or (spec.run_at and spec.run_at > state.now()):

@@ -17,7 +17,8 @@ from scheduler.store.admin.doctor_repair import repair
 from scheduler.store.db.database import Database as Store
 from scheduler.store.placements import Placement
 from scheduler.store.read.explain import why
-from scheduler.store.read.stuck_tasks import unserved
+from scheduler.store.read.snapshot import Snapshot
+from scheduler.store.read.stuck_tasks import unserved_of
 from scheduler.testing import FakeClock, drain
 from support.databases import Database
 from support.fleet import Fleet, rows, step, write
@@ -186,25 +187,25 @@ def test_queues_of_an_executor_are_placed_though_tasks_name_none(jobs: Scheduler
     waiting = jobs.task(Plain()).queue("gpu").schedule()
     jobs.pause(queue="gpu")
     with jobs.database.read() as tx:
-        assert "gpu" not in str([one.text for one in unserved(tx) if waiting in one.tasks])
+        assert "gpu" not in str([one.text for one in unserved_of(Snapshot(tx)) if waiting in one.tasks])
 
 
 def test_status_says_that_no_daemon_places(jobs: Scheduler, clock: FakeClock) -> None:
     step(jobs)
     task_id = jobs.task(Fit()).schedule()
     with jobs.database.read() as tx:
-        (one,) = unserved(tx)
+        (one,) = unserved_of(Snapshot(tx))
     assert "no daemon has had [executors.batch] in its configuration" in one.text
     placer = placer_of(jobs, MemoryEngine(), max_pending=1)
     placer.step()
     with jobs.database.read() as tx:
-        assert unserved(tx) == []
+        assert unserved_of(Snapshot(tx)) == []
     jobs.cancel_task(task_id)
     placer.step()
     jobs.task(Fit()).schedule()
     clock.advance(60)
     with jobs.database.read() as tx:
-        (one,) = unserved(tx)
+        (one,) = unserved_of(Snapshot(tx))
     assert "no live daemon places tasks for executor 'batch', since" in one.text
 
 
@@ -243,13 +244,13 @@ def test_an_engine_that_is_away_is_left_alone_and_told_of(jobs: Scheduler, clock
     placer.step()
     assert engine.asked == asked
     with jobs.database.read() as tx:
-        (one,) = unserved(tx)
+        (one,) = unserved_of(Snapshot(tx))
         assert "the backend of executor 'batch' cannot be asked: no route to host" in one.text
     engine.away = ""
     clock.advance(5)
     placer.step()
     with jobs.database.read() as tx:
-        assert (unserved(tx), len(engine.jobs)) == ([], 1)
+        assert (unserved_of(Snapshot(tx)), len(engine.jobs)) == ([], 1)
 
 
 def test_a_job_that_is_refused_for_a_while_is_submitted_again(jobs: Scheduler, clock: FakeClock) -> None:

@@ -19,7 +19,8 @@ from scheduler.store import worker_jobs
 from scheduler.store.admin.doctor_repair import repair
 from scheduler.store.read.executors import executor_statuses
 from scheduler.store.read.explain import why
-from scheduler.store.read.stuck_tasks import unserved
+from scheduler.store.read.snapshot import Snapshot
+from scheduler.store.read.stuck_tasks import unserved_of
 from scheduler.testing import FakeClock
 from support.fleet import Fleet, rows, run_claimed, step, write
 from support.memory_engine import MemoryEngine, NoCommands
@@ -419,7 +420,7 @@ def test_workers_that_do_not_begin_are_tried_again_ever_more_rarely(
     assert "but workers of executor 'it' do not begin: worker schedd-" in said(jobs, task)
     assert "the job ended before it began: Resources" in said(jobs, task)
     with jobs.database.read() as tx:
-        (stuck,) = unserved(tx)
+        (stuck,) = unserved_of(Snapshot(tx))
     assert "do not begin" in stuck.text
     after(clock, 300, placer)
     engine.begin(engine.waiting[0])

@@ -155,6 +155,7 @@ class DispatchCycle:
         plan = self.planner.plan_single(lane)
         if not plan.picks:
             return False
+        noted = self.lost_commits.noted
         self.lost_commits.pending = True  # until it is handed out
         try:
             with engine_state.database.single(connection) as tx:
@@ -168,7 +169,7 @@ class DispatchCycle:
             self.feeder.submit(claimed, plan, {})
         else:
             self._last_lane = None  # a notification wakes all workers: try only once
-        self.lost_commits.pending = False
+        self.lost_commits.conclude(pending=False, noted=noted)
         return bool(claimed)
 
     def claim_task(self, connection: sa.Connection, task_id: int) -> bool:

@@ -134,7 +134,7 @@ class ClaimPlanner:
         self._passed_over |= {suspect: now + PASS_OVER_S for suspect in found if suspect[0] in lanes}
 
     def _to_try(self, suspects: Due) -> Due:
-        """Those that are not passed over."""
+        """The suspects that are not passed over."""
         if not self._passed_over:
             return suspects
         now, until = self.engine_state.monotonic(), self._passed_over

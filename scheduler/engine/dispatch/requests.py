@@ -26,8 +26,8 @@ class RequestBatch:
         return bool(self._requests)
 
     def take(self) -> None:
-        """Take new requests, and blocked ones, which may fill half of the batch. Those of one attempt stay in their
-        order: a grouped step is not to be recorded without one before it."""
+        """Take new requests, and blocked ones, which may fill half of the batch. Requests of one attempt stay
+        in their order: a grouped step is not to be recorded without one before it."""
         engine_state, again = self._state, MAX_REQUESTS // 2
         self._requests, engine_state.put_off = engine_state.put_off[:again], engine_state.put_off[again:]
         behind = {id(r.attempt) for r in engine_state.put_off}

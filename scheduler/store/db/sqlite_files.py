@@ -14,7 +14,7 @@ from scheduler.system.locks import share_range
 SQLITE_BUSY_MS = 10_000  # for which a connection waits for others
 LOOK_PRAGMAS = ("temp_store=MEMORY", "cache_size=-32000")  # of a connection that leaves the file as it is
 _FULL = 1024 * 1024  # bytes that have to be free on the disk of a SQLite file
-# What each open connection has locked, as src/os_unix.c of SQLite says: bytes of the database, and one of the -shm.
+# Locks of each open connection, as src/os_unix.c of SQLite says: on bytes of the database, and on one of the -shm.
 _IN_USE = {"": (0x40000002, 510), "-shm": (128, 1)}
 _CLOSE_TIMEOUT = 0.2  # seconds that a stop waits for other processes that have the database open
 

@@ -239,7 +239,7 @@ def tell_answer(connection: sa.Connection, *_: object) -> None:
 
 
 def raise_as_sqlalchemy(connection: sa.Connection, text: str, error: BaseException) -> NoReturn:
-    """What the driver raised, as SQLAlchemy would raise it; what is not the driver's, as it is.
+    """Raise the driver's error as SQLAlchemy would; an error that is not the driver's, as it is.
 
     SQLAlchemy learns of a connection that is lost in a transaction, as it would from a statement of its own. Else the
     rollback fails and hides the reason, and the pool gives away others to a server that is gone.

@@ -209,7 +209,7 @@ def _of_key(place: limits.LimitPlace) -> str:
 
 
 def _limited(tx: Tx, row: sa.Row[Any], rooms: Mapping[limits.LimitPlace, limits.Headroom]) -> ReadyCause | None:
-    """Which limit over all workers it waits for, if any: of its kind, its concurrency key, or its queue."""
+    """The limit over all workers that it waits for, if any: of its kind, its concurrency key, or its queue."""
     for place, room in rooms.items():
         if room.free == 0:
             full = _full(tx, place, room)

@@ -43,7 +43,7 @@ class _Full(msgspec.Struct):
 
 
 def full_reason(tx: Tx, fleet: Fleet, row: sa.Row[Any], capped: CappedWorkers | None = None) -> str | None:
-    """What keeps every worker that serves this task from claiming it, where it is slots; None if one has room.
+    """The lack of slots that keeps every worker which serves this task from claiming it; None if one has room.
 
     ``capped``: workers that do not claim it, whatever slots they have.
     """

@@ -39,13 +39,8 @@ _MAX_AWAITED = 10_000  # awaited tasks among which rings are looked for
 _WAIT = list(Otherwise).index(Otherwise.WAIT)
 
 
-def unserved(tx: Tx) -> list[Problem]:
-    """Ready tasks that no live worker would claim, by reason and kind."""
-    return unserved_of(Snapshot(tx))
-
-
 def unserved_of(seen: Snapshot) -> list[Problem]:
-    """The same, of what has been read already."""
+    """Ready tasks that no live worker would claim, by reason and kind."""
     tx, due, fleet = seen.tx, seen.due, seen.fleet
     groups: dict[tuple[str, str, int, bool, str], list[LaneHead]] = {}
     for head in due:

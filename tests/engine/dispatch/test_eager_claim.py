@@ -107,6 +107,23 @@ def test_it_waits_in_line_with_all_who_write(fleet: Fleet, guessed: list[int], m
     assert guessed[-2:] == [1, 1]
 
 
+def test_a_commit_that_a_caller_loses_meanwhile_is_looked_for(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the cycle that follows, not by the next renewal of the lease."""
+    jobs = ran_one(fleet, plain)
+    dispatch, claim_one = engine_of(jobs).dispatch, turn.claim.claim_one
+
+    def beside_a_caller(*args: Any) -> list[claims.Claimed]:
+        claimed = claim_one(*args)
+        dispatch.lost_commits.on_uncertain_commit()  # as a direct start does, whose answer is lost
+        return claimed
+
+    monkeypatch.setattr(turn.claim, "claim_one", beside_a_caller)
+    jobs.task(plain).schedule()
+    assert dispatch.claim_eagerly(engine_of(jobs)._conn())
+    assert dispatch.lost_commits.pending
+    run_claimed(jobs)
+
+
 def test_all_that_a_task_brings_comes_with_it(fleet: Fleet, guessed: list[int]) -> None:
     """Also what is read by a statement of its own."""
     jobs = ran_one(fleet, plain)

@@ -10,6 +10,7 @@ import pytest
 from scheduler import Context, Scheduler, task
 from scheduler.store.read import lanes, stuck_tasks
 from scheduler.store.read.lanes import heads_of_queues
+from scheduler.store.read.snapshot import Snapshot
 from scheduler.store.tasks.claim import lane_heads
 from support.databases import Database
 
@@ -60,6 +61,6 @@ def test_tasks_of_many_lanes_that_no_worker_takes_are_counted_at_once(jobs: Sche
     store(jobs, "a", "high", 3)  # a second task of three of the lanes
     store(jobs, "b", "low", 3)
     with jobs.database.read() as tx:
-        (unserved,) = stuck_tasks.unserved(tx)
+        (unserved,) = stuck_tasks.unserved_of(Snapshot(tx))
     assert unserved.number == 10
     assert len(set(unserved.tasks)) == stuck_tasks.EXAMPLES
