@@ -35,7 +35,7 @@ _ADVICE: tuple[tuple[str, str, bool], ...] = (
         False,
     ),
     (r"file is not a database|malformed", "the file is not a (healthy) SQLite database", False),
-    (r"disk I/O error", "the disk reported an error", True),
+    (r"disk I/O error|Input/output error", "the disk reported an error", True),
     (r"no such column|has no column named|column .* does not exist", _MISFIT, True),
     (
         r"no such table|relation .* does not exist",
@@ -60,7 +60,25 @@ _ADVICE: tuple[tuple[str, str, bool], ...] = (
         True,
     ),
     (
-        r"too many clients|remaining connection slots|too many connections",
+        r"server_login_retry|server conn crashed|pgbouncer cannot connect|pooler is shut|query_wait_timeout"
+        r"|client_login_timeout",
+        "the connection pooler has no connection to the server",
+        True,
+    ),
+    (
+        r"timeout expired|timed out|No route to host|is unreachable|Host is down|Connection reset|Broken pipe"
+        r"|Temporary failure",
+        "the server cannot be reached",
+        True,
+    ),
+    (
+        r"could not fork|out of memory|Cannot allocate memory|Too many open files|Resource temporarily unavailable",
+        "the server or this machine lacks memory, processes or files",
+        True,
+    ),
+    (r"not currently accepting connections", "the server lets nobody into this database", True),
+    (
+        r"too many clients|remaining connection slots|too many connections|no more connections allowed",
         "the server takes no more connections",
         True,
     ),
