@@ -211,7 +211,9 @@ def _write_back(
         f"finished_at = CASE WHEN j.state >= {FIRST_TERMINAL} THEN :now ELSE schedd_tasks.finished_at END, "
         f"held_key = CASE WHEN j.state >= {FIRST_TERMINAL} THEN NULL ELSE schedd_tasks.held_key END, "
         "error = coalesce(j.error, schedd_tasks.error), "
-        "error_class = CASE WHEN j.error IS NULL THEN schedd_tasks.error_class ELSE 'WorkerDied' END "
+        "error_class = CASE WHEN j.error IS NULL THEN schedd_tasks.error_class ELSE 'WorkerDied' END, "
+        "fingerprint = CASE WHEN j.error IS NULL THEN schedd_tasks.fingerprint END, "
+        "status_code = CASE WHEN j.error IS NULL THEN schedd_tasks.status_code END "
         f"FROM {tx.dialect.rows(columns)} j WHERE schedd_tasks.id = j.id AND schedd_tasks.worker = :worker",
         rows=bind_rows(tasks),
         now=tx.now,

@@ -101,8 +101,9 @@ UPDATE schedd_tasks SET state = {_NEXT.format(state=SUCCESS)}, worker = NULL,
   held_key = CASE WHEN {T}.cancel_requested IS NOT NULL AND {T}.rerun <> 1 THEN NULL ELSE {T}.held_key END
 FROM j WHERE {T}.id = j.id AND {{among {T}}} {_HELD_BY_US} RETURNING {_GIVEN}
 """
-# The reason of the cancel says more than what the handler raised on the way.
-_OWN = f"CASE WHEN {T}.cancel_requested IS NULL THEN j.{{}} END"
+# All that is stored of an error is of one error. The reason of a cancel says more than what the handler raised on the
+# way.
+_OF_ERROR = f"CASE WHEN j.error IS NULL OR {T}.cancel_requested IS NOT NULL THEN {T}.{{}} ELSE j.{{}} END"
 _SUCCEED_COLUMNS: Columns = (("id", int), ("claim", int), ("started", int), ("finished", int), ("result", str))
 _RECORDED_COLUMNS: Columns = (*_SUCCEED_COLUMNS, ("number", int), ("claimed", int), ("outcome", int))
 _OTHER = f"""
@@ -110,10 +111,10 @@ WITH {{rows}}
 UPDATE schedd_tasks SET state = {_NEXT.format(state="j.state")}, worker = NULL,
   started_at = j.started, finished_at = j.finished, attempt = {T}.attempt - j.refund,
   run_at = coalesce(j.run_at, {T}.run_at),
-  error = coalesce({_OWN.format("error")}, {T}.error),
-  error_class = coalesce({_OWN.format("error_class")}, {T}.error_class),
-  fingerprint = coalesce(j.fingerprint, {T}.fingerprint),
-  status_code = CASE WHEN j.error IS NULL THEN {T}.status_code ELSE j.status END,
+  error = {_OF_ERROR.format("error", "error")},
+  error_class = {_OF_ERROR.format("error_class", "error_class")},
+  fingerprint = {_OF_ERROR.format("fingerprint", "fingerprint")},
+  status_code = {_OF_ERROR.format("status_code", "status")},
   held_key = CASE WHEN {T}.rerun <> 1
       AND ({T}.cancel_requested IS NOT NULL OR j.state IN ({FAILED}, {DEAD}, {CANCELLED}))
     THEN NULL ELSE {T}.held_key END,

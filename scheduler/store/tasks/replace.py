@@ -146,7 +146,8 @@ def _set_aside(tx: Tx, task_id: int, error: str) -> None:
     log.error(error, extra={"task": task_id})
     tx.run(
         f"UPDATE schedd_tasks SET state = CASE WHEN dead_letter = 1 THEN {DEAD} ELSE {FAILED} END, "
-        "rerun = 0, held_key = NULL, finished_at = :now, error = :error, error_class = 'PayloadError' "
+        "rerun = 0, held_key = NULL, finished_at = :now, error = :error, error_class = 'PayloadError', "
+        "fingerprint = NULL, status_code = NULL "
         "WHERE id = :id AND rerun > 0",
         id=task_id,
         now=tx.now,
