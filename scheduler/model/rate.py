@@ -73,7 +73,7 @@ def parse_rate(text: str) -> Rate:
     """``"100/min"`` -> Rate. Raises ConfigError."""
     match = re.fullmatch(r"(\d{1,18})\s*/\s*(\d{,18})\s*([a-z]+)", text.strip()) if isinstance(text, str) else None
     unit = None if match is None else _PERIODS.get(_NAMES.get(match[3], match[3]))
-    if match is None or unit is None or int(match[1]) < 1 or match[2] == "0":
+    if match is None or unit is None or int(match[1]) < 1 or int(match[2] or 1) < 1:
         raise ConfigError(f'rate_limit must look like "100/min" (per s, min, h or day), not {text!r}')
     rate = Rate(int(match[1]), int(match[2] or 1) * unit * SECOND)
     if rate.count > MAX_COUNT or rate.period > LONGEST:  # what the database's columns can hold

@@ -224,6 +224,12 @@ def test_rates(text: str, rate: Rate) -> None:
     assert parse_rate(text) == rate
 
 
+@pytest.mark.parametrize("text", ["0/s", "00/s", "5/0s", "5/00s", "5/s/s", "5", "-5/s", "5/-1s", "5/week"])
+def test_what_is_no_rate(text: str) -> None:
+    with pytest.raises(ConfigError, match="rate_limit must look like"):
+        parse_rate(text)
+
+
 def test_options_are_inherited_but_the_kind_is_not() -> None:
     class Base(Task, kind="base", queue="mail", timeout=5):
         def run(self, ctx: Context) -> None: ...
