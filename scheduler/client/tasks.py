@@ -403,7 +403,9 @@ class TaskOperations:
         """Emit an event: each task that awaits it, now or later, gets the payload (JSON, 1 MiB at most).
 
         The first emit of a name wins; False if this was not the first, and nothing was changed. ``connection``: the
-        caller's own; the event then commits with the caller's rows. Raises PayloadError.
+        caller's own; the event then commits with the caller's rows. Raises PayloadError; of a transaction of
+        REPEATABLE READ or SERIALIZABLE sqlalchemy.exc.OperationalError (serialization_failure) if a task has begun to
+        await the event since its snapshot: run that transaction again.
         """
         given = events.checked(name, payload)
         if connection is None:
@@ -412,7 +414,7 @@ class TaskOperations:
             self.database.open_beside(own)
             tx = CallersTx(own, self.database.now())
             hold_writes(tx)
-            new = events.emit_in(tx, given)
+            new = events.emit_on(tx, given, self.database)
             self._notify_after_commit(own)
         return new
 

@@ -13,6 +13,7 @@ from scheduler.model.names import check_text
 from scheduler.model.times import SECOND
 from scheduler.operations.desk import Desk
 from scheduler.store import audit
+from scheduler.store.db.database import Database
 from scheduler.store.db.tx import Tx
 from scheduler.store.durable import events
 from scheduler.store.durable.events import EventEmit, EventRecord, Waiter
@@ -55,6 +56,14 @@ def emit_in(tx: Tx, given: EventEmit) -> bool:
     if new:
         audit.record(tx, "event emitted", subject=f"event {given.name}")
     return bool(new)
+
+
+def emit_on(tx: Tx, given: EventEmit, database: Database) -> bool:
+    """:func:`emit_in` a caller's transaction. Raises sqlalchemy.exc.OperationalError if its snapshot is too old."""
+    new = emit_in(tx, given)
+    if new:
+        events.refuse_unseen(tx, given.name, database.read)
+    return new
 
 
 def emit(desk: Desk, name: str, payload: Any = None) -> EmitResult:

@@ -5,7 +5,8 @@ Emitting and beginning to wait both lock the event's name, so that neither can m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 from scheduler.model.state import FIRST_TERMINAL
@@ -61,6 +62,29 @@ def emit(tx: Tx, emits: Sequence[EventEmit], *, lock: bool = True) -> tuple[set[
     )
     new = {row[0] for row in made}
     return new, waits.events_happened(tx, sorted(new)) if new else 0
+
+
+_ISOLATION = "SELECT current_setting('transaction_isolation')"
+_AWAITING = f"SELECT task_id FROM schedd_waits WHERE {same('event', ':name')}"
+_REFUSE = """
+DO $$BEGIN RAISE EXCEPTION 'could not serialize access: a task awaits the event since this transaction began'
+USING ERRCODE = 'serialization_failure'; END$$
+"""
+
+
+def refuse_unseen(tx: Tx, name: str, read: Callable[[], AbstractContextManager[Tx]]) -> None:
+    """Have PostgreSQL refuse a caller's transaction that has emitted this event, if its snapshot is older than a task's
+    wait for it: else nothing would wake that task.
+
+    ``read``: begins a transaction of the store's own. Raises sqlalchemy.exc.OperationalError, as for all else that
+    cannot be serialized: then the caller begins again.
+    """
+    if tx.dialect.name != "postgresql" or tx.rows(_ISOLATION) == [("read committed",)]:
+        return
+    with read() as present:  # nobody begins to wait until the caller's commit: the name is locked
+        awaiting = present.rows(_AWAITING, name=name)
+    if not {*awaiting} <= {*tx.rows(_AWAITING, name=name)}:
+        tx.run(_REFUSE)
 
 
 def lock_name(event: str) -> str:

@@ -341,6 +341,27 @@ def test_an_event_of_the_callers_own_transaction(stage: Stage, database: Databas
         assert stage.state(task_id) == ("success" if commits else "suspended")
 
 
+@pytest.mark.case(54)
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
+def test_an_event_of_a_transaction_that_cannot_see_who_awaits_it(stage: Stage, database: Database, level: str) -> None:
+    """A snapshot that is older than the wait: such a transaction is refused, and the caller begins again."""
+    engine = sa.create_engine(database.url, isolation_level=level)  # type: ignore[arg-type]
+    with engine.connect() as connection:
+        connection.execute(sa.text("SELECT count(*) FROM schedd_tasks"))
+        task_id = stage.start(awaits)
+        stage.drain()
+        if level != "READ COMMITTED":
+            with pytest.raises(sa.exc.OperationalError, match="could not serialize access"):
+                stage.jobs.emit_event("approved", 1, connection=connection)
+            connection.rollback()
+        assert stage.jobs.emit_event("approved", 1, connection=connection)
+        connection.commit()
+    engine.dispose()
+    stage.drain()
+    assert stage.state(task_id) == "success"
+
+
 @pytest.mark.case(51, 54)
 def test_events_go_after_their_time_but_never_while_a_task_waits(stage: Stage) -> None:
     day = 86400
