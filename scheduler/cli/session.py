@@ -17,7 +17,7 @@ from scheduler.errors import StoreUnavailableError
 if TYPE_CHECKING:
     from scheduler.config.model import Config
     from scheduler.operations.desk import Database, Desk, Tx
-    from scheduler.operations.reader import FileReader, StoreReader
+    from scheduler.operations.reader import PlainReader, StoreReader
     from scheduler.operations.tasks import Stale
     from scheduler.operations.workers import Fleet
 
@@ -53,6 +53,7 @@ class Session:
     colour: str = "auto"  # or always, never
     lasting: bool = False  # the command may take as long as it takes
     only_reads: bool = False  # the command reads once, and changes nothing
+    _explains = False  # what a server is waited for is told
 
     @property
     def chosen(self) -> list[str] | None:
@@ -89,27 +90,31 @@ class Session:
         """The database of the configuration, not opened. Raises ConfigError."""
         made = self._opened.database
         self._bound(made, made.dispose)
-        click.get_current_context().find_root().with_resource(explaining_waits(made, self.told))
         return made
 
     @cached_property
     def reader(self) -> StoreReader:
-        """The store, for what only reads it: its file alone where the command and the store allow that.
+        """The store, for what only reads it: by its driver alone where the command and the store allow that.
 
         Raises StoreUnavailableError.
         """
-        from scheduler.operations.reader import open_reader
+        from scheduler.operations.reader import plain_reader
 
-        found = open_reader(self.config.store.url) if self.only_reads else None
-        if found is None:
-            return self.existing()
-        self._bound(found, found.close)
-        return found
+        found = plain_reader(self.config.store.url) if self.only_reads else None
+        if found is not None:
+            self._bound(found, found.close)
+            if found.is_usual():
+                return found
+        return self.existing()
 
-    def _bound(self, store: Database | FileReader, close: Callable[[], object]) -> None:
+    def _bound(self, store: Database | PlainReader, close: Callable[[], object]) -> None:
         """Have the context close the store, which is to answer in time."""
         root = click.get_current_context().find_root()
         root.call_on_close(close)
+        if not self._explains and not self.config.store.url.startswith("sqlite"):
+            self._explains = True
+            waits = explaining_waits(lambda *given: self._opened.database.waits_for(*given), self.told)
+            root.with_resource(waits)
         if self.timeout is not None or not self.lasting:
             patience = DEFAULT_TIMEOUT_S if self.timeout is None else self.timeout
             root.with_resource(store.within(patience, each=self.timeout is None))
@@ -121,12 +126,12 @@ class Session:
 
     def explain(self, error: StoreUnavailableError) -> None:
         """Name on stderr the session whose lock is in the way, where that ended the command before it was told."""
-        if "database" not in self.__dict__ or self.told.is_set() or getattr(error, "heals", False) is False:
+        if not self._explains or self.told.is_set() or getattr(error, "heals", False) is False:
             return
         from scheduler.operations.desk import in_time
 
         with contextlib.suppress(TimeoutError, StoreUnavailableError, RuntimeError):
-            holder = in_time(self.database.locked_by, TELL_WITHIN)
+            holder = in_time(self._opened.database.locked_by, TELL_WITHIN)
             if holder is not None:
                 note(f"the database does not answer: {holder}")
 
@@ -157,13 +162,13 @@ class Session:
 
 
 @contextlib.contextmanager
-def explaining_waits(database: Database, told: threading.Event) -> Iterator[None]:
+def explaining_waits(waits_for: Callable[[int, float], str | None], told: threading.Event) -> Iterator[None]:
     """Print on stderr, once, why this thread waits for the database, if it waits long."""
     waiter, over = threading.get_ident(), threading.Event()
 
     def watch() -> None:
         while not over.wait(TELL_AFTER):
-            reason = database.waits_for(waiter, TELL_WITHIN)
+            reason = waits_for(waiter, TELL_WITHIN)
             if reason is not None and not over.is_set():
                 told.set()
                 note(f"waiting for the database: {reason}")

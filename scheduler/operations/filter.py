@@ -24,7 +24,7 @@ from scheduler.model.times import SECOND, instant_us, span_us
 
 if TYPE_CHECKING:
     from scheduler.operations.desk import Desk
-    from scheduler.store.db.file_reader import StoreReader
+    from scheduler.store.db.plain_reader import StoreReader
 
 MAX_TERMS = 20
 MAX_VALUES = 50

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from scheduler.ports import SystemClock
-from scheduler.store.db.file_reader import FileReader as FileReader
-from scheduler.store.db.file_reader import StoreReader as StoreReader
-from scheduler.store.db.file_reader import open_file
+from scheduler.store.db.plain_reader import PlainReader as PlainReader
+from scheduler.store.db.plain_reader import StoreReader as StoreReader
 
 
-def open_reader(url: str) -> FileReader | None:
-    """A reader of the store at this URL, which is open; None if only a Database can read it, or say what is wrong."""
-    return open_file(url, SystemClock())
+def plain_reader(url: str) -> PlainReader | None:
+    """A reader of the store at this URL; None if only a Database can read it, or say what is wrong with it."""
+    if url.startswith("sqlite"):
+        from scheduler.store.db.file_reader import file_reader
+
+        return file_reader(url, SystemClock())
+    from scheduler.store.db.server_reader import server_reader
+
+    return server_reader(url, SystemClock())

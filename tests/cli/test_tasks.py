@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from scheduler import RetryPolicy, Task
-from scheduler.store.db import file_reader
+from scheduler.store.db import plain_reader
 from scheduler.store.db.tx import Tx
 from support.bench import Bench, Step
 
@@ -365,7 +365,7 @@ def test_a_long_list_of_lines_is_read_in_pages(
 
         monkeypatch.setattr(kind, "run", seen)
 
-    for kind in (Tx, file_reader._FileTx):
+    for kind in (Tx, plain_reader.PlainTx):
         watched(kind)
     result = ctl("list", "--limit", left, "-o", "jsonl")
     assert [json.loads(line)["id"] for line in result.stdout.splitlines()] == list(range(7, 7 - min(7, left), -1))

@@ -26,7 +26,7 @@ from scheduler.store.db.engines import load_driver, make_engine
 from scheduler.store.db.errors import StoreError, cause, translate
 from scheduler.store.db.handler_transaction import LIMIT, Places, Transaction
 from scheduler.store.db.identity import SameStore, no_transaction
-from scheduler.store.db.pg_connections import PgConnections, every
+from scheduler.store.db.pg_connections import PgConnections, every, within
 from scheduler.store.db.server_clock import ServerClock
 from scheduler.store.db.sqlite_files import fold_wal, keep_in_use, make_socket_directory
 from scheduler.store.db.statements import ANSWERED, Notice
@@ -186,10 +186,7 @@ class Database:
     def within(self, seconds: float | None, *, each: bool = False) -> AbstractContextManager[Deadline | None]:
         """A context in which this thread gets StoreUnavailableError for what has not been answered in so many seconds
         (and a fraction of one), whatever the server does. None: no limit. ``each``: each transaction has so long."""
-        if seconds is None:
-            return nullcontext()
-        thread = threading.get_ident()
-        return Deadline(seconds, lambda: [wires.cut(thread, idle=False) for wires in every()], each=each)
+        return nullcontext() if seconds is None else within(seconds, each=each)
 
     def waits_for(self, thread: int, seconds: float) -> str | None:
         """What this thread is waiting for at this moment: whose lock, or a server that does not answer; None: nothing.
@@ -315,7 +312,7 @@ class Database:
         if self.dialect.name == "sqlite":
             return None
         with self.read() as tx:
-            return writable.lacking(tx.connection) or writable.too_few_connections(tx.connection)
+            return writable.lacking(tx) or writable.too_few_connections(tx)
 
     def refuse_missing(self) -> None:
         """Raise StoreUnavailableError if there is no database file yet."""

@@ -15,7 +15,7 @@ from scheduler.store.db import deadline
 from scheduler.store.db.autocommit import MAX_KEPT
 from scheduler.store.db.dialect import sqlite_too_old
 from scheduler.store.db.handler_transaction import Transaction
-from scheduler.store.db.pg_connections import KEEPALIVES, PgConnections
+from scheduler.store.db.pg_connections import PgConnections, with_settings
 from scheduler.store.db.pool import FairPool
 from scheduler.store.db.sqlite_files import LOOK_PRAGMAS, SQLITE_BUSY_MS, make_private, uri_to_look
 from scheduler.store.db.statements import run, tell_answer
@@ -23,7 +23,6 @@ from scheduler.system import files
 
 _LIMITED = "schedd_limited"  # in a connection's info: it waits for others for a shorter time than usual
 _SQLITE_BUSY = 5  # the error code of "database is locked"
-_PG_CONNECT_TIMEOUT = 10
 # Connections for single statements come on top of the pool's; five sessions of a server at most are idle.
 _POOL = {
     "postgresql": {"pool_size": 5 - MAX_KEPT, "max_overflow": 20 + 2 * MAX_KEPT},
@@ -55,7 +54,9 @@ def make_engine(
     if url.get_backend_name() == "sqlite":
         return _sqlite_engine(url, made, before, looks), None
     engine = _postgresql_engine(url, application_name, connections)
-    return engine, PgConnections(engine, made)
+    wires = PgConnections(made)
+    wires.serve(engine)
+    return engine, wires
 
 
 def load_driver(url: sa.URL) -> None:
@@ -106,19 +107,9 @@ def _patiently(work: Callable[[], None]) -> None:
 
 
 def server_arguments(url: sa.URL, application_name: str) -> dict[str, Any]:
-    """What the driver's connect() is given for this URL, whichever way it spells its hosts, with our own settings.
-
-    Of several hosts the one is meant that takes writes, unless the URL says otherwise.
-    """
+    """What the driver's connect() is given for this URL, whichever way it spells its hosts, with our own settings."""
     _, found = url.get_dialect()().create_connect_args(url)
-    own: dict[str, Any] = {
-        "connect_timeout": _PG_CONNECT_TIMEOUT,
-        "client_encoding": "UTF8",
-        **{name: value for name, value in KEEPALIVES.items() if name not in url.query},
-    }
-    if "," in str(found.get("host", "")):
-        own["target_session_attrs"] = url.query.get("target_session_attrs", "read-write")
-    return {**found, **own, "application_name": application_name}
+    return with_settings(found, url.query, application_name)
 
 
 def _postgresql_engine(url: sa.URL, application_name: str, connections: int | None) -> sa.Engine:

@@ -8,14 +8,14 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import sqlalchemy as sa
-
 from scheduler.forking import after_fork
 from scheduler.store.db import deadline
+from scheduler.store.db.deadline import Deadline
+from scheduler.store.db.lazy import sa
 
 # A peer that is gone without a word (a host without power, a firewall that forgot) is noticed in half a minute.
 KEEPALIVES: dict[str, Any] = {
@@ -24,11 +24,27 @@ KEEPALIVES: dict[str, Any] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
+_CONNECT_TIMEOUT = 10  # seconds
 _TRUSTED = 1.0  # seconds that a connection may have lain in the pool without being tried before it is used
 _IDLE_SINCE = "schedd_idle_since"
 _EVERY: weakref.WeakSet[PgConnections] = weakref.WeakSet()
 _every_mutex = threading.RLock()
 _CANCELLING = 0.15  # seconds that the server is given to end the statements of connections that are cut
+
+
+def with_settings(found: Mapping[str, Any], query: Mapping[str, Any], application_name: str) -> dict[str, Any]:
+    """The driver's arguments ``found`` for a URL with this query, with our own settings.
+
+    Of several hosts the one is meant that takes writes, unless the URL says otherwise.
+    """
+    own: dict[str, Any] = {
+        "connect_timeout": _CONNECT_TIMEOUT,
+        "client_encoding": "UTF8",
+        **{name: value for name, value in KEEPALIVES.items() if name not in query},
+    }
+    if "," in str(found.get("host", "")):
+        own["target_session_attrs"] = query.get("target_session_attrs", "read-write")
+    return {**found, **own, "application_name": application_name}
 
 
 def through_pooler(raw: Any) -> bool:
@@ -41,32 +57,41 @@ def through_pooler(raw: Any) -> bool:
 
 
 class PgConnections:
-    """Makes the connections of one SQLAlchemy engine, and can cut those on which a thread waits in vain."""
+    """Makes the connections of one store, and can cut those on which a thread waits in vain."""
 
-    def __init__(self, engine: sa.Engine, made: Callable[[Any], None]) -> None:
+    def __init__(self, made: Callable[[Any], None] = lambda _: None) -> None:
         """``made`` is called with each new connection, which is in autocommit then. What it raises, connecting does."""
+        import psycopg
+
+        from scheduler.store.db.synchronous import SynchronousConnection
+
         self._made = made
+        self._driver = SynchronousConnection
         self.inherited = False  # by a forked process
         self.pooled = False  # the last connection was made through a pooler
         self._peers: weakref.WeakKeyDictionary[Any, object] = weakref.WeakKeyDictionary()
         self._connecting: set[int] = set()
         self._mutex = threading.RLock()  # the collector may give a connection back in between
-        self._ping = engine.dialect.do_ping
-        self.errors: Any = engine.dialect.loaded_dbapi.Error
+        self.errors = psycopg.Error
         with _every_mutex:
             _EVERY.add(self)
         after_fork(self, PgConnections._on_fork)
-        sa.event.listen(engine, "do_connect", self._connect)
-        sa.event.listen(engine, "checkout", self._checked_out)
-        sa.event.listen(engine, "checkin", self._checked_in)
 
     def _on_fork(self) -> None:
         self.inherited = True
 
-    def _connect(self, dialect: Any, _record: Any, args: Any, params: Any) -> Any:
-        from scheduler.store.db.synchronous import SynchronousConnection
+    def serve(self, engine: sa.Engine) -> None:
+        """Make the connections of this SQLAlchemy engine, and look after them."""
+        self._ping = engine.dialect.do_ping
+        sa.event.listen(engine, "do_connect", lambda _dialect, _record, args, params: self.connect(*args, **params))
+        sa.event.listen(engine, "checkout", self._checked_out)
+        sa.event.listen(engine, "checkin", self._checked_in)
 
-        connect = partial(SynchronousConnection.connect, *args, **params)
+    def connect(self, *args: Any, **params: Any) -> Any:
+        """A new connection, which this thread uses. ``args``, ``params``: of psycopg. Raises one of ``errors``."""
+        from psycopg import OperationalError
+
+        connect = partial(self._driver.connect, *args, **params)
         limit = deadline.current()
         thread = threading.get_ident()
         self._connecting.add(thread)
@@ -78,7 +103,7 @@ class PgConnections:
                 limit.start()
                 raw = deadline.in_time(connect, limit.left, lambda late: late.close())
         except TimeoutError as error:
-            raise dialect.loaded_dbapi.OperationalError("the server does not answer") from error
+            raise OperationalError("the server does not answer") from error
         finally:
             self._connecting.discard(thread)
         peer = _peer(raw)
@@ -187,6 +212,12 @@ def every() -> list[PgConnections]:
     """Those of all engines that this process has made itself."""
     with _every_mutex:
         return [wires for wires in _EVERY if not wires.inherited]
+
+
+def within(seconds: float, *, each: bool = False) -> Deadline:
+    """As ``Database.within``, for connections to servers."""
+    thread = threading.get_ident()
+    return Deadline(seconds, lambda: [wires.cut(thread, idle=False) for wires in every()], each=each)
 
 
 def cancel(raws: Sequence[Any]) -> None:

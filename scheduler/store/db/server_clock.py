@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-
-import sqlalchemy as sa
+from typing import TYPE_CHECKING
 
 from scheduler.ports import SECOND, Clock
+from scheduler.store.db.dialect import prepared
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+SERVER_TIME = "CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS bigint)"  # in microseconds
 
 _CALIBRATED = 60.0  # seconds for which a calibration is good
 _JUMP = 0.5  # seconds by which wall and monotonic time may disagree since then
@@ -35,11 +40,10 @@ class ServerClock:
         if if_due and not self.is_due(clock):
             return
         before = clock.now()
-        server = int(
-            connection.execute(
-                sa.text("SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS bigint)")
-            ).scalar_one()
-        )
+        self.measured(clock, before, connection.execute(prepared(f"SELECT {SERVER_TIME}")).scalar_one())
+
+    def measured(self, clock: Clock, before: int, server: int) -> None:
+        """Keep to a time that has just come in an answer to a question of ``before``."""
         after = clock.now()
         low, high = server - after, server - before
         self._trips.append((high - low) / SECOND)

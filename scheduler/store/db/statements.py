@@ -80,14 +80,13 @@ def run_across(
     total = len(values[0])
     if not total:
         return []
-    connection = tx.connection
-    if connection.dialect.name == "postgresql":
+    if tx.dialect.name == "postgresql":
         arrays = {
             f"{_ROWS}{i}": _array(column, kind)
             for i, (column, (_, kind)) in enumerate(zip(values, columns, strict=True))
         }
-        text, _ = compiled(_over_arrays(sql, columns), connection.dialect)
-        return _raw(connection, text, {**params, **arrays})
+        return tx.rows(_over_arrays(sql, columns), **params, **arrays)
+    connection = tx.connection
     names = tuple(name for name, _ in columns)
     given: list[tuple[Any, ...]] = []
     at = 0

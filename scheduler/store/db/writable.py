@@ -8,13 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scheduler.model.texts import listed
-from scheduler.store.db.dialect import prepared
 from scheduler.store.db.sqlite_files import is_full
 from scheduler.store.db.table_names import TABLES
 
 if TYPE_CHECKING:
-    import sqlalchemy as sa
-
     from scheduler.store.db.tx import Tx
 
 MIN_CONNECTIONS = 4  # of a daemon: the cycle's, the one that records ends, the listener's, and one for everything else
@@ -39,10 +36,10 @@ FROM pg_roles r, pg_database d WHERE r.rolname = current_user AND d.datname = cu
 """
 
 
-def lacking(connection: sa.Connection) -> str | None:
+def lacking(tx: Tx) -> str | None:
     """Which rights this user lacks on which of our tables and sequences, and the remedy; None: none."""
     tables = json.dumps(TABLES)
-    rows = connection.execute(prepared(_LACKING), {"tables": tables}).all()
+    rows = tx.run(_LACKING, tables=tables).all()
     if not rows:
         return None
     what = listed([f"{row.rights} on {row.name}" for row in rows], 20)
@@ -52,9 +49,9 @@ def lacking(connection: sa.Connection) -> str | None:
     )
 
 
-def too_few_connections(connection: sa.Connection) -> str | None:
+def too_few_connections(tx: Tx) -> str | None:
     """That this user may have fewer connections than a daemon needs; None: it may have enough."""
-    row = connection.execute(prepared(_ALLOWED)).one_or_none()
+    row = tx.run(_ALLOWED).one_or_none()
     if row is None or row.most >= MIN_CONNECTIONS:
         return None
     return (
@@ -76,7 +73,7 @@ def no_writes(tx: Tx) -> str | None:
         return "the server takes no writes, it is a standby: promote it, or name the primary in [store] url"
     if row.read_only:
         return "the server takes no writes: set default_transaction_read_only = off for it, this user and database"
-    return lacking(tx.connection) or too_few_connections(tx.connection)
+    return lacking(tx) or too_few_connections(tx)
 
 
 def _file_refuses(path: Path) -> str | None:

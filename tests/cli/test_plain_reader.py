@@ -1,8 +1,9 @@
-"""A command that only reads a SQLite store does so without SQLAlchemy, and says what it says with it."""
+"""A command that only reads a usual store does so without SQLAlchemy, and says what it says with it."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import psycopg
 import pytest
 from cli.conftest import Ctl, environment_for
 
@@ -21,15 +23,24 @@ from scheduler import SchedulerError, StoreUnavailableError
 from scheduler.cli.session import prints
 from scheduler.errors import StoreReplacedError
 from scheduler.operations import reader
+from scheduler.operations.reader import PlainReader, plain_reader
 from scheduler.ports import SystemClock
 from scheduler.store.db.database import Database as Store
-from scheduler.store.db.file_reader import FileReader, open_file
+from scheduler.store.db.engines import make_engine, server_arguments
+from scheduler.store.db.file_reader import FileReader
+from scheduler.store.db.migrate import upgrade
 from scheduler.store.db.schema_version import HEAD, VERSION_TABLE
-from support.databases import Database
+from scheduler.store.db.server_clock import ServerClock
+from scheduler.store.db.server_reader import ServerReader, for_driver
+from scheduler.store.db.statements import compiled
+from scheduler.store.db.urls import parse_url
+from support.databases import DIALECTS, Database, PostgresDatabases
 from support.filled import Filled, fill
 from support.stored_forms import execute, load
 
-only_sqlite = pytest.mark.parametrize("dialect", ["sqlite"], indirect=True)
+ON_BOTH = pytest.mark.parametrize("filled", DIALECTS, indirect=True)
+ON_SQLITE = pytest.mark.parametrize("filled", ["sqlite"], indirect=True)
+ON_POSTGRESQL = pytest.mark.parametrize("filled", ["postgresql"], indirect=True)
 IDS = [str(i) for i in range(1, 41)]
 STATES = ("scheduled", "waiting", "running", "success", "failed", "dead", "cancelled", "suspended")
 READS: list[tuple[str, ...]] = [
@@ -63,8 +74,15 @@ main()
 
 
 @pytest.fixture(scope="module")
-def filled(tmp_path_factory: pytest.TempPathFactory) -> Filled:
-    return fill(f"sqlite:///{tmp_path_factory.mktemp('filled') / 'jobs.db'}")
+def filled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Filled]:
+    if request.param == "sqlite":
+        yield fill(f"sqlite:///{tmp_path_factory.mktemp('filled') / 'jobs.db'}")
+        return
+    server: PostgresDatabases = request.getfixturevalue("postgres_databases")
+    name = server.create()
+    upgrade(server.url(name))
+    yield fill(server.url(name))
+    server.drop(name)
 
 
 @pytest.fixture
@@ -77,20 +95,25 @@ def both(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     """Calls a command with the reader and with Database, at one time; the answers, and whether the reader read."""
     now = time.time_ns() // 1000
     monkeypatch.setattr(SystemClock, "now", lambda _: now)
+    monkeypatch.setattr(ServerClock, "measured", lambda *_: None)
 
     def call(ctl: Ctl, *arguments: str) -> Any:
-        made: list[FileReader | None] = []
-        answers = []
-        for opens in (lambda url: made.append(open_file(url, SystemClock())) or made[-1], lambda _: None):
+        used, answers = [], []
+        asked = {kind: kind.is_usual for kind in (FileReader, ServerReader)}
+        for kind in asked:
+            monkeypatch.setattr(kind, "is_usual", lambda found: used.append(asked[type(found)](found)) or used[-1])
+        for reads in (True, False):
             with monkeypatch.context() as patch:
-                patch.setattr(reader, "open_reader", opens)
+                if not reads:
+                    patch.setattr(reader, "plain_reader", lambda _: None)
                 done = ctl(*arguments)
             answers.append((done.exit_code, done.stdout, done.stderr))
-        return *answers, any(one is not None for one in made)
+        return *answers, any(used)
 
     return call
 
 
+@ON_BOTH
 @pytest.mark.parametrize("arguments", READS, ids=" ".join)
 def test_both_ways_say_the_same(filled_ctl: Ctl, both: Callable[..., Any], arguments: tuple[str, ...]) -> None:
     light, full, read = both(filled_ctl, *arguments)
@@ -98,7 +121,7 @@ def test_both_ways_say_the_same(filled_ctl: Ctl, both: Callable[..., Any], argum
     assert read is (arguments != ("show", "1", "--at", "1s"))
 
 
-@only_sqlite
+@pytest.mark.both_databases
 def test_both_ways_say_the_same_of_stores_of_an_earlier_program_once_they_are_upgraded(
     empty_database: Database, empty_ctl: Ctl, both: Callable[..., Any]
 ) -> None:
@@ -112,12 +135,15 @@ def test_both_ways_say_the_same_of_stores_of_an_earlier_program_once_they_are_up
         assert read or "--at" in arguments
 
 
+@ON_BOTH
 @pytest.mark.parametrize("arguments", [("list",), ("show", "1"), ("status",), ("list", "kind:Mail", "-o", "json")])
-def test_neither_sqlalchemy_nor_another_driver_is_imported(filled_ctl: Ctl, arguments: tuple[str, ...]) -> None:
+def test_neither_sqlalchemy_nor_another_driver_is_imported(
+    filled: Filled, filled_ctl: Ctl, arguments: tuple[str, ...]
+) -> None:
     given = {**os.environ, **filled_ctl.environment}
     done = subprocess.run([sys.executable, "-c", SEEN, *arguments], env=given, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.splitlines()[-1] == ""
+    assert done.stderr.splitlines()[-1] == ("" if filled.url.startswith("sqlite") else "psycopg")
 
 
 @pytest.mark.parametrize("option", ["reveal", "watch"])
@@ -191,14 +217,124 @@ def test_whatever_is_unusual_is_left_to_the_full_way(tmp_path: Path, both: Calla
         assert kind.endswith("works on") or (light[0] == 5 and light[1] == "")
 
 
+NOT_MIGRATED: dict[str, Callable[[Database], None]] = {
+    "empty": lambda database: None,
+    "older": lambda database: _change_version(database, -1),
+    "newer, which it works on": lambda database: _change_version(database, 1),
+    "newer": lambda database: _change_version(database, 2),
+    "lacking": lambda database: _migrate(database, "DROP TABLE schedd_edges"),
+}
+
+
+def _migrate(database: Database, *statements: str) -> None:
+    made = Store(database.url, SystemClock(), auto_migrate=True)
+    made.open()
+    made.settle()
+    execute(database, *statements)
+
+
+def _change_version(database: Database, by: int) -> None:
+    _migrate(database, f"UPDATE {VERSION_TABLE} SET version_num = '{int(HEAD) + by:04}'")
+
+
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("kind", NOT_MIGRATED)
+def test_an_unusual_database_of_a_server_is_left_to_the_full_way(
+    empty_database: Database, empty_ctl: Ctl, both: Callable[..., Any], kind: str
+) -> None:
+    NOT_MIGRATED[kind](empty_database)
+    light, full, read = both(empty_ctl, "list")
+    assert (light, read) == (full, False)
+    assert kind.endswith("works on") or (light[0] == 5 and light[1] == "")
+
+
+def test_a_server_that_is_not_there_is_left_to_the_full_way(both: Callable[..., Any], tmp_path: Path) -> None:
+    ctl = Ctl(environment_for(f"postgresql+psycopg://me:secret@/jobs?host={tmp_path}", tmp_path))
+    light, full, read = both(ctl, "list")
+    assert (light, read) == (full, False)
+    assert light[0] == 5
+    assert "nothing answers there" in light[2]
+
+
 @pytest.mark.parametrize(
     "url",
     ["sqlite+pysqlite:///{}", "sqlite:///{}?timeout=3", "sqlite:///file:{}", "sqlite:///:memory:", "sqlite://", "x"],
 )
-def test_urls_that_say_more_than_a_path_are_left_to_the_full_way(filled: Filled, url: str) -> None:
-    assert open_file(url.format(filled.url.removeprefix("sqlite:///")), SystemClock()) is None
+def test_urls_that_say_more_than_a_path_are_left_to_the_full_way(tmp_path: Path, url: str) -> None:
+    assert plain_reader(url.format(tmp_path / "jobs.db")) is None
 
 
+PLAIN = {
+    "postgresql://ada@db/jobs": {"user": "ada", "host": "db", "dbname": "jobs"},
+    "postgresql+psycopg:///jobs": {"dbname": "jobs"},
+    "postgresql+psycopg://ada:s3cr.t@db.example.com:6432/jobs?sslmode=require&sslrootcert=/etc/ca.pem": {
+        "user": "ada",
+        "password": "s3cr.t",
+        "host": "db.example.com",
+        "port": "6432",
+        "dbname": "jobs",
+        "sslmode": "require",
+        "sslrootcert": "/etc/ca.pem",
+    },
+    "postgresql+psycopg://ada@/jobs?host=/run/postgresql&keepalives_idle=7": {
+        "user": "ada",
+        "dbname": "jobs",
+        "host": "/run/postgresql",
+        "keepalives_idle": "7",
+    },
+}
+
+
+@pytest.mark.parametrize("url", PLAIN)
+def test_the_driver_is_given_what_sqlalchemy_gives_it(url: str) -> None:
+    found = plain_reader(url)
+    assert isinstance(found, ServerReader)
+    given = {name: str(value) for name, value in found.arguments.items()}
+    full = {name: str(value) for name, value in server_arguments(parse_url(url), "schedd").items()}
+    assert given == full
+    assert PLAIN[url].items() <= given.items()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql+asyncpg://ada@db/jobs",
+        "postgresql://ada:p%40ss@db/jobs",
+        "postgresql://ada:a@b@db/jobs",
+        "postgresql://ada:@db/jobs",
+        "postgresql://ada@one,two/jobs",
+        "postgresql://ada@db/jobs?host=a,b",
+        "postgresql://ada@db/jobs?host=other",
+        "postgresql://ada@/jobs?host=a&host=b",
+        "postgresql://ada@/jobs?host=a:1",
+        "postgresql://ada@[::1]/jobs",
+        "postgresql://ada@db/jobs?port=1",
+        "postgresql://ada@db/jobs?options=-c%20search_path%3Djobs",
+        "postgresql://ada@db/",
+        "postgresql://ada@db",
+        "postgresql://ädä@db/jobs",
+        "postgresql://ada@db/jobs\n",
+    ],
+)
+def test_urls_of_servers_that_can_be_read_in_two_ways_are_left_to_the_full_way(url: str) -> None:
+    assert plain_reader(url) is None
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT :a, :b_2 FROM t WHERE x = :a",
+        "SELECT x::text, CAST(:a AS text)::int, a[1:2], a[:a]",
+        "SELECT '100%', x LIKE '%y%' AND y % 2 = :a, '\\:no', \"a:b\", 'a:b', ':b'",
+        "SELECT :a:b, ::a, :ä, x:=:a",
+    ],
+)
+def test_parameters_are_found_as_sqlalchemy_finds_them(sql: str) -> None:
+    dialect = make_engine(parse_url("postgresql://ada@db/jobs"))[0].dialect
+    assert for_driver(sql) == compiled(sql, dialect)[0]
+
+
+@ON_SQLITE
 def test_a_relative_path_counts_from_the_current_directory(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
     path = Path(filled.url.removeprefix("sqlite:///"))
     monkeypatch.chdir(path.parent)
@@ -209,12 +345,14 @@ def test_a_relative_path_counts_from_the_current_directory(filled: Filled, monke
             assert tx.run("SELECT count(*) FROM schedd_tasks").scalar_one() > 0
 
 
-def _opened(url: str) -> FileReader:
-    found = open_file(url, SystemClock())
+def _opened(url: str) -> PlainReader:
+    found = plain_reader(url)
     assert found is not None
+    assert found.is_usual()
     return found
 
 
+@ON_SQLITE
 @pytest.mark.usefixtures("real_grace")
 def test_a_file_that_another_program_keeps_locked_is_left_to_the_full_way(
     filled: Filled, tmp_path: Path, both: Callable[..., Any]
@@ -230,6 +368,7 @@ def test_a_file_that_another_program_keeps_locked_is_left_to_the_full_way(
         assert light[0] == 5
 
 
+@ON_SQLITE
 def test_it_reads_beside_a_writer_and_leaves_its_log_alone(filled: Filled, tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     shutil.copy(filled.url.removeprefix("sqlite:///"), path)
@@ -244,6 +383,7 @@ def test_it_reads_beside_a_writer_and_leaves_its_log_alone(filled: Filled, tmp_p
         writer.execute("ROLLBACK")
 
 
+@ON_SQLITE
 def test_a_file_that_is_replaced_while_it_is_open_is_told(filled: Filled, tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     shutil.copy(filled.url.removeprefix("sqlite:///"), path)
@@ -256,9 +396,13 @@ def test_a_file_that_is_replaced_while_it_is_open_is_told(filled: Filled, tmp_pa
             pass
 
 
-SLOW = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
+SLOW = {
+    "sqlite": "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n",
+    "postgresql": "SELECT CAST(pg_sleep(60) AS text)",
+}
 
 
+@ON_BOTH
 @pytest.mark.usefixtures("real_grace")
 def test_the_time_limit_ends_a_statement_in_the_same_words(filled: Filled) -> None:
     store = Store(filled.url, SystemClock())
@@ -266,14 +410,15 @@ def test_the_time_limit_ends_a_statement_in_the_same_words(filled: Filled) -> No
     with closing(_opened(filled.url)) as found:
         for one in (found, store):
             with pytest.raises(StoreUnavailableError) as raised, one.within(0.0), one.read() as tx:
-                tx.run(SLOW).scalar()
+                tx.run(SLOW[tx.dialect.name]).scalar()
             said.append(str(raised.value))
     store.dispose()
     assert said[0] == said[1]
     assert "no answer within" in said[0]
 
 
-@pytest.mark.parametrize("sql", ["SELECT no_such FROM schedd_tasks", "SELECT 1 FROM nowhere", "SELECT json('{')"])
+@ON_BOTH
+@pytest.mark.parametrize("sql", ["SELECT no_such FROM schedd_tasks", "SELECT 1 FROM nowhere"])
 def test_what_fails_later_is_told_in_the_same_words(filled: Filled, sql: str) -> None:
     store = Store(filled.url, SystemClock())
     said = []
@@ -286,9 +431,53 @@ def test_what_fails_later_is_told_in_the_same_words(filled: Filled, sql: str) ->
     assert said[0] == said[1]
 
 
+@ON_SQLITE
+def test_a_function_that_fails_is_told_in_the_same_words(filled: Filled) -> None:
+    test_what_fails_later_is_told_in_the_same_words(filled, "SELECT json('{')")
+
+
+@ON_POSTGRESQL
+def test_a_session_that_the_server_ends_is_told_in_the_same_words(filled: Filled) -> None:
+    store = Store(filled.url, SystemClock())
+    said = []
+    with closing(_opened(filled.url)) as found:
+        for one in (found, store):
+            with pytest.raises(StoreUnavailableError) as raised, one.read() as tx:
+                tx.run("SELECT pg_terminate_backend(pg_backend_pid())").fetchall()
+            said.append(str(raised.value))
+    store.dispose()
+    assert said[0] == said[1]
+    assert "the connection to the server was lost" in said[0]
+
+
+@ON_POSTGRESQL
+@pytest.mark.usefixtures("real_grace")
+def test_a_table_that_another_session_keeps_locked_is_told_in_the_same_words(
+    filled: Filled, filled_ctl: Ctl, both: Callable[..., Any]
+) -> None:
+    with psycopg.connect(filled.url.replace("+psycopg", ""), application_name="a migration") as other:
+        other.execute("LOCK TABLE schedd_tasks IN ACCESS EXCLUSIVE MODE")
+        light, full, read = both(filled_ctl, "--timeout", "0.1", "list")
+        assert read
+        said = [re.sub(r"open for [\d.]+ m?s", "open", one[2]) for one in (light, full)]
+        assert (light[:2], said[0]) == (full[:2], said[1])
+        assert light[0] == 5
+        assert "a migration" in light[2]
+
+
+@ON_POSTGRESQL
+def test_its_time_is_the_servers(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = SystemClock.now
+    monkeypatch.setattr(SystemClock, "now", lambda clock: real(clock) - 3_600_000_000)
+    with closing(_opened(filled.url)) as found, found.read() as tx:
+        assert abs(tx.now - time.time_ns() // 1000) < 60_000_000
+
+
+@ON_BOTH
 def test_rows_look_alike(filled: Filled) -> None:
     store = Store(filled.url, SystemClock())
-    sql = "SELECT id, kind, NULL AS none, 1.5 AS part, x'00ff' AS raw FROM schedd_tasks WHERE id <= :most ORDER BY id"
+    raw = "x'00ff'" if filled.url.startswith("sqlite") else "CAST('\\\\x00ff' AS bytea)"
+    sql = f"SELECT id, kind, NULL AS none, 1.5 AS part, {raw} AS raw FROM schedd_tasks WHERE id <= :most ORDER BY id"
 
     def seen(tx: Any) -> list[Any]:
         first = tx.run(sql, most=3).first()
@@ -305,5 +494,5 @@ def test_rows_look_alike(filled: Filled) -> None:
 
     with closing(_opened(filled.url)) as found, found.read() as mine, store.read() as theirs:
         assert seen(mine) == seen(theirs)
-        assert mine.path == theirs.path
+        assert not filled.url.startswith("sqlite") or mine.path == theirs.path
     store.dispose()
