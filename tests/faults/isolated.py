@@ -36,6 +36,10 @@ def make_state() -> dict[str, Any]:
     return {"pid": os.getpid(), "made": made}
 
 
+def make_no_state() -> None:
+    raise RuntimeError("the model is missing")
+
+
 def note(path: str, what: str) -> None:
     """A line in a file, whole whatever happens next."""
     if path:

@@ -76,6 +76,17 @@ def test_state_is_made_once_in_each_child(database: Database, shared_fork_server
 
 
 @one_database
+def test_why_no_child_gets_ready_is_logged(
+    database: Database, shared_fork_server: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    jobs = started(database, state="the parent's", child_state="faults.isolated:make_no_state", processes=1)
+    jobs.task(kinds.Pid()).schedule()
+    until(lambda: "no child process could be started" in caplog.text, "the child has ended")
+    assert "RuntimeError: the model is missing" in caplog.text
+    end(jobs)
+
+
+@one_database
 def test_state_that_cannot_come_along_is_reported(database: Database, shared_fork_server: None) -> None:
     jobs = started(database, state=object())
     assert "child_state" in error_of(jobs, kinds.State())

@@ -32,7 +32,7 @@ class Ready(ChildMessage, tag="ready"):
     """The child has imported what it needs."""
 
 
-class UnfitMessage(ChildMessage, tag="init_error"):
+class UnfitMessage(ChildMessage, tag="unfit"):
     """The child could not get ready."""
 
     why: str
