@@ -10,6 +10,7 @@ from scheduler.backoff import Backoff, LogOnce
 from scheduler.executors import ports
 from scheduler.executors.ports import ExecutorError, Seen
 from scheduler.model.placement import PlacementPhase, job_key, name_prefix
+from scheduler.model.texts import storable
 from scheduler.store import placements
 from scheduler.store.db.database import Database
 from scheduler.store.placements import RESERVED, Placement
@@ -145,6 +146,7 @@ class BackendLink:
         if not handles or not self.executor.capabilities.has_logs:
             return None
         try:
-            return self.executor.logs(handles[0], LOG_TAIL)
+            found = self.executor.logs(handles[0], LOG_TAIL)
         except ExecutorError:
             return None
+        return None if found is None else storable(found)

@@ -29,6 +29,7 @@ from scheduler.errors import SchedulerError
 from scheduler.model.placement import NOT_MINE as NOT_MINE
 from scheduler.model.placement import PlacementPhase as PlacementPhase
 from scheduler.model.resources import Resources as Resources
+from scheduler.model.texts import storable
 
 
 class ExecutorError(SchedulerError):
@@ -39,7 +40,7 @@ class ExecutorError(SchedulerError):
     """
 
     def __init__(self, text: str, after: float | None = None) -> None:
-        super().__init__(text)
+        super().__init__(storable(text))
         self.after = bounded_wait(after)
 
 
@@ -98,6 +99,9 @@ class Refused:
     reason: str
     after: float | None = None
 
+    def __post_init__(self) -> None:
+        _make_storable(self, "reason")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
@@ -111,6 +115,17 @@ class Seen:
     signal: int | None = None
     node: str | None = None
     at: int | None = None
+
+    def __post_init__(self) -> None:
+        _make_storable(self, "reason", "node")
+
+
+def _make_storable(one: object, *names: str) -> None:
+    """A backend's words are stored: what no database takes in them would keep all jobs of an executor waiting."""
+    for name in names:
+        text = getattr(one, name)
+        if text is not None:
+            object.__setattr__(one, name, storable(text))
 
 
 @dataclass(frozen=True, slots=True)

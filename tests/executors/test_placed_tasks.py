@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from scheduler import Context, Resources, Scheduler, Task, TaskState
 from scheduler.config.executors import ExecutorSection as Section
 from scheduler.executors.placer import Placer
-from scheduler.executors.ports import Capabilities, Executor, Job, PlacementPhase, Refused
+from scheduler.executors.ports import Capabilities, Executor, Job, PlacementPhase, Refused, Seen
 from scheduler.store import placements, reaper
 from scheduler.store.admin import transfer
 from scheduler.store.admin.doctor import check as diagnose
@@ -437,3 +439,51 @@ def test_retention_removes_placements(jobs: Scheduler, clock: FakeClock) -> None
 
 def test_what_an_engine_can_do_is_said() -> None:
     assert Capabilities() == Capabilities(names_unique=False, can_find=True, has_logs=False)
+
+
+ODD = "a\0b\ud800"  # NUL, and half of a surrogate pair: no database takes them
+KEPT = "a�b?"
+
+
+class OddWords(MemoryEngine):
+    """What it says of jobs, and what these wrote, cannot be stored as it is."""
+
+    capabilities = Capabilities(names_unique=True, has_logs=True)
+
+    def observe(self) -> Sequence[Seen]:
+        return [replace(seen, reason=ODD, node=ODD) for seen in super().observe()]
+
+    def logs(self, handle: str, tail: int) -> str | None:
+        return ODD
+
+
+def test_what_a_backend_says_of_one_job_keeps_no_other_from_being_placed(jobs: Scheduler) -> None:
+    engine = OddWords()
+    placer = placer_of(jobs, engine)
+    first = jobs.task(Fit()).schedule()
+    placer.step()
+    engine.phases = dict.fromkeys(engine.phases, PlacementPhase.FAILED)
+    second = jobs.task(Fit("b")).schedule()
+    placer.step()
+    assert engine.tasks()[-1] == second
+    (ended,) = rows(jobs, "SELECT reason, node FROM schedd_placements WHERE task_id = :id", id=first)
+    assert (ended.reason, ended.node) == (f"the job ended before it took the task up: {KEPT}", KEPT)
+
+
+@pytest.mark.parametrize("later", [True, False])
+def test_a_refusal_in_odd_words_is_stored(jobs: Scheduler, later: bool) -> None:
+    engine = MemoryEngine()
+    engine.refuses = Refused("", later, ODD)
+    placer = placer_of(jobs, engine)
+    task_id = jobs.task(Fit()).schedule()
+    placer.step()
+    (placed,) = rows(jobs, "SELECT reason FROM schedd_placements WHERE task_id = :id", id=task_id)
+    assert placed.reason.endswith(KEPT)
+
+
+def test_a_backend_that_is_away_in_odd_words_is_told_of(jobs: Scheduler) -> None:
+    engine = MemoryEngine()
+    engine.away = ODD
+    placer_of(jobs, engine).step()
+    (row,) = rows(jobs, "SELECT trouble FROM schedd_executors")
+    assert row.trouble == KEPT
