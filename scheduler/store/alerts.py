@@ -13,7 +13,7 @@ import msgspec
 
 from scheduler.model.actor import actor
 from scheduler.model.alerts import Alert, AlertKey, AlertPhase, Memory, Silence
-from scheduler.model.texts import rfc3339
+from scheduler.model.texts import rfc3339, storable
 from scheduler.ports import SECOND
 from scheduler.store import audit
 from scheduler.store.db.dialect import bind_rows
@@ -313,7 +313,7 @@ def failed(tx: Tx, number: int, error: str, again_in: int) -> bool:
         "UPDATE schedd_alert_messages SET next_at = :next, error = :error, "
         "done = CASE WHEN at < :oldest THEN 2 ELSE 0 END WHERE number = :number AND done = 0 RETURNING done",
         number=number,
-        error=error,
+        error=storable(error),
         next=tx.now + again_in,
         oldest=tx.now - MESSAGE_LIFE,
     ).first()

@@ -220,3 +220,14 @@ def test_a_message_is_taken_by_one_process_and_again_when_that_has_died(jobs: Sc
         assert store.next_due(tx, "hook") is None
         store.clean(tx.at(now + store.MESSAGES_KEPT + 1), ["hook"])
         assert store.history(tx, 10) == []
+
+
+def test_an_answer_in_odd_words_is_an_error_like_any_other(jobs: Scheduler) -> None:
+    """A NUL, which no text of PostgreSQL has, would keep its sink waiting for ten minutes after each try."""
+    with jobs.database.write() as tx:
+        store.put(tx, [("hook", {"id": "m1"})])
+        taken = store.take(tx, "hook", 1000)
+        assert taken is not None
+        assert store.failed(tx, taken.number, "it answered 500: a\0b", 50)
+        (kept,) = store.history(tx, 1)
+    assert kept.error == "it answered 500: a�b"
