@@ -62,6 +62,7 @@ class PushedIntake(SourceDuties):
         Raises Busy once it is stopped.
         """
         done: Future[list[Verdict]] = Future()
+        done.set_running_or_notify_cancel()  # a request that is given up ends no thread that answers it
         with self._lock:
             if self._stopped:
                 raise Busy("the source is being changed", 1)

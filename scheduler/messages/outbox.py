@@ -110,8 +110,10 @@ class Publisher(Serving):
 
     def _run(self) -> None:
         while (found := self._next()) is not None:
-            waiting = {id(one): done for one, done in found}
-            for batch in pack([one for one, _ in found], self.sink.limits, self._settings.batch):
+            # Whose task has given up waiting is left out: its next attempt publishes it.
+            waiting = {id(one): done for one, done in found if done.set_running_or_notify_cancel()}
+            wanted = [one for one, _ in found if id(one) in waiting]
+            for batch in pack(wanted, self.sink.limits, self._settings.batch):
                 self._publish(batch, waiting)
         self._close()
 
@@ -147,14 +149,12 @@ class Publisher(Serving):
             self._traffic.count(MESSAGES_REFUSED, self._name, number=len(batch))
             self.failed(str(error) if isinstance(error, TransportError) else describe(error).text)
             for one in batch:
-                done = waiting[id(one)]
-                if not done.done():
-                    done.set_exception(error)
+                waiting[id(one)].set_exception(error)
             return
         self._look_at(answers)
         for one, answer in zip(batch, answers, strict=True):
             self._traffic.count(MESSAGES_PUBLISHED if isinstance(answer, Published) else MESSAGES_REFUSED, self._name)
-            _resolve(waiting[id(one)], answer)
+            waiting[id(one)].set_result(answer)
 
     def _look_at(self, answers: Sequence[Published | Refused]) -> None:
         """A sink that takes none of a batch, and would have all of it again, is in trouble; one bad message is not."""
@@ -168,11 +168,6 @@ class Publisher(Serving):
         """Tell where people look, until a message goes out or no try has failed for a while."""
         lasts = TROUBLE_LASTS + 2 * self._settings.max_wait  # until the next try has failed
         self._traffic.tell(TransportProblem("sink", self._name, self._now(), storable(text)), lasts)
-
-
-def _resolve(done: Future[Published | Refused], answer: Published | Refused) -> None:
-    if not done.done():  # its task may have been cancelled
-        done.set_result(answer)
 
 
 class Outlet:

@@ -6,7 +6,8 @@ import asyncio
 import itertools
 import logging
 import re
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -19,12 +20,13 @@ from scheduler import AsyncContext, Context, PermanentError, Scheduler, Task
 from scheduler.config.messages import SinkSection
 from scheduler.config.model import Config, Files, StoreSection
 from scheduler.errors import ConfigError, PayloadError
-from scheduler.messages.outbox import make_kind, make_outlet, pack, too_large
+from scheduler.messages.outbox import Publisher, make_kind, make_outlet, pack, too_large
 from scheduler.model.outgoing import OUTBOX
 from scheduler.tasks.files.blob_store import BlobStore
 from scheduler.testing import FakeClock, drain
 from scheduler.transports import types
-from scheduler.transports.ports import Limits, Outgoing, Refused
+from scheduler.transports.envelope import Message
+from scheduler.transports.ports import Limits, Outgoing, Published, Refused
 from support.databases import Database
 from support.memory_queue import MemorySink, Settings
 
@@ -256,6 +258,31 @@ def test_a_message_over_the_limit_is_refused_or_points_to_its_payload(make: Make
         BlobStore(tmp_path).get_json("blob:f1~" + "A" * 43)
     with pytest.raises(ConfigError, match=r"set blobs in \[files\]"):
         make(large="pointer")
+
+
+def test_what_its_task_has_given_up_is_published_by_its_next_attempt_only(make: Make) -> None:
+    """A sink that stood still would publish it once for each attempt; and no task ends the thread that answers it."""
+    began, goes_on = threading.Event(), threading.Event()
+
+    class Slow(MemorySink):
+        def publish(self, batch: Sequence[Outgoing]) -> Sequence[Published | Refused]:
+            began.set()
+            assert goes_on.wait(60)
+            return super().publish(batch)
+
+    rig, sink = make(), Slow()
+    publisher = Publisher("shop", sink, SinkSection(type="memory"), rig.jobs.database.now, rig.jobs.traffic)
+    first, given_up, last = (Outgoing(key=key, body=b"{}", message=Message()) for key in "abc")
+    under_way = publisher.put(first)
+    assert began.wait(60)
+    waits, after_it = publisher.put(given_up), publisher.put(last)
+    assert waits.cancel()
+    assert not under_way.cancel(), "it is being published"
+    goes_on.set()
+    assert [under_way.result(60), after_it.result(60)] == [Published("a"), Published("c")]
+    assert sink.published == [first, last]
+    publisher.stop()
+    assert publisher.join(60)
 
 
 def test_what_is_no_message_is_refused_at_once(make: Make) -> None:
