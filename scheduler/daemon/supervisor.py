@@ -191,8 +191,12 @@ class Supervisor:
         BackgroundCall(
             self._signals, self._engine.wait_ended, "schedd-watch"
         )  # wakes this thread if the engine ends by itself
-        for companion in self._companions:
-            companion.start()
+        try:
+            for companion in self._companions:
+                companion.start()
+        except SchedulerError:  # such as an address that is taken: what runs by now comes to its end
+            self._stop()
+            raise
         self._notifier.ready("ready")
         while not (self._stops or self._wants_restart() or self._is_over(self._engine)):
             if self._reload_wanted:

@@ -6,15 +6,18 @@ import http.server
 import json
 import re
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
+from scheduler import Context, Scheduler, task
 from scheduler.model.webhooks import key_of, verify
 from support.databases import Database
 from support.processes import Child, Nursery
@@ -172,3 +175,37 @@ def test_a_reload_takes_sources_and_sinks_over(database: Database, endpoint: End
     second.server.server_close()
     assert [event["data"] for event in endpoint.events] == [{"taken": 1}]
     assert [event["data"] for event in second.events] == [{"taken": 2}, {"taken": 3}]
+
+
+SLOW = """
+import time
+from scheduler import task
+
+@task
+def slow(ctx):
+    time.sleep(1)
+    return "ended"
+"""
+
+
+@task
+def slow(ctx: Context) -> None: ...
+
+
+def test_a_door_whose_address_is_taken_ends_no_task_in_the_middle(database: Database, tmp_path: Path) -> None:
+    """The engine has begun by then."""
+    (tmp_path / "slowjobs.py").write_text(SLOW)
+    with socket.socket() as taken, Nursery(tmp_path) as nursery, closing(Scheduler(database.url)) as jobs:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        config = nursery.write(
+            "schedd.toml",
+            f'[store]\nurl = "{database.url}"\n[tasks]\nmodules = ["slowjobs"]\npath = ["{tmp_path}"]\n'
+            f'[door]\nlisten = "127.0.0.1:{taken.getsockname()[1]}"\ntoken = "t"\n',
+        )
+        jobs.register(slow)
+        task_id = jobs.task(slow).schedule()
+        daemon = nursery.start("-m", "scheduler.daemon", SCHEDD_CONFIG=str(config))
+        assert daemon.end() == 2
+        assert "cannot listen" in "".join(daemon.rest(daemon.err))
+        assert jobs.result(task_id) == "ended"
