@@ -13,6 +13,7 @@ from scheduler.cli.options import SPAN, TASK_ID, common, common_but_timeout
 from scheduler.cli.output import masks_of, print_rows, reveals
 from scheduler.cli.polling import Poller
 from scheduler.cli.session import Session, note, prints
+from scheduler.model.texts import beyond
 
 _FIELDS = ("id", "state", "kind", "error")
 
@@ -144,7 +145,7 @@ def _new_logs(
         known = {a.claim: a for a in attempts(tx, task_id)} if texts else {}
     entries = []
     for claim, whole in texts:
-        text = _beyond(shown.get(claim, ""), whole)
+        text = beyond(shown.get(claim, ""), whole)
         shown[claim] = whole
         if not text:
             continue
@@ -159,15 +160,6 @@ def _new_logs(
             }
         )
     return ended, entries
-
-
-def _beyond(before: str, now: str) -> str:
-    """The new part of ``now``, whose beginning may have been dropped because it grew too long."""
-    if now.startswith(before):
-        return now[len(before) :]
-    mark = before[-200:]
-    place = now.rfind(mark)
-    return now if place < 0 else now[place + len(mark) :]
 
 
 def _print(session: Session, entry: dict[str, Any], headed: bool, raw: bool) -> None:

@@ -55,6 +55,15 @@ def listed(texts: Sequence[str], most: int = 5) -> str:
     return f"{', '.join(texts[:most])} and {len(texts) - most} more"
 
 
+def beyond(before: str, now: str) -> str:
+    """The new part of a log, whose beginning may have been dropped since ``before``, because it grew too long."""
+    if now.startswith(before):
+        return now[len(before) :]
+    mark = before[-200:]
+    place = now.rfind(mark)
+    return now if place < 0 else now[place + len(mark) :]
+
+
 def counted(count: int, noun: str) -> str:
     """``1 task``, ``2 tasks``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -6,7 +6,7 @@ import threading
 import time
 
 from scheduler import Context, Scheduler, task
-from scheduler.cli.follow import _beyond
+from scheduler.model.texts import beyond
 from support.databases import Database
 
 from .conftest import Ctl
@@ -40,7 +40,7 @@ def test_logs_of_a_running_attempt(database: Database, ctl: Ctl) -> None:
 
 
 def test_what_is_new_in_a_growing_text() -> None:
-    assert _beyond("", "one\n") == "one\n"
-    assert _beyond("one\n", "one\ntwo\n") == "two\n"
-    assert _beyond("one\n", "one\n") == ""
-    assert _beyond("one\ntwo\n" * 200, "[… earlier output dropped]\n" + "one\ntwo\n" * 150 + "three\n") == "three\n"
+    assert beyond("", "one\n") == "one\n"
+    assert beyond("one\n", "one\ntwo\n") == "two\n"
+    assert beyond("one\n", "one\n") == ""
+    assert beyond("one\ntwo\n" * 200, "[… earlier output dropped]\n" + "one\ntwo\n" * 150 + "three\n") == "three\n"

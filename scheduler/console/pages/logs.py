@@ -14,6 +14,7 @@ from scheduler.console.pages.task import log_text, mask_of
 from scheduler.console.routes import stream
 from scheduler.console.visit import BadInputError, Visit
 from scheduler.errors import SchedulerError
+from scheduler.model.texts import beyond
 from scheduler.operations.details import attempt_logs, attempts, get_task
 
 LOOK_EVERY = 1.0  # seconds; what a running attempt writes is stored every second
@@ -57,6 +58,7 @@ def _read(visit: Visit, task_id: int, claim: int) -> tuple[bool, list[tuple[int,
 async def _lines(visit: Visit, task_id: int, at: tuple[int, int], who: str) -> AsyncIterator[str]:
     _following[who] += 1
     quiet = 0
+    before: str | None = None  # what was sent of the attempt; None: by another connection
     try:
         yield "retry: 2000\n\n"
         for _ in range(MAX_LOOKS):
@@ -67,14 +69,15 @@ async def _lines(visit: Visit, task_id: int, at: tuple[int, int], who: str) -> A
                 await asyncio.sleep(LOOK_EVERY)
                 continue
             for claim, text in texts:
-                seen = at[1] if claim == at[0] else 0
-                if len(text) < seen:  # its beginning was dropped, as it grew too long
-                    seen = 0
                 whole = text if ended else text[: text.rfind("\n") + 1]
-                if len(whole) > seen:
-                    quiet = 0
-                    at = (claim, len(whole))
-                    yield _event("lines", {"claim": claim, "text": whole[seen:]}, f"{at[0]}:{at[1]}")
+                if claim != at[0]:
+                    before = ""
+                elif before is None:
+                    before = whole[: at[1]] if at[1] <= len(whole) else ""
+                new = beyond(before, whole)
+                if new:
+                    quiet, at, before = 0, (claim, len(whole)), whole
+                    yield _event("lines", {"claim": claim, "text": new}, f"{at[0]}:{at[1]}")
             if ended:
                 yield _event("end", {})
                 return
