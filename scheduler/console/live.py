@@ -9,7 +9,8 @@ import hashlib
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from scheduler.errors import StoreUnavailableError
@@ -48,7 +49,7 @@ class Snapshots:
         """The snapshot of a page, made by ``make`` if there is none, or if the store has changed since."""
         with self._lock:
             making = self._making.setdefault(key, threading.Lock())
-        with making:  # viewers of the same page wait for the first of them
+        with making, self._done(key, making):  # viewers of the same page wait for the first of them
             found, now = self._pages.get(key), time.monotonic()
             if found is not None and now - found.made < found.holds:
                 return found
@@ -65,9 +66,18 @@ class Snapshots:
                 self._pages[key] = snapshot
                 self._pages.move_to_end(key)
                 while len(self._pages) > MAX_PAGES:
-                    gone, _ = self._pages.popitem(last=False)
-                    self._making.pop(gone, None)
+                    self._pages.popitem(last=False)
             return snapshot
+
+    @contextmanager
+    def _done(self, key: Hashable, making: threading.Lock) -> Iterator[None]:
+        """Keep nothing of a page that is not there, and that cannot be made: anybody may ask for any number of them."""
+        try:
+            yield
+        finally:
+            with self._lock:
+                if self._making.get(key) is making:
+                    del self._making[key]
 
     def forget(self) -> None:
         """Make every page anew: a verb has changed something."""

@@ -10,6 +10,7 @@ import pytest
 
 from scheduler import Scheduler, task
 from scheduler.console.live import Snapshots
+from scheduler.errors import ConfigError
 from support.consoles import ask, console_on, link, served
 from support.databases import Database, one_database
 from support.subpath import below
@@ -149,6 +150,22 @@ def test_a_page_that_is_dear_is_made_less_often(database: Database, monkeypatch:
     snapshots.forget()
     snapshots.get("now", make)
     assert snapshots.made == 3
+
+
+def test_nothing_stays_of_pages_that_are_not_there(database: Database) -> None:
+    """Any number of them may be asked for."""
+    snapshots = Snapshots(database)  # type: ignore[arg-type]  # it is not asked
+    snapshots._look = lambda: "token"  # type: ignore[method-assign]
+
+    def fail() -> str:
+        raise ConfigError("there is none")
+
+    for number in range(3):
+        with pytest.raises(ConfigError):
+            snapshots.get(number, fail)
+        snapshots.get(-number, lambda: "page")
+    snapshots.forget()
+    assert snapshots._making == {}
 
 
 def test_a_viewer_and_an_operator(database: Database, jobs: Scheduler, pages: Any) -> None:
