@@ -282,4 +282,4 @@ def bears(token: str | None, headers: Mapping[str, str]) -> bool:
     if token is None:
         return False
     kind, _, given = headers.get("authorization", "").partition(" ")
-    return kind.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), token.encode())
+    return kind.lower() == "bearer" and hmac.compare_digest(given.strip().encode("latin-1"), token.encode())

@@ -303,13 +303,13 @@ class ProxyAuth(ConsoleAuth):
             return None
         headers = request.headers
         if self._secret is not None and not hmac.compare_digest(
-            headers.get(PROXY_SECRET_HEADER, "").encode("utf-8", "replace"), self._secret.encode()
+            headers.get(PROXY_SECRET_HEADER, "").encode("latin-1"), self._secret.encode()
         ):
             raise WrongCredentialsError
-        users = headers.getlist("x-forwarded-user")
-        if len(users) != 1 or not users[0].strip():
+        users, groups = (_as_sent(headers.getlist(f"x-forwarded-{name}")) for name in ("user", "groups"))
+        if len(users) != 1 or not users[0].strip() or len(groups) > 1:  # of two, one may be the client's own
             return None
-        given = {one.strip() for one in headers.get("x-forwarded-groups", "").split(",") if one.strip()}
+        given = {one.strip() for one in "".join(groups).split(",") if one.strip()}
         mine = [self._groups[group] for group in ("*", *sorted(given)) if group in self._groups]
         if not mine:
             return None
@@ -347,6 +347,11 @@ class CallerAuth(ConsoleAuth):
         if found is not None and not isinstance(found, Principal):
             raise ConfigError(f"user= returns a scheduler.console.principal() or None, not {found!r:.80}")
         return found
+
+
+def _as_sent(values: list[str]) -> list[str]:
+    """Values of headers, which proxies send as UTF-8, and servers read as Latin-1."""
+    return [value.encode("latin-1").decode("utf-8", "replace") for value in values]
 
 
 def hash_password(password: str, salt: bytes | None = None) -> str:

@@ -69,6 +69,7 @@ class Peers:
             at = ipaddress.ip_address(address)
         except ValueError:
             return False
+        at = getattr(at, "ipv4_mapped", None) or at  # at [::] clients of IPv4 come as ::ffff:192.0.2.1
         return any(at in network for network in self._networks)
 
     def _forwarded_for(self, scope: Mapping[str, Any]) -> str:
