@@ -7,6 +7,7 @@ confirmation. A link that has ended stays ended, whatever ended it: :class:`Amqp
 from __future__ import annotations
 
 import logging
+import struct
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -22,7 +23,9 @@ BLOCKED_S = 20.0  # seconds that a server short of memory or disk may hold publi
 CLOSE_S = 5.0  # seconds that a closing may take
 NOT_FOUND, REFUSED, PRECONDITION = 404, 403, 406  # codes of a channel's end
 SHORT = 255  # bytes of a short string
-
+# Numbers in a header that pika may not be able to make an object of: a time, and what has no end or is none.
+_NUMBERS = {b"T": struct.Struct(">Q"), b"d": struct.Struct(">d"), b"f": struct.Struct(">f")}
+_thread = threading.local()  # .tolerant: it reads for a link
 
 Give: TypeAlias = Callable[[Any], None]
 
@@ -205,6 +208,7 @@ class AmqpLink:
                 self._pending.discard(answer)
 
     def _run(self) -> None:
+        _thread.tolerant = True
         try:
             self._connection.ioloop.start()
             self._connection.ioloop.close()
@@ -276,6 +280,7 @@ class AmqpLine:
         logger = logging.getLogger("pika")
         if logger.level == logging.NOTSET:  # it tells of each error that is raised here as well
             logger.setLevel(logging.CRITICAL)
+        _tolerate_odd_numbers()
         try:
             if not url.startswith(("amqp://", "amqps://")):
                 raise ValueError
@@ -303,6 +308,31 @@ class AmqpLine:
         link, self._link = self._link, None
         if link is not None:
             link.close()
+
+
+def _tolerate_odd_numbers() -> None:
+    """Have pika read a header such as a time in milliseconds, or NaN, as a text, in the threads of links.
+
+    It raises for them, which ends the connection: then the message, and all others with it, would come again for ever.
+    """
+    from pika import data
+
+    strict: Any = data.decode_value
+    if hasattr(strict, "strict"):
+        return
+
+    def decode_value(encoded: bytes, offset: int) -> tuple[Any, int]:
+        try:
+            found: tuple[Any, int] = strict(encoded, offset)
+        except (ValueError, OverflowError, OSError):
+            number = _NUMBERS.get(encoded[offset : offset + 1])
+            if number is None or not getattr(_thread, "tolerant", False):
+                raise
+            return str(*number.unpack_from(encoded, offset + 1)), offset + 1 + number.size
+        return found
+
+    decode_value.strict = strict  # type: ignore[attr-defined]
+    data.decode_value = decode_value
 
 
 def _giver(answer: Future[Any]) -> Give:

@@ -40,6 +40,7 @@ REDRIVE_WAIT = 1.0  # seconds that a redrive waits for dead messages that the qu
 RETURN_S = 30.0  # seconds after which a message whose verdict was refused is given back
 MAX_ARGUMENTS = 12  # of a queue, that are looked at
 PERSISTENT = 2
+MAX_TABLE = 120_000  # bytes of headers: with the other properties they have to fit into a frame of 131,072
 REASON, DELIVERIES = "x-schedd-reason", "x-schedd-deliveries"  # headers of copies
 URL = "amqp://guest:guest@127.0.0.1:5672/%2F"
 # What the server has put there, or would read as an order to it; with its traces of an earlier dead-lettering it would
@@ -119,11 +120,11 @@ class RabbitSource:
         headers = {name.lower(): str(value) for name, value in _plain(properties.headers)}
         for name, value in (("message_type", properties.type), ("correlation_id", properties.correlation_id)):
             if value:
-                headers.setdefault(name, value)
+                headers.setdefault(name, _text(value))
         return Delivery(
-            message_id=properties.message_id or "", body=body, receipt=receipt,
+            message_id=_text(properties.message_id or ""), body=body, receipt=receipt,
             attempts=_deliveries(properties.headers, method.redelivered), headers=headers,
-            content_type=properties.content_type,
+            content_type=None if properties.content_type is None else _text(properties.content_type),
         )  # fmt: skip
 
     def settle(self, verdicts: Sequence[Verdict]) -> Sequence[Settled]:
@@ -268,10 +269,15 @@ def _plain(headers: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
     """The headers that are texts or numbers, without those of the server."""
     found = []
     for name, value in (headers or {}).items():
-        plain = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
-        if isinstance(plain, str | int | float) and not _OF_SERVER.fullmatch(name):
-            found.append((name, plain))
+        plain = _text(value) if isinstance(value, bytes) else value
+        if isinstance(plain, str | int | float) and not _OF_SERVER.fullmatch(_text(name)):
+            found.append((_text(name), plain))
     return found
+
+
+def _text(value: str | bytes) -> str:
+    """pika leaves as bytes what is no UTF-8."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
 def _deliveries(headers: Mapping[str, Any] | None, redelivered: bool) -> int:
@@ -284,15 +290,18 @@ def _deliveries(headers: Mapping[str, Any] | None, redelivered: bool) -> int:
 def _copied(properties: Any, more: Mapping[str, Any], **changed: Any) -> Any:
     """Properties of a copy. The user's id is left out, since only that user may say it."""
     import pika
+    from pika.data import encode_table
 
     kept = ("content_type", "content_encoding", "priority", "correlation_id", "reply_to", "message_id", "timestamp")
     given = {name: getattr(properties, name) for name in (*kept, "type", "app_id")}
     headers = {
         name: value
         for name, value in (properties.headers or {}).items()
-        if not _OF_SERVER.fullmatch(name) and name not in (REASON, DELIVERIES)
+        if not _OF_SERVER.fullmatch(_text(name)) and name not in (REASON, DELIVERIES)
     }
-    return pika.BasicProperties(**{**given, "delivery_mode": PERSISTENT, "headers": {**headers, **more}, **changed})
+    if encode_table([], headers) < MAX_TABLE:  # else the server ended the connection, and all would come again
+        headers |= more
+    return pika.BasicProperties(**{**given, "delivery_mode": PERSISTENT, "headers": headers, **changed})
 
 
 def _tag(receipt: str) -> int:

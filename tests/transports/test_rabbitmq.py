@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pika
 import pytest
 
 from scheduler.errors import ConfigError, StoreUnavailableError
-from scheduler.transports import rabbitmq
+from scheduler.transports import amqp, rabbitmq
 from scheduler.transports.envelope import Message
 from scheduler.transports.ports import Ack, Dead, Delivery, Outgoing, Published, Refused, Retry, TransportError
 from scheduler.transports.rabbitmq import RabbitSink, RabbitSinkSettings, RabbitSource, RabbitSourceSettings
@@ -381,6 +383,50 @@ def test_a_queue_that_is_deleted_under_a_consumer_is_an_error(
     rig.channel().queue_delete(rig.queue)
     with pytest.raises(TransportError, match="no queue"):
         one.receive(10, 0.01)
+
+
+def arrived(fields: bytes) -> Any:
+    """The properties of a message with these header fields, as a link reads them."""
+    source = RabbitSource("in", RabbitSourceSettings(queue="q", dead="d"))
+    source._epoch = "e"
+    read: list[Any] = []
+
+    def read_in_a_link() -> None:
+        amqp._thread.tolerant = True
+        read.append(pika.BasicProperties().decode(b"\x20\x80" + struct.pack(">I", len(fields)) + fields + b"\x02\xffi"))
+
+    link = threading.Thread(target=read_in_a_link)
+    link.start()
+    link.join()
+    return source, read[0], source._delivery(SimpleNamespace(delivery_tag=1, redelivered=False), read[0], b"{}")
+
+
+@pytest.mark.case(92)
+@pytest.mark.parametrize(
+    ("field", "headers"),
+    [
+        (b"\x02atT" + struct.pack(">Q", 1_767_225_600_000), {"at": "1767225600000"}),  # milliseconds
+        (b"\x01fd" + struct.pack(">d", float("nan")), {"f": "nan"}),
+        (b"\x01fA" + struct.pack(">I", 5) + b"f" + struct.pack(">f", float("inf")), {}),
+        (b"\x02\xffaS\0\0\0\x02\xffb", {"\ufffda": "\ufffdb"}),
+    ],
+)
+def test_an_odd_header_or_id_costs_no_message(field: bytes, headers: dict[str, str]) -> None:
+    """pika raised for some of them, which ended the connection, and all messages came again."""
+    source, properties, delivery = arrived(field)
+    assert (delivery.headers, delivery.message_id) == (headers, "\ufffdi")
+    copies = [source._copy(one, properties, b"{}") for one in (Dead("r", "no", delivery), Retry("r", 1.0))]
+    assert all(b"".join(copy.properties.encode()) for copy in copies)
+
+
+def test_headers_that_fill_a_frame_are_copied_as_they_are() -> None:
+    """With a reason they would be more than a frame, and the server ends a connection that sends that."""
+    wide = {f"h{number:03}": "x" * 1000 for number in range(125)}
+    for given, more in ((wide, {}), ({"h": "x"}, {rabbitmq.REASON: "no"})):
+        assert rabbitmq._copied(pika.BasicProperties(headers=given), {rabbitmq.REASON: "no"}).headers == {
+            **given,
+            **more,
+        }
 
 
 def test_settings_that_do_not_fit() -> None:
