@@ -133,7 +133,7 @@ class SqsSource:
             try:
                 self._api.call(
                     "send_message", QueueUrl=self._settings.dead_letter_url, MessageBody=_text(one.delivery.body),
-                    MessageAttributes=_attributes(one.delivery.headers, one.reason[:REASON_SIZE] or "dead"),
+                    MessageAttributes=_attributes(one.delivery, one.reason[:REASON_SIZE] or "dead"),
                 )  # fmt: skip
                 found.append(Settled(one.receipt))
             except TransportError as error:
@@ -265,10 +265,12 @@ def _refused(key: str, wrong: Mapping[str, Any]) -> Refused:
     return Refused(key, wrong.get("Message") or "it was not confirmed", final=bool(wrong.get("SenderFault")))
 
 
-def _attributes(headers: Mapping[str, str], reason: str) -> dict[str, dict[str, str]]:
-    """A dead message's own, as far as there is room for them beside the reason."""
-    own = [(name, text) for name, text in headers.items() if text and name != REASON][: MAX_ATTRIBUTES - 1]
-    return {name: {"DataType": "String", "StringValue": text} for name, text in [*own, (REASON, reason)]}
+def _attributes(delivery: Delivery, reason: str) -> dict[str, dict[str, str]]:
+    """A dead message's own, as far as there is room for them beside the reason; none beside a body that fills it."""
+    own = [(name, text) for name, text in delivery.headers.items() if text and name != REASON][: MAX_ATTRIBUTES - 1]
+    made = {name: {"DataType": "String", "StringValue": text} for name, text in [*own, (REASON, reason)]}
+    size = sum(len(f"{name}String{one['StringValue']}".encode()) for name, one in made.items())
+    return made if len(delivery.body) + size <= MAX_SIZE else {}
 
 
 def _text(body: bytes) -> str:

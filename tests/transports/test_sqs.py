@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from scheduler.errors import ConfigError
-from scheduler.transports.ports import Dead, Outgoing, Published, TransportError
+from scheduler.transports.ports import Dead, Delivery, Outgoing, Published, TransportError
 from scheduler.transports.sqs import MAX_BATCH, MAX_SIZE, SqsSink, SqsSinkSettings, SqsSource, SqsSourceSettings
 from support.sqs_rig import KEYS, SqsRig
 
@@ -83,3 +83,14 @@ def test_a_dead_message_keeps_its_attributes_and_is_redriven_with_them(rig: SqsR
     (again,) = source.receive(1, 1.0)
     assert (again.body, again.headers) == (b"1", delivery.headers)
     assert source.redrive(10) == 0
+
+
+def test_a_dead_message_that_fills_a_request_goes_without_its_reason(rig: SqsRig) -> None:
+    """SQS counts attributes, too: it would be refused, and come again until the queue drops it."""
+    own = SqsSourceSettings(queue_url=rig.url, dead_letter_url=rig.dead_url, endpoint_url=rig.endpoint, **KEYS)
+    source, sent = SqsSource("in", own), []
+    source._api.call = lambda method, **given: sent.append(given)  # type: ignore[method-assign,assignment,misc]
+    for size in (MAX_SIZE, MAX_SIZE - 100):
+        delivery = Delivery(message_id="m", body=b"x" * size, receipt="r", headers={"h": "y"})
+        assert source._bury([Dead("r", "no", delivery)])[0].error is None
+    assert [set(one["MessageAttributes"]) for one in sent] == [set(), {"h", "reason"}]
