@@ -76,7 +76,7 @@ class BatchTask(Task, retry=RetryPolicy(min_wait=10, max_wait=3600, max_attempts
                 if self.on_error == "stop":
                     raise
                 value = None
-                failed.append({"item": number, "error": f"{type(error).__name__}: {error}"[:500]})
+                failed.append({"item": number, "error": _text_of(error)})
             if self.collect:
                 results.append(value)
         return {"results": results, "failed": failed}
@@ -93,3 +93,12 @@ class BatchTask(Task, retry=RetryPolicy(min_wait=10, max_wait=3600, max_attempts
 
 def _digest(part: list[Any]) -> str:
     return hashlib.sha256(msgspec.json.encode(part)).hexdigest()[:16]
+
+
+def _text_of(error: Exception) -> str:
+    """What is stored of it: no halves of surrogate pairs, which the name of a file may have."""
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception:  # a user's error whose text cannot be made
+        text = type(error).__name__
+    return text[:500].encode("utf-8", "replace").decode()

@@ -23,6 +23,10 @@ def fragile(ctx: Any, item: Any) -> Any:
     return item
 
 
+def odd(ctx: Any, item: Any) -> Any:
+    raise ValueError("caf\udce9 is broken")
+
+
 async def later(ctx: Any, item: Any) -> Any:
     return item
 

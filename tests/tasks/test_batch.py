@@ -16,7 +16,7 @@ from .batched import calls
 from .fake import FakeContext
 
 MODULE = batched.__name__
-SETTINGS = {"batch": {"functions": [f"{MODULE}:{name}" for name in ("double", "fragile", "later")]}}
+SETTINGS = {"batch": {"functions": [f"{MODULE}:{name}" for name in ("double", "fragile", "later", "odd")]}}
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +42,12 @@ def test_going_on_with_the_others() -> None:
     assert result["done"] == 3
     assert result["results"] == [0, None, 2, None, 4]
     assert result["failed"] == [{"item": n, "error": f"ValueError: {n} is broken"} for n in (1, 3)]
+
+
+def test_an_error_whose_text_cannot_be_stored_is_one_of_its_item() -> None:
+    """Such as that of a file with a name in another encoding."""
+    result = run(function=f"{MODULE}:odd", items=[1], on_error="continue")
+    assert result["failed"] == [{"item": 0, "error": "ValueError: caf? is broken"}]
 
 
 def test_the_end_of_its_time_is_no_failure_of_an_item() -> None:
