@@ -8,6 +8,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -16,9 +17,11 @@ import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as some
 
-from scheduler import AsyncContext, Context, PermanentError, Scheduler, Task
+from scheduler import AsyncContext, Context, PermanentError, RetryPolicy, Scheduler, Task
 from scheduler.config.messages import SinkSection
 from scheduler.config.model import Config, Files, StoreSection
+from scheduler.engine.durable.calls import StepScope, current_scope
+from scheduler.engine.execution.publishing import opened
 from scheduler.errors import ConfigError, PayloadError
 from scheduler.messages.outbox import Publisher, make_kind, make_outlet, pack, too_large
 from scheduler.model.outgoing import OUTBOX
@@ -73,12 +76,24 @@ class TellingAsync(Task):
             await ctx.publish("shop", {"n": 3})
 
 
+class TellingInSteps(Task, retry=RetryPolicy(max_attempts=2, min_wait=0.01, max_wait=0.01)):
+    def run(self, ctx: Context) -> None:
+        for n in range(3):
+            ctx.step("tell", self.tell, ctx, n)
+
+    def tell(self, ctx: Context, n: int) -> None:
+        with ctx.transaction():
+            ctx.publish("shop", {"n": n})
+            if n == 1 and ctx.attempt == 1:
+                raise OSError("not yet")
+
+
 class Rig:
     def __init__(self, database: Database, sink: MemorySink, section: dict[str, Any]) -> None:
         self.clock = FakeClock()
         self.jobs = Scheduler.for_testing(url=database.url, clock=self.clock)
         self.sink = sink
-        for task in (Told, Telling, TellingAsync):
+        for task in (Told, Telling, TellingAsync, TellingInSteps):
             self.jobs.register(task)
         files = Files(blobs=section.pop("blobs", None))
         self.config = Config(
@@ -171,6 +186,31 @@ def test_a_message_is_committed_with_the_handlers_own_rows(make: Make) -> None:
     )
     rig.jobs.task(TellingAsync()).schedule()
     assert rig.sent()[-1]["payload_inline"] == {"n": 3}
+
+
+def test_messages_of_several_steps_keep_different_keys_when_the_handler_runs_again(make: Make) -> None:
+    """The steps that are recorded do not run again, so the messages of the attempt cannot just be counted."""
+    rig = make()
+    made = int(rig.jobs.task(TellingInSteps()).schedule())
+    drain(rig.jobs)
+    rig.clock.advance(1)
+    sent = {one["idempotency_key"]: one["payload_inline"]["n"] for one in rig.sent()}
+    own = f"TellingInSteps:task-{made}:sinks.shop"
+    assert sent == {f"{own}:tell:1": 0, f"{own}:tell#2:1": 1, f"{own}:tell#3:1": 2}
+
+
+def test_a_message_goes_into_the_transaction_that_the_code_is_in() -> None:
+    """Several steps of a coroutine may run at once, each with a transaction."""
+    attempt: Any = SimpleNamespace(transaction=None)
+    first, second = (StepScope(attempt, transaction=True, connection=object()) for _ in range(2))
+    attempt.transaction = second
+    token = current_scope.set(first)
+    try:
+        assert opened(attempt) is first
+        first.connection = None
+        assert opened(attempt) is second, "a thread without the context"
+    finally:
+        current_scope.reset(token)
 
 
 def test_outside_of_a_transaction_it_says_what_to_do(make: Make) -> None:

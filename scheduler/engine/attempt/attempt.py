@@ -79,8 +79,7 @@ class Attempt:
     wait_logged = False  # the wait for `kept` and `calls`
     decided: Outcome | None = None  # a failure that stands, whatever its running calls and hooks still do
     trace: AttemptTrace | None = None  # if it is traced
-    transaction: Any = None  # its own, while that is open
-    published = 0  # messages without a key of their own
+    transaction: Any = None  # the scope of its own, while that is open
 
     def __init__(self, claimed: Claimed, kind: Kind, slot_key: SlotKey, submitted_at: float) -> None:
         self.claimed = claimed

@@ -56,7 +56,9 @@ log = logging.getLogger("scheduler.engine")
 class StepScope:
     """Where in a handler the code is: in a step, or (``transaction``) in a ctx.transaction().
 
-    ``recorded``: the step's own transaction has committed its checkpoint, with this ``value`` (JSON).
+    ``recorded``: the step's own transaction has committed its checkpoint, with this ``value`` (JSON). A transaction has
+    the ``label`` of its step, if any; ``connection``: its own, while it is open; ``published``: how many messages
+    without a key it has.
     """
 
     attempt: Attempt
@@ -68,6 +70,8 @@ class StepScope:
     transaction: bool = False
     recorded: bool = False
     value: str | None = None
+    connection: Any = None
+    published: int = 0
 
 
 current_scope: ContextVar[StepScope | None] = ContextVar("schedd_frame", default=None)

@@ -348,8 +348,8 @@ class Context(_ContextBase[App_co]):
         """
         from scheduler.engine.execution import publishing
 
-        given, transaction = publishing.options(**options), publishing.opened(self._attempt)
-        return publishing.publish(transaction, self._attempt, self._runtime.now(), sink, payload, given)
+        given, scope = publishing.options(**options), publishing.opened(self._attempt)
+        return publishing.publish(scope.connection, scope, self._runtime.now(), sink, payload, given)
 
     def cpu(self, function: Callable[..., R], /, *args: Any) -> R:
         """Run ``function(*args)`` in a child process; returns its value or raises its error.
@@ -515,9 +515,9 @@ class AsyncContext(_ContextBase[App_co]):
         """Store a message within ``async with ctx.transaction():``. See :class:`Context`."""
         from scheduler.engine.execution import publishing
 
-        given, transaction = publishing.options(**options), publishing.opened(self._attempt)
-        made: TaskId[Any] = await transaction.run(
-            publishing.publish, self._attempt, self._runtime.now(), sink, payload, given
+        given, scope = publishing.options(**options), publishing.opened(self._attempt)
+        made: TaskId[Any] = await scope.connection.run(
+            publishing.publish, scope, self._runtime.now(), sink, payload, given
         )
         return made
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from scheduler.engine.durable.calls import StepScope, current_scope
 from scheduler.errors import ConfigError
 from scheduler.model.envelope import idempotency_key
 from scheduler.model.outgoing import outgoing_spec, sink_kind
@@ -27,16 +28,18 @@ OUTSIDE = (
 
 
 def publish(
-    connection: sa.Connection, attempt: Attempt, now: int, sink: str, payload: Any, given: Mapping[str, Any]
+    connection: sa.Connection, scope: StepScope, now: int, sink: str, payload: Any, given: Mapping[str, Any]
 ) -> TaskId[Any]:
     """Store a message in the open transaction of an attempt. Raises PayloadError, ConfigError."""
+    attempt = scope.attempt
     options = dict(given)
     key, group = options.pop("key"), options.pop("group")
     delay, headers = options.pop("delay"), options.pop("headers")
     c = attempt.claimed
     own = idempotency_key(c.key, c.original_id, c.id, c.epoch)
-    if key is None:  # the same when the handler runs again
-        attempt.published += 1
+    if key is None:  # the same when the handler runs again, which then leaves out the steps that are recorded
+        scope.published += 1
+    place = f"{scope.label}:{scope.published}" if scope.label else str(scope.published)
     fields = {
         **(headers or {}),
         **options,
@@ -46,7 +49,7 @@ def publish(
     }
     spec = outgoing_spec(
         sink,
-        within(f"{c.kind}:{own}:{sink_kind(sink)}:{attempt.published}", MAX_KEY) if key is None else key,
+        within(f"{c.kind}:{own}:{sink_kind(sink)}:{place}", MAX_KEY) if key is None else key,
         fields,
         now=now,
         group=group,
@@ -71,8 +74,11 @@ def options(
     return dict(locals())
 
 
-def opened(attempt: Attempt) -> Any:
-    """The attempt's open transaction. Raises ConfigError."""
-    if attempt.transaction is None:
+def opened(attempt: Attempt) -> StepScope:
+    """The attempt's open transaction in which the code is. Raises ConfigError."""
+    scope = current_scope.get()
+    if scope is None or scope.attempt is not attempt or scope.connection is None:
+        scope = attempt.transaction  # for code in a thread of its own
+    if scope is None:
         raise ConfigError(OUTSIDE)
-    return attempt.transaction
+    return scope

@@ -53,6 +53,7 @@ class _TransactionScope:
         self.transaction: Transaction | None = None
         self._worker, self._lease, self._lifetimes = 0, 0, Lifetimes()
         self._step: StepScope | None = None
+        self._scope: StepScope | None = None
         self._token: Token[StepScope | None] | None = None
         self._backoff = Backoff(*_RETRY_PAUSES_S)
         self._unvisited: list[str] = []
@@ -61,11 +62,22 @@ class _TransactionScope:
     def enter(self) -> None:
         """Set the scope. Raises what ends the handler, and PermanentError if none can begin."""
         self._step = self.durable.before_transaction()
-        self._token = current_scope.set(StepScope(self.attempt, transaction=True))
+        label = "" if self._step is None else self._step.label
+        self._scope = StepScope(self.attempt, label=label, transaction=True)
+        self._token = current_scope.set(self._scope)
         self._span.__enter__()
 
+    def opened(self, connection: Any) -> None:
+        """Let ``ctx.publish()`` find it, also in a thread that has no context."""
+        if self._scope is not None:
+            self._scope.connection = connection
+            self.attempt.transaction = self._scope
+
     def leave(self) -> None:
-        self.attempt.transaction = None
+        if self._scope is not None:
+            self._scope.connection = None
+            if self.attempt.transaction is self._scope:  # not that of another step, which runs at once
+                self.attempt.transaction = None
         if self._token is not None:
             current_scope.reset(self._token)
             self._span.__exit__(*sys.exc_info())
@@ -159,7 +171,8 @@ class TransactionBlock(_TransactionScope):
     def __enter__(self) -> Transaction:
         self.enter()
         try:
-            made = self.attempt.transaction = self.open()
+            made = self.open()
+            self.opened(made)
             return made
         except BaseException:
             self.leave()
@@ -223,7 +236,7 @@ class AsyncTransactionBlock(_TransactionScope):
         self._activity.enter_context(active(self.attempt))
         try:
             made = AsyncTransaction(await run_in_thread_of(self._thread, self.open), self._thread)
-            self.attempt.transaction = made
+            self.opened(made)
             return made
         except BaseException:
             if self.transaction is not None:
