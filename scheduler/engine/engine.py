@@ -294,7 +294,7 @@ class Engine:
             self._answered_at = self._step_ended_at
             if self._backoff.current:
                 log.info("the database is back")
-                self.outage = None
+                self.outage, self.engine_state.failing = None, ""
                 self._backoff.reset()
                 self._logged.clear()
             if not self._ready.is_set():
@@ -311,11 +311,15 @@ class Engine:
                 self._log_outage(error)
             self.lease.postpone_reaping()  # it may be away for the others, too
             self.periodic.timers.bring_forward("renew")  # it is back when it has taken a write, not before
+            failing = _brief(error)
         except Exception as error:
             # An unexpected row or error must not end the loop. It is logged once, and tried again.
             self._count_error(error)
             if self._logged.is_new(repr(error)):
                 log.exception("a dispatch cycle failed, trying again")
+            failing = f"{type(error).__name__}: {error}"
+        if self._backoff.current:  # a renewal may go through all the same, and the next one publishes this
+            self.engine_state.failing = failing
         self._drop_connection()
         self._needs_scan = True  # the failed cycle's work is still to be done
         self._last_cycle_at = self.engine_state.monotonic()  # whatever it waited for, it goes on
@@ -346,8 +350,7 @@ class Engine:
 
     def _log_outage(self, error: StoreUnavailableError) -> None:
         """Log the outage, once for each reason."""
-        brief = error.brief if isinstance(error, StoreError) else str(error)
-        if not self._logged.is_new(brief):
+        if not self._logged.is_new(_brief(error)):
             return
         holder = None
         if isinstance(error, StoreError) and error.locked:
@@ -649,3 +652,8 @@ class Engine:
         for slots in self.slots.values():
             if isinstance(slots, InlineSlots):
                 yield slots
+
+
+def _brief(error: StoreUnavailableError) -> str:
+    """It without the driver's text, which differs from statement to statement."""
+    return error.brief if isinstance(error, StoreError) else str(error)

@@ -134,6 +134,7 @@ class EngineState:
         self.began: Callable[[int, int], None] = _not_noted
         self.lease_expires_at = float("inf")  # when the lease runs out unless it is renewed (monotonic)
         self.lease_needed: float | None = None  # seconds: see ``Lease.measure``
+        self.failing = ""  # why two cycles or more in a row have failed
         self.made_for = migrate.HEAD  # the schema that this program knows
         self.unknown_schema: str | None = None  # of the database, if this program does not know it: it claims nothing
         self.held: dict[tuple[int, int], Attempt] = {}
@@ -403,6 +404,7 @@ class EngineState:
             unmoved=self.unmoved,
             begun="" if self.begun is None else str(self.begun.path),
             lease_needed=self.lease_needed,
+            failing=self.failing,
             troubles=self.traffic.troubles,
             job=options.job,
             scale=None,

@@ -114,8 +114,8 @@ class Capacity(msgspec.Struct, frozen=True, omit_defaults=True):
     that may hang; ``begun``: the file on its host that says which handlers have begun; ``lease_needed``: the database
     is too far away for its lease, so it claims nothing until that has so many seconds; ``troubles``: what is wrong with
     the sources and sinks of its process; ``job``: the executor's job that it is; ``scale``: of an executor that starts
-    workers; ``schema``: of the database that its program was made for, '': an older one did not say;
-    ``short_first``: the queues of which it starts short graphs first.
+    workers; ``failing``: why its cycles fail, '': they do not; ``schema``: of the database that its program was made
+    for, '': an older one did not say; ``short_first``: the queues of which it starts short graphs first.
     """
 
     high: tuple[int, int] = (0, 0)
@@ -132,6 +132,7 @@ class Capacity(msgspec.Struct, frozen=True, omit_defaults=True):
     troubles: tuple[TransportProblem, ...] = ()
     job: str = ""
     scale: Scale | None = None
+    failing: str = ""
     schema: str = ""
     short_first: tuple[str, ...] = ()
 

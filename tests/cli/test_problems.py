@@ -112,6 +112,12 @@ def plant_short_lease(live: Bench) -> Planted:
     return Planted("set [worker] lease to 45 s")
 
 
+def plant_cycles(live: Bench) -> Planted:
+    live.drain()
+    live.execute("UPDATE schedd_workers SET pools = :pools", pools='{"medium":[8,0],"failing":"the disk is full"}')
+    return Planted("neither claims nor records what has ended: the disk is full")
+
+
 def plant_orphans(live: Bench) -> Planted:
     live.drain()
     live.execute('UPDATE schedd_workers SET pools = \'{"medium":[8,0],"orphans":[[1,0,2,[5,7],true]]}\'')

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from scheduler.engine.engine import Engine
 from scheduler.engine.execution.run import execute
 from scheduler.errors import StoreUnavailableError
+from scheduler.store.read.explain import why
 from scheduler.store.tasks import claim as claims
 from scheduler.testing import drain, engine_of
 from support.bench import Bench, notify_and_step, run_claimed
@@ -204,3 +205,35 @@ def test_a_request_that_the_guard_answers_as_a_cycle_begins_loses_no_end(bench: 
     engine.step()
     assert refused.result(0) == {"held": False}
     assert bench.state(ended) == "success"
+
+
+@pytest.mark.case(9, 82)
+@pytest.mark.parametrize("error", [StoreUnavailableError("the disk is full"), ValueError("a bug")], ids=str)
+def test_why_names_what_keeps_cycles_from_their_end(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """On PostgreSQL a full disk refuses new rows, while the lease is still renewed in its place."""
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise error
+
+    def whys() -> str:
+        with bench.jobs.database.read() as tx:
+            return f"{why(tx, held)} {why(tx, ready)}"
+
+    held = bench.step("held").schedule()
+    engine = quiet(bench)
+    ready = bench.step("ready").schedule()
+    with monkeypatch.context() as broken:
+        broken.setattr(engine.dispatch, "run", fails)
+        broken.setattr(engine._stop, "wait", lambda _: False)
+        engine.periodic.timers.bring_forward("renew")
+        engine._round()
+        assert str(error) not in whys(), "one cycle may collide with another"
+        for _ in range(2):
+            engine._round()
+        words = f"neither claims nor records what has ended: {error}"
+        assert whys().replace("ValueError: ", "").count(words) == 2
+    for _ in range(2):
+        engine._round()
+    assert "neither claims" not in whys()

@@ -150,6 +150,7 @@ class PeriodicWork:
         moved |= known.unmoved != self.engine_state.unmoved
         moved |= known.troubles != self.engine_state.traffic.troubles
         moved |= known.lease_needed != self.engine_state.lease_needed or self._resized
+        moved |= known.failing != self.engine_state.failing
         if moved or self.engine_state.orphans or known.orphans:
             self.attempt("telling of this worker's slots", lambda: self._publish_capacity(connection))
 

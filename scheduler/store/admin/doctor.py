@@ -39,6 +39,7 @@ from scheduler.store.tasks.stalls import remedy, stalled
 OK, NOTE, PROBLEM = "ok", "note", "problem"
 SURROUNDINGS = (
     "leases",
+    "cycles",
     "attempts",
     "writes",
     "workers' clocks",

@@ -15,7 +15,7 @@ from scheduler.store.db.sqlite_files import open_to_others
 from scheduler.store.db.tx import Tx
 from scheduler.store.db.writable import no_writes
 from scheduler.store.read.snapshot import Snapshot
-from scheduler.store.read.workers import clock_text, far_text, orphans_text
+from scheduler.store.read.workers import clock_text, failing_text, far_text, orphans_text
 
 _LOW_SPACE = 200 * 1024 * 1024
 _SKEW_NOTE = SECOND  # a clock that is off by more is a note
@@ -64,6 +64,9 @@ def _workers(seen: Snapshot, version: str) -> list[DoctorFinding]:
     far = [text for text in map(far_text, workers) if text is not None]
     if far:
         found.append(DoctorFinding("leases", PROBLEM, "; ".join(far)))
+    failing = [text for text in map(failing_text, workers) if text is not None]
+    if failing:
+        found.append(DoctorFinding("cycles", PROBLEM, "; ".join(failing)))
     beside = [text for text in map(orphans_text, workers) if text is not None]
     if beside:
         found.append(

@@ -24,7 +24,7 @@ from scheduler.store.read.graph import dependencies
 from scheduler.store.read.history import standing_of
 from scheduler.store.read.ready import CLOCK_AHEAD, cause_of, due_since, unserved_reason
 from scheduler.store.read.stuck_workers import at
-from scheduler.store.read.workers import GONE, LOST, Fleet, WorkerRecord, fleet_of, workers
+from scheduler.store.read.workers import GONE, LOST, Fleet, WorkerRecord, failing_text, fleet_of, workers
 from scheduler.store.tasks import keys, stalls
 from scheduler.store.unknown import unknown
 
@@ -176,6 +176,8 @@ def _held(tx: Tx, row: sa.Row[Any], state: TaskState, alive: dict[int, WorkerRec
     if holder is None or holder.state == LOST:
         since = f" at {rfc3339(holder.lease_until, exact=False)}" if holder is not None else ""
         return f"held by {worker}, which lost its lease{since}; the next live worker takes it back"
+    if (failing := failing_text(holder)) is not None:
+        return failing
     hung = _hung(row, holder, tx.now)
     if row.cancel_requested is not None:
         entry = audit.last(tx, row.id, "cancel")

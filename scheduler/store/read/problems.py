@@ -154,6 +154,17 @@ TABLE: tuple[ProblemType, ...] = (
         voices=OF_NO_TASK,
     ),
     ProblemType(
+        "cycles",
+        "A worker renews its lease, but its cycles fail: it neither claims tasks nor records what has ended.",
+        "See to what it says. The worker's log has the whole error.",
+        stuck_workers.cycles,
+        "cycles",
+        rule="lease_lost",
+        bad=True,
+        page=_WORKERS,
+        voices=OF_NO_TASK,
+    ),
+    ProblemType(
         "orphans",
         "Attempts that lost their claims still fill their slots, since a thread cannot be ended.",
         "Restart the worker when its other tasks may be interrupted: `schedctl worker restart ID`.",

@@ -9,7 +9,7 @@ from scheduler.model.texts import counted, listed, rfc3339, span_text
 from scheduler.ports import SECOND
 from scheduler.store.broken_rows import options_of
 from scheduler.store.read.snapshot import Snapshot
-from scheduler.store.read.workers import LOST, WorkerRecord, clock_text, far_text, hung_text, orphans_text
+from scheduler.store.read.workers import LOST, WorkerRecord, clock_text, failing_text, far_text, hung_text, orphans_text
 
 _EXAMPLES = 5
 CLOCK_OFF = 60 * SECOND
@@ -74,6 +74,11 @@ def _transport(reports: list[tuple[WorkerRecord, TransportProblem]], now: int) -
 def far(seen: Snapshot) -> list[Problem]:
     """Workers too far from the database for their leases."""
     return [Problem("short lease", text, 0) for text in map(far_text, seen.workers) if text is not None]
+
+
+def cycles(seen: Snapshot) -> list[Problem]:
+    """Workers whose cycles fail."""
+    return [Problem("cycles", text, 0) for text in map(failing_text, seen.workers) if text is not None]
 
 
 def clocks(seen: Snapshot) -> list[Problem]:

@@ -84,7 +84,7 @@ class WorkerRecord(NamedTuple):
     @property
     def claims(self) -> bool:
         """Whether it takes new work."""
-        fit = self.capacity.lease_needed is None and self.unknown_schema is None
+        fit = self.capacity.lease_needed is None and self.unknown_schema is None and not self.capacity.failing
         return fit and self.state == WORKER_STATES[LIVE]
 
     @property
@@ -219,7 +219,7 @@ def no_worker_reason(found: Iterable[WorkerRecord]) -> str | None:
         return None
     if not alive:
         return NOT_LIVE
-    far = [text for text in map(far_text, alive) if text is not None]
+    far = [text for w in alive if (text := far_text(w) or failing_text(w)) is not None]
     draining = [w.label for w in alive if w.state != WORKER_STATES[LIVE]]
     if not far:
         return f"every live worker is draining ({listed(draining)})"
@@ -252,6 +252,13 @@ def far_text(worker: WorkerRecord) -> str | None:
         f"worker {worker.label} claims nothing, as the database is too far away for its lease: set [worker] lease to "
         f"{worker.capacity.lease_needed:g} s at least"
     )
+
+
+def failing_text(worker: WorkerRecord) -> str | None:
+    """What to say of a worker that renews its lease, but whose cycles fail."""
+    if not worker.capacity.failing or not worker.alive:
+        return None
+    return f"worker {worker.label} neither claims nor records what has ended: {worker.capacity.failing}"
 
 
 def orphans_phrase(orphans: Iterable[OrphanedAttempts]) -> str:
