@@ -19,6 +19,7 @@ from scheduler.errors import ConfigError
 from scheduler.model.defaults import NO_SLOT
 from scheduler.model.limits import parse_size
 from scheduler.model.names import is_name
+from scheduler.model.redact import RAW_AT, has_raw_at
 
 
 def check(config: Config) -> None:
@@ -30,6 +31,8 @@ def check(config: Config) -> None:
     scheme = re.match(r"([a-z][a-z0-9+]*)://", config.store.url)
     if scheme is None or scheme[1].partition("+")[0] not in ("sqlite", "postgresql"):
         refuse("store.url", "not a database URL; use sqlite:///schedd.db or postgresql+psycopg://user@host/db")
+    if has_raw_at(config.store.url):
+        refuse("store.url", RAW_AT)
     # As store.urls.parse_url refuses it, which brings SQLAlchemy.
     place = config.store.url.partition("://")[2].partition("?")[0]
     if scheme[1].startswith("sqlite") and place in ("", "/", "/:memory:"):

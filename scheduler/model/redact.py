@@ -9,6 +9,8 @@ _HIDDEN = "***"
 _SECRET = "pass|pwd|secret|token|key"
 _SHOWABLE = frozenset({"sslkey"})  # the path of a file
 _USER_INFO = r"(://[^:/?@\s]*):.*@"
+_HOST = r"://(?:[^:/]*(?::[^@]*)?@)?([^/?]*)"  # as SQLAlchemy reads it: a password ends at the first @
+RAW_AT = "its password has an @: write it as %40 there, and a percent sign as %25"
 _NAMED = (  # the patterns are compiled at the first text
     rf"(?i)((?<![\w-])(?!(?:{'|'.join(_SHOWABLE)})\b)[\w-]*(?:{_SECRET})\w*=)"
     r"""('(?:[^'\\]|\\.)*'|"[^"]*"|[^&\s,;'")]+)"""
@@ -31,6 +33,12 @@ def shown_url(url: str) -> str:
         return f"{scheme}://{_HIDDEN}"
     place = re.sub(_USER_INFO, rf"\1:{_HIDDEN}@", f"://{place}").removeprefix("://")
     return f"{scheme}://{place}{asked}{'&'.join(map(_shown_pair, query.split('&')))}"
+
+
+def has_raw_at(url: str) -> bool:
+    """Whether a password has an unquoted ``@``: what is behind it would be read, and shown, as the host."""
+    host = re.search(_HOST, url)
+    return host is not None and "@" in host[1]
 
 
 def is_secret(name: str) -> bool:

@@ -376,6 +376,10 @@ def test_a_byte_order_mark_is_no_mistake() -> None:
         ('[store]\nurl = ""', "setting store.url: expected text, not empty"),
         ('[store]\nurl = "schedd.db"', "setting store.url (config.toml): not a database URL; use sqlite:///"),
         ('[store]\nurl = "mysql://h/d"', "not a database URL"),
+        (
+            '[store]\nurl = "postgresql://u:p@ss@h/d"',
+            "setting store.url (config.toml): its password has an @: write it as %40",
+        ),
         ("[worker]\nlease : 3", "(at line 2, column 7)"),
         ("[worker]\nlease = 3\nlease = 4\n", "Cannot overwrite a value"),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.model.redact import redact, shown_url
+from scheduler.model.redact import has_raw_at, redact, shown_url
 
 SECRET = "canary-7f3a"
 
@@ -25,6 +25,12 @@ SECRET = "canary-7f3a"
 )  # fmt: skip
 def test_what_is_shown(url: str, shown: str) -> None:
     assert shown_url(url) == shown
+
+
+def test_where_a_password_has_an_at() -> None:
+    raw = ("postgresql://u:p@ss@h/d", "postgresql://u:p/w@x@h/d", "postgresql://u:p?x@y@h/d", "postgresql://:@@h/d")
+    fine = ("postgresql://u:p%40ss@h/d", "postgresql://u@server:p@h/d", "postgresql://u@h/d@x", "sqlite:////a@b/c@d.db")
+    assert [has_raw_at(url) for url in (*raw, *fine)] == [True] * 4 + [False] * 4
 
 
 @pytest.mark.case(83, pure=True)

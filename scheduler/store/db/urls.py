@@ -6,7 +6,7 @@ import os
 from urllib.parse import quote, quote_plus
 
 from scheduler.errors import ConfigError
-from scheduler.model.redact import is_secret, shown_url
+from scheduler.model.redact import RAW_AT, has_raw_at, is_secret, shown_url
 from scheduler.store.db.dialect import dialect_named
 from scheduler.store.db.lazy import sa
 
@@ -24,6 +24,8 @@ def parse_url(url: str) -> sa.URL:
         ) from None
     if dialect_named(backend) is None:
         raise ConfigError(f"store url: {backend} is not supported; use sqlite or postgresql+psycopg")
+    if has_raw_at(str(url)):
+        raise ConfigError(f"store url: {RAW_AT}")
     if backend == "postgresql" and parsed.drivername == "postgresql":
         parsed = parsed.set(drivername="postgresql+psycopg")
     if parsed.drivername not in ("sqlite", "sqlite+pysqlite", "postgresql+psycopg"):
