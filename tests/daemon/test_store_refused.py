@@ -19,7 +19,7 @@ from scheduler import Scheduler, StoreUnavailableError, task
 from scheduler.ports import SystemClock
 from scheduler.store.db import migrate
 from scheduler.store.db.database import Database as Store
-from scheduler.store.db.errors import StoreError
+from scheduler.store.db.errors import StoreError, translate
 from support.databases import Database
 from support.own_server import OwnServer
 from support.processes import Child, Nursery, Systemd
@@ -152,6 +152,25 @@ def test_what_waiting_does_not_heal_ends_with_status_5(
     with pytest.raises(StoreError) as raised:
         Store(url, SystemClock()).open()
     assert not raised.value.heals, "schedd would wait for it"
+
+
+@pytest.mark.parametrize(
+    ("driver", "says"),
+    [
+        ("server does not support SSL, but SSL was required", "TLS with the server fails"),
+        ('connection is bad: invalid sslmode value: "bogus"', "TLS with the server fails"),
+        ("SSL error: certificate verify failed", "TLS with the server fails"),
+        ('server certificate for "a" does not match host name "b"', "TLS with the server fails"),
+        ('could not read root certificate file "/no": No such file or directory', "TLS with the server fails"),
+        ('FATAL:  no pg_hba.conf entry for host "::1", user "u", database "d", SSL encryption', "pg_hba.conf"),
+    ],
+)
+def test_a_tls_that_does_not_fit_is_no_lost_connection(driver: str, says: str) -> None:
+    url = make_url("postgresql+psycopg://u@h/d?sslmode=require")
+    error = translate(sa.exc.OperationalError(None, None, Exception(driver)), url)  # type: ignore[arg-type]
+    assert isinstance(error, StoreError)
+    assert says in str(error)
+    assert not error.heals, "schedd would wait for it"
 
 
 def test_a_daemon_with_a_wrong_password_ends(guarded: Guarded, nursery: Nursery) -> None:

@@ -31,7 +31,7 @@ _ADVICE: tuple[tuple[str, str, bool], ...] = (
     ),
     (
         r"unable to open database file",
-        "the database file cannot be opened: check that the directory exists and is writable",
+        "the database cannot be opened: check that it is a file, and that you may read and write it and its directory",
         False,
     ),
     (r"file is not a database|malformed", "the file is not a (healthy) SQLite database", False),
@@ -45,6 +45,12 @@ _ADVICE: tuple[tuple[str, str, bool], ...] = (
     (
         r"password authentication failed|no password supplied",
         "the server refused the user or password",
+        False,
+    ),
+    (r"no pg_hba.conf entry", "the server takes no such connection: see its pg_hba.conf", False),
+    (
+        r"certificate|private key file|SSL, but|invalid ssl",
+        "TLS with the server fails: check sslmode and the certificates in [store] url",
         False,
     ),
     (r"database \".*\" does not exist", "the server has no such database: create it", False),
