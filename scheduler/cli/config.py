@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,7 +11,10 @@ from scheduler.cli.exits import CommandGroup
 from scheduler.cli.options import common
 from scheduler.cli.output import print_rows
 from scheduler.cli.session import Session, note, prints
-from scheduler.errors import SchedulerError
+from scheduler.errors import ConfigError, SchedulerError
+
+if TYPE_CHECKING:
+    from scheduler.config.model import Config
 
 
 @click.group(name="config", cls=CommandGroup)
@@ -44,6 +47,22 @@ def check(session: Session, /) -> None:
     print_rows(session, rows)
     for name, what in warnings(config.sources, config.door):
         note(f"{name}: {what}")
+    if config.console.listen is not None:
+        _try_console(config)
+
+
+def _try_console(config: Config) -> None:
+    """Say why the console of a daemon would not start. The daemon itself starts without it."""
+    from scheduler.config.paths import settled
+
+    try:
+        from scheduler.console.serve import ConsoleServer
+
+        ConsoleServer(settled(config), str(config.console.listen), tell=note).close()
+    except ImportError as error:
+        note(f"[console] listen needs {error.name}: pip install 'schedd[console]'")
+    except ConfigError as error:
+        note(f"the console does not start: {error}")
 
 
 def _put_live(session: Session, rows: list[dict[str, Any]]) -> None:

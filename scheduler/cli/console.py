@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,6 +12,9 @@ from scheduler.cli.echo import say
 from scheduler.cli.options import common
 from scheduler.cli.session import Session, note, prints
 from scheduler.errors import ConfigError
+
+if TYPE_CHECKING:
+    from scheduler.config.model import ConsoleSection
 
 NEEDS = ("starlette", "uvicorn", "jinja2")
 
@@ -46,7 +50,7 @@ def console_command(
         raise ConfigError(f"the console needs {', '.join(missing)}: pip install 'schedd[console]'")
     config = session.config
     if new_user is not None:
-        _print_user(new_user, config.console.auth or "token")
+        _print_user(new_user, config.console)
         return
     import msgspec
 
@@ -57,23 +61,27 @@ def console_command(
         config = msgspec.structs.replace(config, console=msgspec.structs.replace(config.console, read_only=True))
 
     def tell(url: str) -> None:
-        note("the console listens; Ctrl-C ends it")
+        if not until_stdin_ends:
+            note("the console listens; Ctrl-C ends it")
         say(url)
         sys.stdout.flush()  # a program that started this may wait for it
 
     serve(config, listen, opens=opens, tell=tell, until_stdin_ends=until_stdin_ends)
 
 
-def _print_user(text: str, auth: str) -> None:
+def _print_user(text: str, settings: ConsoleSection) -> None:
     """Print a line of the users file: for a new token, which is printed too, or for a password that is asked for."""
     import secrets
 
     from scheduler.console.auth import hash_password, hash_token
+    from scheduler.console.roles import read_roles
 
     name, _, role = text.partition(":")
     if not name or not role or any(char.isspace() for char in text):
         raise click.UsageError("--new-user is NAME:ROLE, such as ci:operator")
-    if auth == "basic":
+    if role not in (roles := read_roles(settings.roles)):
+        raise click.UsageError(f"there is no role {role!r}; there are {', '.join(roles)}")
+    if settings.auth == "basic":
         password = click.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
         say(f"{name} {role} {hash_password(password)}")
         return

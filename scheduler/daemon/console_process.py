@@ -77,11 +77,11 @@ class ConsoleProcess:
         backoff = Backoff(FIRST_PAUSE, MAX_PAUSE)
         while not self._stopping.is_set():
             began = time.monotonic()
-            status = self._run_once()
+            status, said = self._run_once()
             if self._stopping.is_set():
                 return
             if status == USAGE:
-                logger.error("the console does not start; its settings are to be mended")
+                logger.error("the console does not start until its settings are mended: %s", said)
                 return
             if time.monotonic() - began > STEADY:
                 backoff.reset()
@@ -89,11 +89,13 @@ class ConsoleProcess:
             logger.error("the console has ended with status %s; it starts again in %g s", status, pause)
             self._stopping.wait(pause)
 
-    def _run_once(self) -> int | None:
-        """Run it to its end, and log what it writes. Returns its exit status; None: it could not be started."""
+    def _run_once(self) -> tuple[int | None, str]:
+        """Run it to its end, and log what it writes. Returns its exit status and its last line; None: it could not be
+        started."""
+        said = ""
         with self._lock:
             if self._stopping.is_set():
-                return None
+                return None, said
             try:
                 self._process = subprocess.Popen(
                     self._arguments,
@@ -107,7 +109,7 @@ class ConsoleProcess:
                 )
             except OSError as error:
                 logger.error("the console cannot be started: %s", error)
-                return None
+                return None, said
             process = self._process
         assert process.stdout is not None
         assert process.stdin is not None
@@ -115,8 +117,9 @@ class ConsoleProcess:
         watching.start()
         try:
             for line in process.stdout:
-                logger.info("console: %s", line.rstrip())
-            return process.wait()
+                said = line.rstrip().removeprefix("schedctl: ")
+                logger.info("console: %s", said)
+            return process.wait(), said
         finally:
             process.stdin.close()
             process.stdout.close()

@@ -215,6 +215,16 @@ class TestConfig:
         assert "there is no configuration file" in ctl.fails(2, "--config", tmp_path / "no.toml", "status")
         assert "not a database URL" in ctl.fails(2, "config", "check", SCHEDD_STORE__URL="mysql://x")
 
+    def test_why_the_console_would_not_start(self, ctl: Ctl, tmp_path: Path) -> None:
+        config = tmp_path / "console.toml"
+        users = tmp_path / "users"
+        config.write_text(f'[console]\nlisten = "127.0.0.1:0"\nauth = "token"\nusers = "{users}"\n')
+        told = ctl("--config", config, "config", "check").stderr
+        assert "the console does not start: cannot read the users file" in told
+        assert "there is no role 'viewr'" in ctl.fails(2, "console", "--new-user", "me:viewr")
+        users.write_text(ctl("console", "--new-user", "me:viewer").stdout)
+        assert "does not start" not in ctl("--config", config, "config", "check").stderr
+
 
 class TestMoving:
     """``db copy``, ``db export`` and ``db import``; tests/store/admin/test_transfer.py has what they keep."""
@@ -262,5 +272,5 @@ class TestMoving:
         live.step("a").schedule()
         notify_and_step(live.jobs)
         file = tmp_path / "store.jsonl"
-        assert "stop them first" in ctl.fails(1, "db", "export", file)
+        assert "1 worker is live, such as" in ctl.fails(1, "db", "export", file)
         assert not file.exists()

@@ -92,10 +92,11 @@ def test_a_console_ends_with_a_daemon_that_was_killed(database: Database, nurser
 
 def test_a_mistake_is_not_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     made = ConsoleProcess(
-        Config(console=ConsoleSection(listen="127.0.0.1:0")), [sys.executable, "-c", "raise SystemExit(2)"]
+        Config(console=ConsoleSection(listen="127.0.0.1:0")),
+        [sys.executable, "-c", "print('schedctl: no users'); raise SystemExit(2)"],
     )
     made._run()  # ends by itself
-    assert "settings are to be mended" in caplog.text
+    assert "the console does not start until its settings are mended: no users" in caplog.text
 
 
 def test_a_console_that_takes_too_much_memory_is_ended_and_starts_again(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from scheduler.errors import SchedulerError
+from scheduler.model.texts import counted
 from scheduler.model.worker_states import STOPPED
 from scheduler.ports import FOREVER
 from scheduler.store import audit, placements
@@ -124,7 +125,8 @@ def _refuse_use(tx: Tx) -> None:
     if live:
         named = ", ".join(f"{row.id} ({row.host}, process {row.pid})" for row in live[:5])
         raise SchedulerError(
-            f"{len(live)} workers live, such as {named}: stop them first (`schedctl workers` lists them)"
+            f"{counted(len(live), 'worker')} {'is' if len(live) == 1 else 'are'} live, such as {named}: stop every "
+            "worker first (`schedctl workers` lists them)"
         )
     placed = sum(pending + running for pending, running in placements.counts(tx).values())
     if placed:
