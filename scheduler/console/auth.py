@@ -50,12 +50,13 @@ class TooManyAttemptsError(Exception):
 
 
 class ConsoleAuth:
-    """How it is found out who asks. ``form``: the field of the log-in page; ``challenge``: of a 401; ``sessions``: its
-    cookies, if it has any."""
+    """How it is found out who asks. ``form``: the field of the log-in page; ``challenge``: of a 401; ``wants``: what a
+    program has to send; ``sessions``: its cookies, if it has any."""
 
     name = ""
     form = ""
     challenge: str | None = None
+    wants = ""
     sessions: Sessions | None = None
 
     async def identify(self, request: Request, peer: Peer) -> Principal | None:
@@ -167,6 +168,7 @@ class TokenAuth(ConsoleAuth):
 
     name = form = "token"
     challenge = "Bearer"
+    wants = "Send `Authorization: Bearer TOKEN`, with a token of [console] users."
 
     def __init__(self, users: Users, sessions: Sessions) -> None:
         self._users = users
@@ -212,6 +214,7 @@ class BasicAuth(ConsoleAuth):
 
     name = "basic"
     challenge = 'Basic realm="schedd", charset="UTF-8"'
+    wants = "Send a name and its password of [console] users, by HTTP Basic."
 
     def __init__(self, users: Users) -> None:
         self._users = users

@@ -263,7 +263,9 @@ class Gate:
 
     def _unknown(self) -> Refusal:
         challenge = self.auth.challenge
-        return Refusal(401, "Who are you?", {"www-authenticate": challenge} if challenge else {})
+        return Refusal(
+            401, f"Who are you? {self.auth.wants}".rstrip(), {"www-authenticate": challenge} if challenge else {}
+        )
 
     async def _in_thread(self, work: Callable[[], Response]) -> Response:
         if self._requests >= MAX_REQUESTS:

@@ -38,7 +38,7 @@ def check_text(*texts: str) -> None:
     """Refuse what no database stores, and nothing has in it: NUL, and halves of surrogate pairs. Raises Refusal."""
     for text in texts:
         if "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
-            raise Refusal(400, "A character of this is none.")
+            raise Refusal(400, "A text has a NUL or half a surrogate pair in it, which cannot be stored.")
 
 
 def query_of(request: Request) -> dict[str, list[str]]:
@@ -86,9 +86,9 @@ async def body_of(request: Request, most: int) -> bytes:
             async for chunk in request.stream():
                 body += chunk
                 if len(body) > most:
-                    raise Refusal(413, f"That is more than a form may have, {most // 1024} KiB.")
+                    raise Refusal(413, f"The body has more than {most // 1024} KiB.")
     except TimeoutError:
-        raise Refusal(408, "The form did not arrive in time.") from None
+        raise Refusal(408, "The body did not arrive in time.") from None
     return bytes(body)
 
 

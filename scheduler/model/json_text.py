@@ -86,6 +86,8 @@ def encode_json(value: object, what: str) -> str:
     try:
         text = _encoder.encode(value)
         lost = find_not_finite(value) if b"null" in text else None
+    except UnicodeEncodeError:  # its words name the codec and repeat a part of what may be secret
+        raise PayloadError(f"{what} has a text with half a surrogate pair, or with a byte that is not UTF-8") from None
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise PayloadError(f"{what} is not JSON: {error}") from None
     if lost is not None:

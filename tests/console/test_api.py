@@ -319,6 +319,11 @@ def test_what_is_wrong_is_named(gate: Gate) -> None:
         if (found.status, told.get("where"), told.get("status")) != (status, where, status) or len(told["error"]) < 10:
             wrong.append(f"{path} {given}: {found.status} {told}")
     assert not wrong, "\n".join(wrong)
+    assert (
+        "there are high, low, medium." in call(gate, "/tasks", {"kind": "Resize", "priority": "urgent"}).json["error"]
+    )
+    assert "there are " in call(gate, "/tasks", {"kind": "Resize", "conflict": "error"}).json["error"]
+    assert "such as 2026-" in call(gate, "/tasks", {"kind": "Resize", "at": "tomorrow"}).json["error"]
     found = call(gate, "/tasks/cancel", {"idz": [1]}).json
     assert "idz" in found["error"]
     assert "POST /api/v1/tasks/cancel takes" in found["error"]

@@ -53,6 +53,12 @@ def test_a_token_opens_by_header_and_by_the_log_in(database: Database, tmp_path:
         assert ask(gate, "GET", "/", headers=cookie).status == 401, "who was taken from the file is out at once"
 
 
+def test_a_program_without_a_token_is_told_what_to_send(database: Database, tmp_path: Path) -> None:
+    path = users(tmp_path, f"ci operator {hash_token('s3cret')}")
+    with served(database, auth="token", users=path) as server:
+        assert "Authorization: Bearer TOKEN" in ask(server.gate, "GET", "/tasks.json").json["error"]
+
+
 def test_prometheus_scrapes_with_a_bearer_token(database: Database, tmp_path: Path) -> None:
     """Over a real connection, as ``authorization: {credentials: s3cret}`` has Prometheus do it."""
     path = users(tmp_path, f"prometheus viewer {hash_token('s3cret')}")

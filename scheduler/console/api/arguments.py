@@ -6,7 +6,7 @@ import re
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, Meta, UnsetType, inspect
 
 from scheduler.console.answers import Refusal
 from scheduler.console.inputs import check_text
@@ -275,6 +275,32 @@ def check_texts(value: Any) -> None:
             left += one
 
 
+def _allowed(kind: type[Args], where: str, error: str) -> str:
+    """The values that the argument takes, where its error does not name them."""
+    if "RFC3339" in error:
+        return ", such as 2026-03-01T02:30:00Z"
+    if not error.startswith("Invalid enum value"):
+        return ""
+    fields = inspect.type_info(kind).fields  # type: ignore[attr-defined]
+    values = [value for field in fields if field.encode_name == where for value in _values(field.type)]
+    return f"; there are {', '.join(map(str, values))}" if values else ""
+
+
+def _values(kind: inspect.Type) -> list[object]:
+    """The values of an enumeration, or of those in a union."""
+    match kind:
+        case inspect.Metadata():
+            return _values(kind.type)
+        case inspect.UnionType():
+            return [value for one in kind.types for value in _values(one)]
+        case inspect.LiteralType():
+            return list(kind.values)
+        case inspect.EnumType():
+            return [one.value for one in kind.cls]
+        case _:
+            return []
+
+
 _WHERE = re.compile(r"(.*?)(?: - at `(?:key in )?`?\$\.?(.*?)`+)?", re.DOTALL)
 
 
@@ -286,7 +312,7 @@ def read_args(kind: type[Args], given: Any, of: str, *, strict: bool) -> Args:
         found = _WHERE.fullmatch(str(error))
         text, where = (found[1], found[2]) if found is not None else (str(error), None)
         fields = ", ".join(kind.__struct_fields__) or "no arguments"
-        at = f"{where}: {text[:1].lower()}{text[1:]}" if where else text
+        at = f"{where}: {text[:1].lower()}{text[1:]}{_allowed(kind, where, text)}" if where else text
         raise Refusal(
             422, f"{at[:300]}. {of} takes {fields}.", where=where or ("body" if strict else "query")
         ) from None
