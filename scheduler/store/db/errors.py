@@ -67,7 +67,7 @@ _ADVICE: tuple[tuple[str, str, bool], ...] = (
     ),
     (
         r"server_login_retry|server conn crashed|pgbouncer cannot connect|pooler is shut|query_wait_timeout"
-        r"|client_login_timeout",
+        r"|client_login_timeout|server login failed|server connection closed|server shutting down|connect failed",
         "the connection pooler has no connection to the server",
         True,
     ),
