@@ -61,4 +61,8 @@ def parse_listen(text: str) -> ListenAddress:
     host = match["six"] or match["host"]
     if not host:
         raise ConfigError(f"{text}: name the address to listen at: 127.0.0.1 for this machine only, 0.0.0.0 for all")
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        raise ConfigError(f"{text}: {host} is not the name of a host") from None
     return ListenAddress(host, int(match["port"]))

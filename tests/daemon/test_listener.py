@@ -343,6 +343,7 @@ def test_addresses(text: str, expected: tuple[str, int, str | None]) -> None:
         ("127.0.0.1:99999", "expected HOST:PORT"),
         ("[1.2.3.4]:1", "is not an IPv6 address"),
         ("http://127.0.0.1:9464", "expected HOST:PORT"),
+        ("monitor..example:1", "monitor..example is not the name of a host"),
         ("unix:metrics.sock", "an/absolute/path"),
         (f"unix:/{'x' * 120}", "107 bytes"),
     ],
