@@ -67,6 +67,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 MAX_REQUESTS = 64  # at once that wait for a thread, of visitors who are known
 THREADS = 4  # requests that read or write the database at once
 FLASH, FLASH_SECONDS = "schedd_flash", 60.0
+MAX_FLASH = 3500  # characters of the cookie; its name and attributes are beside it
 ERROR = "error.html"
 TOO_MANY = "Too many failed attempts: wait a minute."
 _NO_VERBS = Principal("", "", frozenset())
@@ -381,13 +382,22 @@ class Gate:
             return Response(dump({"done": done.message, "data": done.data}), media_type="application/json")
         to = done.to if done.to is not None else own_path(visit.given("next")) or "/"
         response = RedirectResponse(visit.prefix + to, 303)
-        note = {"text": done.message[:1500], "ok": done.ok, "undo": done.undo}
         response.set_cookie(
-            FLASH, self._flashes.seal("flash", note, FLASH_SECONDS), max_age=int(FLASH_SECONDS),
+            FLASH, self._sealed(done), max_age=int(FLASH_SECONDS),
             path=visit.prefix or "/", httponly=True, samesite="strict",
             secure=request.scope["scheme"] == "https",
         )  # fmt: skip
         return response
+
+    def _sealed(self, done: ActionDone) -> str:
+        """What is said on the next page, as much of it as a cookie holds: browsers drop one of more than 4 KiB."""
+        text = done.message[:1500]
+        while True:
+            note = {"text": text, "ok": done.ok, "undo": done.undo}
+            sealed = self._flashes.seal("flash", note, FLASH_SECONDS)
+            if len(sealed) <= MAX_FLASH or not text:
+                return sealed
+            text = text[: len(text) * 3 // 4]
 
     def _flash(self, request: Request) -> Mapping[str, Any] | None:
         sealed = request.cookies.get(FLASH)

@@ -151,7 +151,8 @@ class Signer:
 
     def seal(self, use: str, value: Mapping[str, Any], seconds: float) -> str:
         """A text that :meth:`open` reads back, for this use only, within so many seconds."""
-        text = json.dumps({**value, "until": time.time() + seconds}, separators=(",", ":")).encode()
+        plain = json.dumps({**value, "until": time.time() + seconds}, separators=(",", ":"), ensure_ascii=False)
+        text = plain.encode("utf-8", "replace")
         return f"{urlsafe_b64encode(text).decode().rstrip('=')}.{self._mark(use, text)}"
 
     def open(self, use: str, sealed: str) -> dict[str, Any] | None:

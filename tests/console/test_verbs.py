@@ -10,6 +10,7 @@ import pytest
 
 from scheduler import Context, PermanentError, Scheduler, task
 from scheduler.console.gate import Gate
+from scheduler.console.render import ActionDone
 from support.consoles import Answer, ask, console_on, link, post, served
 from support.databases import Database, one_database
 from support.fleet import until
@@ -181,3 +182,19 @@ def test_of_limits_and_slots(desk: Desk) -> None:
     assert "work" in shown
     assert "low" in shown
     desk.press("/settings", "/settings/reset")
+
+
+def test_what_a_verb_says_fits_into_a_cookie(desk: Desk) -> None:
+    """Browsers drop a longer one, and proxies refuse it."""
+    name = "日" * 255
+    desk.jobs.task(work, 1).key(name).every(3600).schedule()
+    (cookie,) = desk.send(f"/schedules/pause/{name}").cookies
+    assert len(cookie) < 4096
+    answer = ask(desk.gate, "GET", "/schedules", headers={"cookie": cookie.partition(";")[0]})
+    assert f"Schedule {name} is paused." in answer.text
+    assert "Undo: resume it" in answer.text
+    long = desk.gate._sealed(ActionDone('"' * 1500, ok=False))
+    assert len(long) < 4000
+    found = desk.gate._flashes.open("flash", long)
+    assert found is not None
+    assert len(found["text"]) > 500
