@@ -33,6 +33,9 @@ MAX_DELAY = 900.0  # seconds that a message which is sent can wait
 MAX_VISIBILITY = 43_200.0  # seconds in all, from the receive on
 MAX_RETRY = 43_000.0  # seconds: the rest of the visibility is spent before a message is given back
 MAX_POLL = 20.0  # seconds of one long poll
+LOOK = (
+    1  # seconds of the shortest one: without a wait SQS asks some of its servers, and may find nothing where there is
+)
 RETENTION = 14 * 86_400.0  # seconds: the longest that a queue keeps a message
 CONNECT_TIMEOUT, READ_TIMEOUT = 5.0, 30.0  # seconds; a read outlasts a long poll
 REASON, MAX_ATTRIBUTES = "reason", 10  # an attribute of dead messages; how many one may have
@@ -104,14 +107,17 @@ class SqsSource:
         while moved < most:
             answer = self._api.call(
                 "receive_message", QueueUrl=dead, MaxNumberOfMessages=min(most - moved, MAX_BATCH),
-                VisibilityTimeout=round(self._settings.visibility), MessageAttributeNames=["All"],
+                WaitTimeSeconds=LOOK, VisibilityTimeout=round(self._settings.visibility), MessageAttributeNames=["All"],
             )  # fmt: skip
             found = answer.get("Messages", ())
             if not found:
                 break
             for one in found:
                 own = {name: text for name, text in one.get("MessageAttributes", {}).items() if name != REASON}
-                self._api.call("send_message", QueueUrl=url, MessageBody=one["Body"], MessageAttributes=own)
+                self._api.call(
+                    "send_message", QueueUrl=url, MessageBody=one["Body"], MessageAttributes=own,
+                    **_fifo_ids(url, one["MessageId"]),
+                )  # fmt: skip
                 self._api.call("delete_message", QueueUrl=dead, ReceiptHandle=one["ReceiptHandle"])
                 moved += 1
         return moved
@@ -134,6 +140,7 @@ class SqsSource:
                 self._api.call(
                     "send_message", QueueUrl=self._settings.dead_letter_url, MessageBody=_text(one.delivery.body),
                     MessageAttributes=_attributes(one.delivery, one.reason[:REASON_SIZE] or "dead"),
+                    **_fifo_ids(self._settings.dead_letter_url or "", one.delivery.message_id),
                 )  # fmt: skip
                 found.append(Settled(one.receipt))
             except TransportError as error:
@@ -243,6 +250,12 @@ class _SqsApi:
                 ),
             )  # fmt: skip
         return self._client
+
+
+def _fifo_ids(url: str, message_id: str) -> dict[str, str]:
+    """What a FIFO queue wants of a message that is sent on: it is a group of its own."""
+    own = dedupe_id(message_id)
+    return {"MessageGroupId": own, "MessageDeduplicationId": own} if url.endswith(".fifo") else {}
 
 
 def _delivery(message: Mapping[str, Any]) -> Delivery:

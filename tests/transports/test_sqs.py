@@ -85,6 +85,35 @@ def test_a_dead_message_keeps_its_attributes_and_is_redriven_with_them(rig: SqsR
     assert source.redrive(10) == 0
 
 
+def test_a_dead_message_of_a_fifo_queue_is_redriven(rig: SqsRig) -> None:
+    """SQS refuses a message without a group there: it would come again until the queue drops it."""
+    url, dead = (
+        rig.client.create_queue(QueueName=f"{uuid.uuid4().hex}.fifo", Attributes={"FifoQueue": "true"})["QueueUrl"]
+        for _ in range(2)
+    )
+    own = SqsSourceSettings(queue_url=url, dead_letter_url=dead, endpoint_url=rig.endpoint, **KEYS)
+    source = SqsSource("in", own)
+    sink(rig, url).publish([outgoing(1)])
+    for _ in range(2):  # also within the five minutes in which a repeated key is dropped
+        (delivery,) = source.receive(1, 1.0)
+        assert source.settle([Dead(delivery.receipt, "no", delivery)])[0].error is None
+        assert source.redrive(10) == 1
+
+
+def test_a_redrive_asks_all_servers_of_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a wait SQS asks some of them, and says that there is nothing."""
+    source = SqsSource("in", SqsSourceSettings(queue_url="q", dead_letter_url="d"))
+    sent: list[dict[str, Any]] = []
+
+    def call(method: str, **given: Any) -> Any:
+        sent.append(given)
+        return {}
+
+    monkeypatch.setattr(source._api, "call", call)
+    assert source.redrive(1) == 0
+    assert sent[0]["WaitTimeSeconds"] > 0
+
+
 def test_a_dead_message_that_fills_a_request_goes_without_its_reason(rig: SqsRig) -> None:
     """SQS counts attributes, too: it would be refused, and come again until the queue drops it."""
     own = SqsSourceSettings(queue_url=rig.url, dead_letter_url=rig.dead_url, endpoint_url=rig.endpoint, **KEYS)
