@@ -74,7 +74,6 @@ class PublishOperations:
         own = TaskSpec(kind="", payload="", lane="", correlation=correlation, causation=causation)
         inherit(own)
         fields = {
-            **(headers or {}),
             "message_type": message_type,
             "schema_version": schema_version,
             "subject": subject,
@@ -86,9 +85,10 @@ class PublishOperations:
         }
         spec = outgoing_spec(
             sink,
-            key or secrets.token_hex(16),
+            secrets.token_hex(16) if key is None else key,
             fields,
             now=caller.database.now(),
+            headers=headers,
             group=group,
             delay=span_us(delay, "delay"),
             keyed=key is not None,

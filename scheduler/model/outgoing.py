@@ -8,7 +8,9 @@ from typing import Any
 import msgspec
 
 from scheduler.errors import ConfigError, PayloadError
-from scheduler.model.names import check_name
+from scheduler.model.json_text import encode_json
+from scheduler.model.names import check_name, check_whole
+from scheduler.model.retry import MAX_COUNT
 from scheduler.model.spec import MAX_KEY, MAX_PAYLOAD, TaskSpec
 from scheduler.model.texts import rfc3339, storable
 
@@ -34,6 +36,7 @@ def outgoing_spec(
     message: Mapping[str, Any],
     *,
     now: int,
+    headers: Mapping[str, Any] | None = None,
     group: str | None = None,
     delay: int = 0,
     result_of: int | None = None,
@@ -41,12 +44,14 @@ def outgoing_spec(
 ) -> TaskSpec:
     """The task of a message: its envelope's fields, and ``key``, by which its receiver knows it again.
 
-    ``group``: messages of one group go out one after the other. ``result_of``: the task whose result is the payload,
-    if that is too long to be copied. ``keyed``: a message of this key that is stored already keeps this one out.
-    ``now``, ``delay``: microseconds. Raises PayloadError, ConfigError.
+    ``headers``: further fields. ``group``: messages of one group go out one after the other. ``result_of``: the task
+    whose result is the payload, if that is too long to be copied. ``keyed``: a message of this key that is stored
+    already keeps this one out. ``now``, ``delay``: microseconds. Raises PayloadError, ConfigError.
     """
     kind = sink_kind(sink)
-    given = {name: value for name, value in message.items() if value is not None}
+    if headers is not None and not isinstance(headers, Mapping):
+        raise PayloadError(f"headers must be a mapping, not {headers!r:.80}")
+    given = {name: value for name, value in {**(headers or {}), **message}.items() if value is not None}
     for name, text, longest in (
         *(("key", key, MAX_KEY), ("group", group, MAX_KEY)),
         *((name, given.get(name), MAX_KEY) for name in _TEXTS),
@@ -54,12 +59,15 @@ def outgoing_spec(
     ):
         if text is not None:
             _check(name, text, longest)
+    check_whole(given.get("schema_version", 1), "schema_version", 1, MAX_COUNT)
+    check_whole(given.get("sequence", 0), "sequence", -(2**63), 2**63 - 1)
     fields = {"schema_version": 1, "created_at": rfc3339(now), **given, "idempotency_key": key}
     payload = {"key": key, "message": fields, "group": group, "result_of": result_of}
-    try:
-        text = msgspec.json.encode({name: value for name, value in payload.items() if value is not None}).decode()
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise PayloadError(f"a message to {kind} is not JSON: {error}") from None
+    made = {name: value for name, value in payload.items() if value is not None}
+    if isinstance(given.get("payload_inline"), msgspec.Raw):  # a task's result
+        text = msgspec.json.encode(made).decode()
+    else:
+        text = encode_json(made, f"a message to {kind}")
     if len(text) > MAX_PAYLOAD:
         raise PayloadError(
             f"a message to {kind} is {len(text):,} bytes, over the limit of {MAX_PAYLOAD:,}; "

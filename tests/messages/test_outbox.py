@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import re
 import threading
 from collections.abc import Callable, Sequence
@@ -331,6 +332,21 @@ def test_what_is_no_message_is_refused_at_once(make: Make) -> None:
         rig.jobs.publish("shop", "x" * 140_000)
     with pytest.raises(PayloadError, match="not JSON"):
         rig.jobs.publish("shop", object())
+    with pytest.raises(PayloadError, match="not JSON: it has nan"):
+        rig.jobs.publish("shop", [math.nan])
+    with pytest.raises(PayloadError, match="not JSON: it has inf"):
+        rig.jobs.publish("shop", 1, headers={"x": math.inf})
+    with pytest.raises(PayloadError, match="key of a message is a text"):
+        rig.jobs.publish("shop", 1, key="")
+    with pytest.raises(PayloadError, match="headers must be a mapping"):
+        rig.jobs.publish("shop", 1, headers=[])  # type: ignore[arg-type]
+    for version in (0, 2**31, "2", math.nan):
+        with pytest.raises(ConfigError, match="schema_version must be a whole number"):
+            rig.jobs.publish("shop", 1, schema_version=version)  # type: ignore[arg-type]
+    for number in (2**63, 1.5, "1"):
+        with pytest.raises(ConfigError, match="sequence must be a whole number"):
+            rig.jobs.publish("shop", 1, sequence=number)  # type: ignore[arg-type]
+    assert rig.jobs.list_tasks() == []
     with pytest.raises(ConfigError, match="a sink is named"):
         rig.jobs.publish("", 1)
     with pytest.raises(ConfigError, match="on_success must name a sink"):

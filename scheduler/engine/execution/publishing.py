@@ -41,7 +41,6 @@ def publish(
         scope.published += 1
     place = f"{scope.label}:{scope.published}" if scope.label else str(scope.published)
     fields = {
-        **(headers or {}),
         **options,
         "correlation_id": c.correlation or str(c.id),
         "causation_id": str(c.id),
@@ -52,6 +51,7 @@ def publish(
         within(f"{c.kind}:{own}:{sink_kind(sink)}:{place}", MAX_KEY) if key is None else key,
         fields,
         now=now,
+        headers=headers,
         group=group,
         delay=span_us(delay, "delay"),
         keyed=key is not None,
