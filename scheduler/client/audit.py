@@ -14,6 +14,7 @@ from scheduler.client.threads import in_thread
 from scheduler.errors import ConfigError
 from scheduler.model.actor import acting_as
 from scheduler.model.spec import check_id
+from scheduler.model.texts import storable
 from scheduler.model.times import instant_us
 from scheduler.operations import masks
 from scheduler.operations.audit import AuditFilter, entries
@@ -81,9 +82,13 @@ class AuditOperations:
         with this id. Entries stay for ``[retention] audit``. Raises ConfigError, StoreUnavailableError.
         """
         for name, text in (("action", action), ("by", by), ("subject", subject), ("via", via), ("bulk", bulk)):
-            if text is not None and not isinstance(text, str):
+            if text is not None and (not isinstance(text, str) or text != storable(text)):
                 raise ConfigError(f"{name} must be a text, not {text!r:.80}")
-        for name, number, most in (("task", task, 2**63), ("limit", limit, MAX_ENTRIES), ("cursor", cursor, 2**63)):
+        for name, number, most in (
+            ("task", task, 2**63 - 1),
+            ("limit", limit, MAX_ENTRIES),
+            ("cursor", cursor, 2**63 - 1),
+        ):
             if number is None and name != "limit":
                 continue
             if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= most:

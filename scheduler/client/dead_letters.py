@@ -16,7 +16,7 @@ from scheduler.client.threads import CallThreads, in_thread
 from scheduler.errors import ConfigError
 from scheduler.model.actor import acting_as
 from scheduler.model.names import check_whole
-from scheduler.model.spec import TaskId
+from scheduler.model.spec import TaskId, check_id
 from scheduler.model.task_filter import TaskFilter
 from scheduler.operations import bulk
 from scheduler.operations.dead_letters import replay
@@ -91,7 +91,7 @@ class DeadLetters:
     def get(self, task_id: int) -> TaskInfo:
         """One dead letter. Raises UnknownTaskError; InvalidTransitionError if the task is not dead."""
         with self._owner.database.read() as tx:
-            return task_info(dead_letters.get(tx, task_id))
+            return task_info(dead_letters.get(tx, check_id(task_id)))
 
     def replay(
         self,
@@ -181,7 +181,7 @@ class DeadLetters:
         were made. Also of removed ones; ``jobs.audit()`` reads all that was changed. Raises ConfigError."""
         with self._owner.database.read() as tx:
             if task_id is not None:
-                found = of_task(tx, task_id, check_whole(limit, "limit"))
+                found = of_task(tx, check_id(task_id), check_whole(limit, "limit"))
             else:
                 found = of_dead_letters(tx, check_whole(limit, "limit"))
         return [info(AuditEntry, record) for record in found]

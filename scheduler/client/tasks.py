@@ -173,7 +173,7 @@ class TaskOperations:
         schedd never stores such edges; another program may have.
         """
         with self.database.read() as tx:
-            get_task(tx, task_id)
+            get_task(tx, check_id(task_id))
             for edge in dependents(tx, task_id):
                 path = find_path(tx, edge.child, task_id)
                 if path:

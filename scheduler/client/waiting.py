@@ -30,7 +30,7 @@ class Wait:
     def __init__(
         self, database: Database, ids: int | Iterable[int], timeout: float | timedelta | str | None, first: bool = False
     ) -> None:
-        self.wanted = [check_id(task_id) for task_id in ([ids] if isinstance(ids, int) else ids)]
+        self.wanted = [check_id(task_id) for task_id in (ids if isinstance(ids, Iterable) else [ids])]
         self.seconds = seconds_of(timeout)
         self._database = database
         self._first = first

@@ -186,7 +186,7 @@ def satisfied_mask(when: When, otherwise: Otherwise) -> int:
 
 def parse_states(given: str | Iterable[str]) -> Sequence[TaskState]:
     """State names and short names as states. Raises ConfigError, which lists the valid ones."""
-    names = [given] if isinstance(given, str) else list(given)
+    names = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
     found: list[TaskState] = []
     for name in names:
         # "failed" is the one state, "Failed" the short name of four

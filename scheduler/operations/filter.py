@@ -145,6 +145,8 @@ def parse(text: str, now: int, hidden: Callable[[str], bool] = _shown, *, bare: 
     ``bare``: whether a word without a field is looked for in errors. Raises FilterError that says what is wrong, and
     what there is.
     """
+    if not isinstance(text, str):
+        raise FilterError(f"a filter is a text, not {text!r:.80}")
     if len(text) > MAX_LENGTH:
         raise FilterError(f"a filter has at most {MAX_LENGTH} characters")
     words = words_of(text)

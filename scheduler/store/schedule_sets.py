@@ -22,6 +22,7 @@ from scheduler.store.schedule_runs import present, remembered, specs_by_hand, sp
 from scheduler.store.schedules import ROW, ScheduleSpec, changes_of, check_change, delete, register
 from scheduler.store.tasks.control import CancelResult, cancel
 from scheduler.store.tasks.enqueue import enqueue
+from scheduler.store.unknown import schedule_name
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -77,7 +78,7 @@ def register_all(tx: Tx, specs: Sequence[ScheduleSpec]) -> None:
 
 def read(tx: Tx, name: str, lock: str = "") -> tuple[sa.Row[Any], Recurrence, list[TaskSpec]]:
     """A schedule's row, recurrence and tasks. Raises UnknownScheduleError, InvalidScheduleError if unreadable."""
-    row = tx.run(f"{ROW} WHERE name = :name {lock}", name=name).first()
+    row = tx.run(f"{ROW} WHERE name = :name {lock}", name=schedule_name(name)).first()
     if row is None:
         raise UnknownScheduleError(name)
     try:
@@ -115,7 +116,7 @@ def run_beside(tx: Tx, name: str) -> int | None:
 
     A run by hand is not kept from beginning beside it. None if nothing goes on, or overlaps are allowed.
     """
-    row = tx.run(f"{ROW} WHERE name = :name", name=name).first()
+    row = tx.run(f"{ROW} WHERE name = :name", name=schedule_name(name)).first()
     if row is None or row.overlap != "skip" or row.last_slot is None:
         return None
     first = tx.run(
@@ -154,7 +155,7 @@ def cancel_runs(tx: Tx, name: str, *, slot: int | None = None, run: str | None =
     if run is not None:
         one += " AND (t.key = :run OR t.correlation = :run OR CAST(t.id AS text) = :run)"
     given = {"slot": slot, "run": run}
-    bound = {"name": name} | {key: value for key, value in given.items() if value is not None}
+    bound = {"name": schedule_name(name)} | {key: value for key, value in given.items() if value is not None}
     rows = tx.run(
         f"SELECT t.id, t.state FROM schedd_tasks t WHERE t.schedule = :name{one} ORDER BY t.id", **bound
     ).fetchall()

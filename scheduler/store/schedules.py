@@ -38,6 +38,7 @@ from scheduler.store.schedule_runs import (
 )
 from scheduler.store.schedule_times import after_change, by_present_rules, is_ahead
 from scheduler.store.tasks.enqueue import enqueue
+from scheduler.store.unknown import schedule_name
 from scheduler.store.workers import EXECUTOR_HOST
 
 log = logging.getLogger("scheduler.store")
@@ -278,7 +279,7 @@ def _after(recurrence: Recurrence, anchor: int, now: int) -> int:
 
 
 def _locked(tx: Tx, name: str) -> sa.Row[Any] | None:
-    return tx.run(f"{ROW} WHERE name = :name {tx.dialect.lock}", name=name).first()
+    return tx.run(f"{ROW} WHERE name = :name {tx.dialect.lock}", name=schedule_name(name)).first()
 
 
 def next_due(tx: Tx, aside: Collection[str] = ()) -> int:

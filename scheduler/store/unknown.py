@@ -1,10 +1,11 @@
-"""What is known of an id that names no task: a restore lost it, retention removed it, or there never was one."""
+"""What is known of an id that names no task: a restore lost it, retention removed it, or there never was one. And what
+can be no schedule's name."""
 
 from __future__ import annotations
 
-from scheduler.errors import UnknownTaskError
+from scheduler.errors import UnknownScheduleError, UnknownTaskError
 from scheduler.model.state import TaskState
-from scheduler.model.texts import rfc3339
+from scheduler.model.texts import rfc3339, storable
 from scheduler.store.db.tx import Tx
 
 _EPOCHS = "SELECT since FROM schedd_store WHERE epoch > 1 AND first_id > :id ORDER BY epoch LIMIT 1"
@@ -38,3 +39,13 @@ def unknown(tx: Tx, task_id: int, *, taken: bool = False) -> UnknownTaskError:
     if wanted < highest:
         return UnknownTaskError(task_id, FORGOTTEN.format(highest), lost=False)
     return UnknownTaskError(task_id)
+
+
+def schedule_name(given: str) -> str:
+    """The name of a schedule that a caller asks for. Raises UnknownScheduleError for what the database cannot look for.
+
+    Its driver's error would say nothing of a schedule.
+    """
+    if not isinstance(given, str) or given != storable(given):
+        raise UnknownScheduleError(given)
+    return given

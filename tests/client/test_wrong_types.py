@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -15,8 +16,10 @@ from scheduler import (
     Scheduler,
     Task,
     UnknownDependencyError,
+    UnknownScheduleError,
     UnknownTaskError,
 )
+from scheduler.client.schedules import Schedules
 from support.bench import Bench
 
 IDS: list[Callable[[Scheduler, Any], Any]] = [
@@ -30,6 +33,9 @@ IDS: list[Callable[[Scheduler, Any], Any]] = [
     lambda jobs, given: jobs.retry_task(given),
     lambda jobs, given: jobs.add_dependency(given, 1),
     lambda jobs, given: jobs.set_retry_policy(given, RetryPolicy()),
+    lambda jobs, given: jobs.check_for_cycles(given),
+    lambda jobs, given: jobs.dead_letters.get(given),
+    lambda jobs, given: jobs.dead_letters.replay(given),
 ]
 
 
@@ -62,11 +68,42 @@ def test_ids_that_are_none(bench: Bench) -> None:
         ("older_than_hours must be a number of hours", lambda jobs: jobs.cleanup_completed_tasks(float("nan"))),
         ("older_than_hours must be a number of hours", lambda jobs: jobs.cleanup_completed_tasks(1e300)),
         ("older_than_hours must be a number of hours", lambda jobs: jobs.cleanup_events("1")),
+        ("there is no state 5; there are", lambda jobs: jobs.list_tasks(5)),
+        ("there is no state 5; there are", lambda jobs: jobs.list_tasks(status=5)),
+        ("there is no state None; there are", lambda jobs: jobs.cleanup_tasks(None, 1)),
+        ("a filter is a text, not 5", lambda jobs: jobs.dead_letters.list(5)),
+        ("a task's id is the number that schedule", lambda jobs: jobs.wait(None, timeout=0)),
+        ("task must be a whole number from 1", lambda jobs: jobs.audit(2**63)),
+        ("a task.s id is the number that schedule", lambda jobs: jobs.dead_letters.audit("1")),
+        ("cursor must be a whole number from 1", lambda jobs: jobs.audit(cursor=2**63)),
+        ("by must be a text", lambda jobs: jobs.audit(by="\0")),
+        ("subject must be a text", lambda jobs: jobs.audit(subject="\ud800")),
     ],
 )
 def test_what_else_does_not_fit(bench: Bench, says: str, call: Callable[[Any], Any]) -> None:
     with pytest.raises(ConfigError, match=says):
         call(bench.jobs)
+
+
+SCHEDULES: list[Callable[[Schedules, Any], Any]] = [
+    lambda schedules, given: schedules.get(given),
+    lambda schedules, given: schedules.pause(given),
+    lambda schedules, given: schedules.resume(given),
+    lambda schedules, given: schedules.trigger(given),
+    lambda schedules, given: schedules.next(given),
+    lambda schedules, given: schedules.runs(given),
+    lambda schedules, given: schedules.backfill(given, datetime(2026, 1, 1, tzinfo=UTC)),
+    lambda schedules, given: schedules.cancel(given),
+    lambda schedules, given: schedules.delete(given),
+]
+
+
+@pytest.mark.both_databases
+def test_names_that_no_schedule_can_have(bench: Bench) -> None:
+    for call in SCHEDULES:
+        for given in ("nosuch", "", "a\0b", "\ud800", "n" * 10_000, None, 2**70):
+            with pytest.raises(UnknownScheduleError):
+                call(bench.jobs.schedules, given)
 
 
 def plain(function: Callable[..., Any]) -> Callable[..., Any]:

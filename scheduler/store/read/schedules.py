@@ -15,6 +15,7 @@ from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.table_names import NUMBERS
 from scheduler.store.db.tx import Tx
 from scheduler.store.schedule_runs import slot_key
+from scheduler.store.unknown import schedule_name
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -77,7 +78,7 @@ def records(tx: Tx) -> list[ScheduleRecord]:
 
 def record(tx: Tx, name: str) -> ScheduleRecord:
     """One schedule. Raises UnknownScheduleError."""
-    row = tx.run(f"{_RECORD} WHERE name = :name", name=name).first()
+    row = tx.run(f"{_RECORD} WHERE name = :name", name=schedule_name(name)).first()
     if row is None:
         raise UnknownScheduleError(name)
     return _record_of(row)
@@ -184,7 +185,7 @@ def runs(tx: Tx, name: str, limit: int, cursor: int | None = None) -> list[RunRe
     Also of a schedule that was deleted. Raises UnknownScheduleError if there is neither the schedule nor a run.
     """
     before = int(tx.run("SELECT max(id) FROM schedd_tasks").scalar() or 0) + 1 if cursor is None else cursor
-    bound = {"name": name, "limit": limit, "cursor": before}
+    bound = {"name": schedule_name(name), "limit": limit, "cursor": before}
     chosen = tx.run(_AMONG_NEWEST, **bound, low=before - _NEWEST).fetchall()
     if len(chosen) < limit:
         chosen = tx.run(_ALL, **bound).fetchall()
