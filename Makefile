@@ -75,12 +75,14 @@ $(PY):
 	@$(PYTHON) -m venv $(VENV)
 
 # Installed again when pyproject.toml changed, or when the checkout (with its environment) was moved or copied.
+# Compiled here, once: else all workers of the first tests compile it at the same time.
 ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
 .PHONY: $(STAMP)
 endif
 $(STAMP): pyproject.toml $(CONSTRAINTS) | $(PY)
 	@echo "Installing schedd with PostgreSQL and what the tests need ($(EXTRAS)) into $(VENV): $(if $(filter quick,$(EXTRAS)),330 MB,1 GB)"
 	@$(PIP) $(addprefix --constraint ,$(CONSTRAINTS)) --editable '.[$(EXTRAS)]'
+	@$(PY) -m compileall -q scheduler tasks migrations
 	@printf '%s\n' '$(CURDIR)' | tee $(DEMO_STAMP) $(MESSAGES_STAMP) > $@
 
 # All that setup installs but schedd itself, whose build writes into the checkout: .ci/run makes several environments at once.

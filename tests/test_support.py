@@ -250,6 +250,13 @@ def test_files_and_rooms_that_are_listed_are_there() -> None:
     assert [name for name in (*session.OF_PROGRAMS, *ON_BOTH, *ON_ONE) if not (TESTS / name).exists()] == []
 
 
+def test_workers_import_each_file_of_tests_once_between_them() -> None:
+    shares = [session.share(number, 4) for number in range(4)]
+    assert sorted(file for share in shares for file in share) == sorted(TESTS.rglob("test_*.py"))
+    sizes = [sum(file.stat().st_size for file in share) for share in shares]
+    assert max(sizes) < 1.1 * min(sizes)
+
+
 def test_a_failure_is_told_though_the_parser_fails_the_first_time(request: pytest.FixtureRequest) -> None:
     found = pytest.CallInfo.from_call(lambda: 1 / 0, "call")
     making = session.pytest_runtest_makereport(request.node, found)

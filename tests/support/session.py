@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ OF_PROGRAMS = (
     *("test_elsewhere.py", "test_embedding.py", "test_interpreter.py", "test_operating.py", "test_readme.py"),
     *("test_site.py", "test_typing.py", "test_web_examples.py"),
 )
+_PREFIXES = tuple(one if one.endswith(".py") else f"{one}/" for one in OF_PROGRAMS)
 ROOM = 4 * 2**30  # bytes that have to be free there
 _shared: Path | None = None
 _owner: int | None = None  # the descriptor of the lock, in the controller only
@@ -84,10 +85,29 @@ def pytest_collection(session: pytest.Session) -> Any:
     """What is collected stays to the end: looking through it for garbage takes a quarter of the time."""
     gc.disable()
     try:
+        _import_share(session)
         return (yield)
     finally:
         gc.freeze()
         gc.enable()
+
+
+def _import_share(session: pytest.Session) -> None:
+    """In a whole run, each xdist worker first imports a part of the files, so that in a fresh clone each of them is
+    compiled once: all workers collect in the same order, and would compile the same file at the same time."""
+    config = session.config
+    if not _xdist_worker or config.args_source is not config.ArgsSource.TESTPATHS:
+        return
+    workerinput: dict[str, Any] = config.workerinput  # type: ignore[attr-defined]
+    for file in share(int(workerinput["workerid"].removeprefix("gw")), workerinput["workercount"]):
+        with suppress(Exception, pytest.skip.Exception):  # the collection tells of it
+            _ = pytest.Module.from_parent(session, path=file).obj
+
+
+def share(number: int, count: int) -> list[Path]:
+    """The files of tests that are this worker's part, of so many parts that are about as large as each other."""
+    largest_first = sorted(TESTS.rglob("test_*.py"), key=lambda file: (-file.stat().st_size, file))
+    return largest_first[number::count]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -105,8 +125,7 @@ def is_of_programs(item: pytest.Item) -> bool:
 
 @functools.cache  # of all the tests of a file
 def _lies_in_programs(path: Path) -> bool:
-    place = path.relative_to(TESTS)
-    return any(place.is_relative_to(one) for one in OF_PROGRAMS)
+    return path.relative_to(TESTS).as_posix().startswith(_PREFIXES)
 
 
 def _takes_browser(item: pytest.Item) -> bool:
