@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import runpy
 import threading
@@ -19,9 +20,6 @@ from support.browser import Pages
 
 ROOT = Path(__file__).parents[1]
 SITE = ROOT / "build" / "site"
-BUILD: dict[str, Any] = runpy.run_path(str(ROOT / "docs" / "build.py"))
-SECTIONS: dict[str, list[tuple[str, str]]] = BUILD["sections"]()
-PAGES: dict[str, Any] = BUILD["pages"]()
 SEEN = (
     "index",
     "contents",
@@ -53,10 +51,27 @@ FOCUS = """() => {
 }"""
 
 
+@functools.cache  # on import, each xdist worker would read all pages
+def build() -> dict[str, Any]:
+    return runpy.run_path(str(ROOT / "docs" / "build.py"))
+
+
+@functools.cache
+def sections_of_index() -> dict[str, list[tuple[str, str]]]:
+    made: dict[str, list[tuple[str, str]]] = build()["sections"]()
+    return made
+
+
+@functools.cache
+def pages() -> dict[str, Any]:
+    made: dict[str, Any] = build()["pages"]()
+    return made
+
+
 @pytest.fixture(scope="module")
 def laid_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("site")
-    BUILD["lay_out"](place)
+    build()["lay_out"](place)
     return place
 
 
@@ -76,7 +91,7 @@ class QuietHandler(SimpleHTTPRequestHandler):
 def test_sections_of_the_index_are_the_navigation(laid_out: Path) -> None:
     settings = tomllib.loads((laid_out / "zensical.toml").read_text(encoding="utf-8"))
     sections = {name: parts for one in settings["project"]["nav"] for name, parts in one.items()}
-    assert list(sections) == list(SECTIONS)
+    assert list(sections) == list(sections_of_index())
     for name in ("Start", "Learn", "How to", "Reference", "Explanation", "Migrate from", "For agents"):
         assert sections[name], name
     paths = [path for parts in sections.values() for part in parts for path in part.values()]
@@ -85,7 +100,7 @@ def test_sections_of_the_index_are_the_navigation(laid_out: Path) -> None:
 
 
 def test_each_page_and_file_that_it_shows_is_there(laid_out: Path) -> None:
-    for page in PAGES.values():
+    for page in pages().values():
         path = laid_out / "docs" / page.path
         text = path.read_text(encoding="utf-8")
         for target in re.findall(
@@ -95,24 +110,26 @@ def test_each_page_and_file_that_it_shows_is_there(laid_out: Path) -> None:
 
 
 def test_a_link_to_a_missing_heading_is_found() -> None:
-    page = BUILD["Page"]
+    page = build()["Page"]
     one = page("docs/a.md", "a.md", "# A\n\n[x](b.md#there) [y](b.md#gone) [z](c.md)\n")
     other = page("docs/b.md", "b.md", "# B\n\n## There\n\n```sh\n# gone\n```\n")
-    assert BUILD["wrong_links"]({"a": one, "b": other}) == ["docs/a.md: b.md#gone", "docs/a.md: c.md"]
+    assert build()["wrong_links"]({"a": one, "b": other}) == ["docs/a.md: b.md#gone", "docs/a.md: c.md"]
 
 
 def test_pages_for_programs_list_each_page_with_a_sentence() -> None:
-    text = BUILD["llms"](PAGES)
+    text = build()["llms"](pages())
     assert text.startswith("# schedd\n\n> ")
     entries = re.findall(r"^- \[.+\]\((\S+)\): (.*)$", text, re.MULTILINE)
-    assert [path for path, _ in entries] == [PAGES[source].path for part in SECTIONS.values() for _, source in part]
+    assert [path for path, _ in entries] == [
+        pages()[source].path for part in sections_of_index().values() for _, source in part
+    ]
     assert [path for path, sentence in entries if len(sentence.split()) < 3] == []
 
 
 def test_no_page_has_a_path_of_a_machine_or_an_address_of_a_registry() -> None:
     found = {
         page.source
-        for page in PAGES.values()
+        for page in pages().values()
         if re.search(r"/root/|/work/|--index-url|--extra-index|registry\.npmjs|pypi\.org/simple", page.text)
     }
     assert found == set()
