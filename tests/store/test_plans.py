@@ -155,6 +155,30 @@ def test_a_guess_reads_the_head_of_its_lane(fleet: Fleet) -> None:
         write(jobs, "ANALYZE schedd_tasks")
 
 
+def test_newer_payloads_are_read_past_by_the_index(fleet: Fleet) -> None:
+    """Also with the statistics of an empty table."""
+    jobs = on_an_empty_table(fleet)
+    postgres = jobs.database.dialect.name == "postgresql"
+    with jobs.batch() as batch:
+        for _ in range(100):
+            batch.task(plain)
+    engine_of(jobs).dispatch.planner.newer.kinds["plain"] = float("inf")
+    turns(jobs)
+    fill(jobs, 20_000)
+    write(jobs, "UPDATE schedd_tasks SET schema_version = 2 WHERE state = 1 AND id % 3 = 0")
+    fleet.clock.advance(11)  # time to renew, and to plan anew
+    step(jobs)
+    for when in ("with the statistics of an empty table", "analysed"):
+        before, seen = figures(jobs, SCANNED) if postgres else None, Seen()
+        with seen.watch(jobs):
+            assert turns(jobs) >= 100
+        if before:
+            assert figures(jobs, SCANNED).n == before.n, when
+        if not postgres or when == "analysed":
+            assert check_plans(jobs, seen), "no look was seen"
+        write(jobs, "ANALYZE schedd_tasks")
+
+
 FETCHED = "SELECT seq_tup_read + idx_tup_fetch AS n FROM pg_stat_user_tables WHERE relname = 'schedd_tasks'"
 
 

@@ -288,9 +288,7 @@ class DispatchCycle:
         skip_locks = not (requests or put_off) and self.completer.can_skip_locks(pairs)
         ended = CompletedBatch.of(pairs)
         if ended.back:
-            self.planner.defer_to_newer_workers(
-                a for a, o in pairs if o.end is AttemptEnd.HANDED_BACK and a.schema_too_new
-            )
+            self.planner.newer.met(a for a, o in pairs if o.end is AttemptEnd.HANDED_BACK and a.schema_too_new)
         return _Cycle(claiming, urgent, fresh, ended, ended.keys(), requests, skip_locks, self.planner.alone)
 
     def _transact(self, tx: Tx, cycle: _Cycle) -> None:
@@ -329,12 +327,22 @@ class DispatchCycle:
                 cycle.finished = cycle.finished._replace(ready=cycle.finished.ready + ready_children.scheduled)
 
     def _claim(self, tx: Tx, cycle: _Cycle, held: list[Attempt]) -> None:
-        lanes, urgent = self.lanes, cycle.urgent
+        lanes, urgent, newer = self.lanes, cycle.urgent, self.planner.newer
+        if newer.kinds and cycle.ready_children is not None:
+            cycle.ready_children.schedule()  # they are claimed as what is stored
         admission = Admission(self.limits, tx, held)
         due = self._due_high(tx) if urgent else self._due(tx, cycle)
+        if newer.kinds:
+            due = newer.read_past(tx, due)
         plan = cycle.plan = self.planner.plan(admission, due, held)
         claimed = claim.claim(
-            tx, self.worker, plan.picks, lanes.offsets.start, cycle.ready_children, self.engine_state.claims_above
+            tx,
+            self.worker,
+            plan.picks,
+            lanes.offsets.start,
+            cycle.ready_children,
+            self.engine_state.claims_above,
+            newer.within,
         )
         asked = by_turn(plan.picks)
         claimed = self.planner.turns.charge(claimed, asked)
@@ -349,9 +357,11 @@ class DispatchCycle:
         if not urgent:
             lanes.on_claimed(sum(pick[3] for pick in plan.picks), len(claimed))
             if not lanes.whole:
-                lanes.remember(admission.refused(flat(due)), asked, cycle.got, self.planner.turns)
+                refused = [*admission.refused(flat(due)), *newer.without]
+                lanes.remember(refused, asked, cycle.got, self.planner.turns)
+        newer.claimed(cycle.got)
         self.quarantine.isolate(tx, self.worker, plan.picks, claimed)
-        cycle.start_by, cycle.again = admission.start_by, admission.again
+        cycle.start_by, cycle.again = admission.start_by, min(admission.again, newer.again(cycle.now))
         if self.engine_state.metrics is not None and self.limits.known:
             self.engine_state.metrics.count_waits(admission.capped, admission.rated)
 
@@ -458,7 +468,7 @@ class DispatchCycle:
             len(claimed),
             cycle.requests.woken + freed + made_ready,
             min(self.lanes.next_due, cycle.again) if cycle.claiming else FOREVER,
-            busy or (cycle.claiming and self.lanes.unfinished) or backlog,
+            busy or (cycle.claiming and (self.lanes.unfinished or self.planner.newer.unread)) or backlog,
             schedule_ended,
             may_have_more,
             capacity_freed,

@@ -6,18 +6,17 @@ high. So no flood of one priority takes another's slots, and idle slots help upw
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import NamedTuple
 
-from scheduler.backoff import LogOnce
 from scheduler.engine.attempt.attempt import Attempt
 from scheduler.engine.dispatch.lane_turns import LaneTurns, Starts, Take, evenly
 from scheduler.engine.dispatch.lanes import Due, Turn, by_turn, turn_of
 from scheduler.engine.dispatch.limits import Admission, DispatchLimits
+from scheduler.engine.dispatch.newer_payloads import NewerPayloads
 from scheduler.engine.fair_rotation import FairRotation
 from scheduler.engine.slots import Slots, waiting_since
 from scheduler.engine.state import EngineState
@@ -37,11 +36,8 @@ from scheduler.store.tasks import claim
 from scheduler.store.tasks.claim import LaneClaim, LaneHead
 from scheduler.store.tasks.lane_offsets import Lane
 
-log = logging.getLogger("scheduler.engine")
-
 _SLOT_KEY_OF = attrgetter("slot_key")
 HIGH_PRIORITY = 0
-DEFER_TO_NEWER_S = 5.0  # after a task was released as too new
 SUSPECT_ALONE_S = 10.0  # how long a suspect runs alone; younger attempts do not run beside it
 PASS_OVER_S = 5.0  # a suspect that could not be claimed, as another session has locked its row
 LANES_LOOKED_AT = 8  # of a limited kind in one plan, and two for each free slot; more if these are full
@@ -85,9 +81,8 @@ class ClaimPlanner:
         )  # under max_concurrent_tasks, and of the child processes
         self._share_places: list[int] = []  # the priorities that the present plan shares them out among
         self._share_children: list[int] = []
-        self._deferred_kinds: dict[str, float] = {}  # kinds left to newer programs, and until when (monotonic)
+        self.newer = NewerPayloads(engine_state)
         self._passed_over: dict[tuple[Lane, int], float] = {}  # suspects by lane and id, and until when (monotonic)
-        self._logged = LogOnce()  # kinds too new to read
 
     def serves(self, head: LaneHead, *, chosen: bool = False) -> bool:
         """Whether this worker claims tasks of the lane: of its queues and kinds, none paused, none for an executor but
@@ -105,20 +100,7 @@ class ClaimPlanner:
         queues, pauses = state.options.queues, state.pauses
         if state.registry.get(kind) is None or ("*" not in queues and queue not in queues):
             return False
-        if pauses and pauses.hold(queue, kind):
-            return False
-        return not self._deferred_kinds or self._deferred_kinds.get(kind, 0.0) <= state.monotonic()
-
-    def defer_to_newer_workers(self, attempts: Iterable[Attempt]) -> None:
-        """Leave the kinds of these tasks, too new to read, to newer workers for a while."""
-        for attempt in attempts:
-            kind, options = attempt.kind.name, attempt.kind.options
-            self._deferred_kinds[kind] = self.engine_state.monotonic() + DEFER_TO_NEWER_S
-            if self._logged.is_new(key=kind):
-                log.warning(
-                    "tasks of kind %s have schema_version %d, this program knows %d: they are left to newer workers",
-                    *(kind, attempt.claimed.schema_version, options.schema_version),
-                )
+        return not (pauses and pauses.hold(queue, kind))
 
     def pass_over(self, due: Due, picks: Iterable[LaneClaim]) -> None:
         """Leave alone for a while the suspects of these picks, which gave nothing: all other tasks would wait for them.
@@ -210,7 +192,7 @@ class ClaimPlanner:
     def plan_single(self, head: LaneHead) -> ClaimPlan:
         """The plan for one task of this lane while nothing is held; empty if no slot of its priority fits."""
         kind = self.engine_state.registry.get(kind_of(head.lane))
-        if kind is None or kind.slot_type == PROCESS or self.engine_state.options.max_concurrent:
+        if kind is None or kind.slot_type == PROCESS or self.engine_state.options.max_concurrent or self.newer.kinds:
             return ClaimPlan([], {})
         slots = self.slots.get((head.priority, kind.slot_type))
         if slots is None or head.lane.startswith(QUARANTINE_LANE) or not self.serves(head):

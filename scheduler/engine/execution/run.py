@@ -176,8 +176,7 @@ def _begin(attempt: Attempt, runtime: Runtime) -> Any:
         return released(attempt, now)  # this process stood still or was cut off: another worker may hold the task
     kind = attempt.kind
     if c.schema_version != kind.options.schema_version and attempt.schema_too_new:
-        # Due now, for a newer worker; behind the tasks that are due, which this worker may be able to read.
-        return released(attempt, now, now)
+        return released(attempt, now)  # a newer worker takes it in its turn
     runtime.began(c.id, c.claim)
     attempt.started_at = now
     attempt.started_mono = monotonic

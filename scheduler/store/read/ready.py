@@ -9,7 +9,7 @@ from scheduler.model.capacity import PROCESS
 from scheduler.model.lanes import LANE_SEPARATOR, QUARANTINE_LANE, base_lane, executor_of, kind_of
 from scheduler.model.live_settings import KEY, QUEUE
 from scheduler.model.state import FIRST_TERMINAL
-from scheduler.model.texts import counted, listed, rfc3339, span_text
+from scheduler.model.texts import listed, rfc3339, span_text
 from scheduler.ports import SECOND
 from scheduler.store import pauses
 from scheduler.store.db import pg_blockers
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 MAX_NAMED = 3  # tasks that hold a place under a cap, by their ids
 _MAX_HELD = 1000  # that are looked at
-_MAX_AHEAD = 500  # tasks before another one in its lane that are looked at
-_TRIED_AGAIN = 10 * SECOND  # a task behind a few that are too new has been claimed by then
 _LONG_HELD = 60 * SECOND  # from then on since when is said
 
 _COLUMNS = "t.id, t.kind, t.schema_version, t.queue, t.priority, t.lane, t.run_at"
@@ -42,7 +40,6 @@ REMEDIES = {
     "rate": "Raise the rate (`schedctl set`), or wait.",
     "executor": "`schedctl executors` shows what the executor does.",
     "slots": _SLOTS,
-    "newer": "Start a worker of the newer program, or cancel the newer tasks.",
     "soon": "If that stays so, `schedctl doctor` looks closer.",
 }
 
@@ -132,34 +129,7 @@ def cause_of(tx: Tx, row: sa.Row[Any], fleet: Fleet) -> ReadyCause:
         return ReadyCause("executor", f"; {'' if taken is None else f'{taken}; '}{waits}")
     if taken is not None:
         return ReadyCause("slots", f"; {taken}")
-    newer = _behind_newer(tx, row, fleet)
-    return ReadyCause("soon", "; a worker claims it at its next cycle") if newer is None else ReadyCause("newer", newer)
-
-
-def _behind_newer(tx: Tx, row: sa.Row[Any], fleet: Fleet) -> str | None:
-    """The tasks before it in its lane that are too new for every live worker; None if there are none.
-
-    Workers claim them first, hand them back, and leave the kind alone for a while.
-    """
-    newest = fleet.newest(row.queue, row.kind)
-    if not newest or tx.now - row.run_at <= _TRIED_AGAIN:
-        return None
-    ahead, version = tx.run(
-        f"SELECT count(*), max(schema_version) FROM (SELECT schema_version FROM schedd_tasks WHERE {CLAIMABLE} "
-        "AND queue = :queue AND lane = :lane AND priority = :priority AND run_at <= :run_at AND id <> :id "
-        f"ORDER BY run_at, id LIMIT {_MAX_AHEAD}) t WHERE schema_version > :newest",
-        queue=row.queue,
-        lane=row.lane,
-        priority=row.priority,
-        run_at=row.run_at,
-        id=row.id,
-        newest=newest,
-    ).one()
-    if not ahead:
-        return None
-    of = counted(ahead, "task") if ahead < _MAX_AHEAD else f"{_MAX_AHEAD} tasks or more"
-    tries = "workers try those first, a few each time, and then leave the kind alone for some seconds"
-    return f"; it is behind {of} with schema_version {version}, of which live workers know {newest} at most: {tries}"
+    return ReadyCause("soon", "; a worker claims it at its next cycle")
 
 
 def _alone(row: sa.Row[Any], fleet: Fleet) -> str:

@@ -7,9 +7,10 @@ unserved queue, an unknown kind or a far future.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from operator import attrgetter, itemgetter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scheduler.model.lanes import RANKED_LANE, SIZED_LANE, delay_of, kind_of, parts_of, rank_of
@@ -48,6 +49,17 @@ class LaneClaim(NamedTuple):
     lane: str
     priority: int
     limit: int
+
+
+class Within(NamedTuple):
+    """Claim of a lane only tasks up to this schema_version, from one place (run_at, id) to another. ``ids``: theirs."""
+
+    version: int
+    from_at: int
+    from_id: int
+    to_at: int
+    to_id: int
+    ids: Sequence[int] = ()
 
 
 class Claimed(NamedTuple):
@@ -178,6 +190,7 @@ FROM json_each(:lanes) j CROSS JOIN schedd_tasks t ON t.id {"=" if few == 1 else
 }
 _SQLITE_CLAIM_IDS = f"UPDATE schedd_tasks SET {_SET_SQLITE} WHERE id IN {{ids}}"
 _SQLITE_CLAIM = f"UPDATE schedd_tasks SET {_SET_SQLITE} WHERE id IN (SELECT id {_SQLITE_FIRST})"
+_SQLITE_READ_IDS = f"SELECT {READ_NAMES.format(t='')} FROM schedd_tasks WHERE id IN {{ids}} ORDER BY run_at, id"
 
 # A worker that was declared dead while its process was frozen must not claim: its claims would be reclaimed at once.
 # Nor one beside a schema that its program does not know, whatever it means by its rows.
@@ -199,7 +212,11 @@ UPDATE schedd_tasks t SET {_SET_PG} WHERE t.id = ANY(ARRAY(SELECT id FROM picked
 RETURNING {_NAMES}
 """
 _PG_CLAIM = _PG_CLAIM_IN.format(start="")
-_PG_CLAIM_FROM = _PG_CLAIM_IN.format(start="AND (t.run_at, t.id) >= (p.from_at, p.from_id)")
+_FROM = "AND (t.run_at, t.id) >= (p.from_at, p.from_id)"
+_PG_CLAIM_FROM = _PG_CLAIM_IN.format(start=_FROM)
+_PG_CLAIM_WITHIN = _PG_CLAIM_IN.format(
+    start=f"{_FROM} AND (t.run_at, t.id) <= (p.to_at, p.to_id) AND t.schema_version <= p.version"
+)
 _CLAIM_ONE = f"""
 UPDATE schedd_tasks SET {_SET.format(t="", claim="{claim}")} WHERE id = (
   SELECT t.id FROM schedd_tasks t
@@ -217,6 +234,7 @@ _BY_TIME = itemgetter(_RUN_AT, 0)
 _BY_LANE_AND_TIME = itemgetter(-1, _READ_COLUMNS.index("run_at"), 0)
 _PICK_COLUMNS: Columns = (("queue", str), ("lane", str), ("priority", int), ("n", int))
 _PICK_FROM_COLUMNS: Columns = (*_PICK_COLUMNS, ("from_at", int), ("from_id", int))
+_PICK_WITHIN_COLUMNS: Columns = (*_PICK_COLUMNS, *((name, int) for name in Within._fields[:-1]))
 _START = (-(2**62), 0)
 
 
@@ -251,12 +269,14 @@ def claim(
     start: dict[tuple[str, str, int], tuple[int, int]] | None = None,
     ready_children: ReadyChildren | None = None,
     above: int = 0,
+    within: Mapping[tuple[str, str, int], Within] = MappingProxyType({}),
 ) -> list[Claimed]:
     """Claim due tasks for ``worker``, up to each pick's limit, earliest first within a lane.
 
     ``start`` (PostgreSQL): (run_at, id) to begin at by lane; it is set to the last one claimed of each.
     ``ready_children`` (SQLite): of lanes where nothing else is due.
     ``above`` (PostgreSQL): what the claims' numbers are above at least.
+    ``within``: of these lanes only some tasks.
     """
     if not picks:
         return []
@@ -264,7 +284,7 @@ def claim(
     if tx.dialect.name == "sqlite":
         if not tx.rows(LIVE, worker=worker):
             return []
-        few = [pick for pick in picks if pick[3] <= FEW] if not ready_children else []
+        few = [pick for pick in picks if pick[3] <= FEW] if not (ready_children or within) else []
         several = len(few) >= MANY_LANES
         if several:
             claimed = _claim_few(tx, worker, few)
@@ -276,12 +296,23 @@ def claim(
                 claimed += [_new(Claimed, row[:_READ] + rest) for row in taken]
                 ids = bind_rows([row[0] for row in taken])
                 tx.rows(_SQLITE_CLAIM_RIPE.format(ids=tx.dialect.ids()), worker=worker, now=tx.now, ids=ids)
+            elif (part := within.get(LANE_OF(pick))) is not None:
+                picked, ids = tx.dialect.ids(), bind_rows(part.ids[: pick.limit])
+                claimed += [_new(Claimed, row + rest) for row in tx.rows(_SQLITE_READ_IDS.format(ids=picked), ids=ids)]
+                tx.rows(_SQLITE_CLAIM_IDS.format(ids=picked), worker=worker, now=tx.now, ids=ids)
             else:
                 claimed += [_new(Claimed, row + rest) for row in tx.rows(_SQLITE_READ, **bound)]
                 tx.rows(_SQLITE_CLAIM, **bound)
     else:
         bound = {"worker": worker, "now": tx.now, "above": above}
-        if start:
+        if within:
+            begin = start or {}
+            parts = [
+                (*pick, *(within[lane][:-1] if lane in within else (2**31 - 1, *begin.get(lane, _START), 2**62, 0)))
+                for pick, lane in zip(picks, map(LANE_OF, picks), strict=True)
+            ]
+            rows = run_over(tx, _PG_CLAIM_WITHIN, _PICK_WITHIN_COLUMNS, parts, **bound)
+        elif start:
             places = [(*pick, *start.get(LANE_OF(pick), _START)) for pick in picks]
             rows = run_over(tx, _PG_CLAIM_FROM, _PICK_FROM_COLUMNS, places, **bound)
         else:

@@ -186,8 +186,8 @@ def lost(jobs: Scheduler) -> None:
     engine_of(jobs).engine_state.losing.add((10**6, 1))
 
 
-def defer_to_newer_workers(jobs: Scheduler) -> None:
-    engine_of(jobs).dispatch.planner._deferred_kinds["plain"] = float("inf")
+def meet_a_newer_payload(jobs: Scheduler) -> None:
+    engine_of(jobs).dispatch.planner.newer.kinds["plain"] = float("inf")
 
 
 def let_renewal_be_due(jobs: Scheduler) -> None:
@@ -216,7 +216,7 @@ def take_the_slots_away(jobs: Scheduler) -> None:
         drain,
         suspect,
         lost,
-        defer_to_newer_workers,
+        meet_a_newer_payload,
         let_renewal_be_due,
         look_from_places,
         limit_concurrency,

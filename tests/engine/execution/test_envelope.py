@@ -390,40 +390,6 @@ def test_a_newer_schema_version_is_left_to_newer_workers(fleet: Fleet, clock: Fa
 
 
 @pytest.mark.case(62)
-def test_a_task_behind_many_that_are_too_new_says_so(fleet: Fleet, clock: FakeClock) -> None:
-    """As after a deploy was taken back: the slots of the old program are filled with what it cannot read."""
-
-    class Old(Task, kind="mail"):
-        def run(self, ctx: Context) -> None: ...
-
-    class New(Task, kind="mail", schema_version=2):
-        def run(self, ctx: Context) -> None: ...
-
-        @staticmethod
-        def upgrade(payload: dict[str, Any], version: int) -> dict[str, Any]:
-            return payload
-
-    slots = {"high": (0, 0), "medium": (1, 0), "low": (0, 0)}
-    old, new = fleet.worker(Old, pools=slots), fleet.worker(New)
-    for _ in range(300):
-        new.task(New()).schedule()
-    older = old.task(Old()).schedule()
-    for _ in range(12):
-        step(old)
-        run_claimed(old)
-        clock.advance(1.0)
-    while rows(old, "SELECT id FROM schedd_tasks WHERE state = 4"):
-        run_claimed(old)
-        step(old)
-    with old.database.read() as tx:
-        found = why(tx, older) or ""
-    assert found.endswith(
-        "; it is behind 299 tasks with schema_version 2, of which live workers know 1 at most: "
-        "workers try those first, a few each time, and then leave the kind alone for some seconds"
-    )
-
-
-@pytest.mark.case(62)
 def test_a_payload_over_the_limit_is_refused_with_advice(fleet: Fleet) -> None:
     jobs = fleet.worker(Order, state=[])
     room = 128 * 1024 - len('{"text":""}')
