@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 from sqlalchemy.schema import CreateIndex
 
-from scheduler.errors import StoreUnavailableError, shown_as
+from scheduler.errors import SchedulerError, StoreUnavailableError, shown_as
 from scheduler.model.actor import actor
 from scheduler.model.texts import listed, rfc3339
 from scheduler.model.worker_states import STOPPED
@@ -218,17 +218,22 @@ def upgrade_engine(
     if engine.dialect.name == "postgresql":
         _upgrade_online(engine, refused)
         return None
-    with engine.begin() as connection:  # BEGIN IMMEDIATE keeps others out
-        version = current(connection)
-        refused(connection, version)
-        copy = None
-        if not works_on(version):
-            copy = None if version is None else _copy(engine, version)
-            _steps(connection, version)
-        elif version == HEAD and _is_odd(connection):
-            older_forms.amend(connection, HEAD, _columns_at)
-        for statement in _missing_indexes(connection):
-            connection.exec_driver_sql(statement)
+    copy = None
+    try:
+        with engine.begin() as connection:  # BEGIN IMMEDIATE keeps others out
+            version = current(connection)
+            refused(connection, version)
+            if not works_on(version):
+                copy = None if version is None else _copy(engine, version)
+                _steps(connection, version)
+            elif version == HEAD and _is_odd(connection):
+                older_forms.amend(connection, HEAD, _columns_at)
+            for statement in _missing_indexes(connection):
+                connection.exec_driver_sql(statement)
+    except Exception:
+        if copy is not None:  # the next try makes one of its own: on a small disk they would take all that is left
+            copy.unlink(missing_ok=True)
+        raise
     if copy is not None and not by_hand:
         log.warning("the database went from schema %s to %s; a copy from before is %s", version, HEAD, copy)
     return copy
@@ -318,7 +323,12 @@ def _copy(engine: sa.Engine, version: str) -> Path:
         if not target.exists():
             break
         target = path.with_name(f"{path.name}-schema-{version}-{number}.backup")
-    backup_sqlite(path, target)
+    try:
+        backup_sqlite(path, target)
+    except SchedulerError as error:
+        if re.search("disk is full|No space left", str(error)) is None:
+            raise
+        raise StoreError(str(error), True) from None
     return target
 
 

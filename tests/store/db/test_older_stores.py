@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sqlite3
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -11,9 +12,11 @@ import sqlalchemy as sa
 
 from scheduler import Context, RetryPolicy, Scheduler, StoreUnavailableError, task
 from scheduler.cli.root import root
+from scheduler.errors import SchedulerError
 from scheduler.ports import SystemClock
 from scheduler.store.db import backup, migrate, older_forms
 from scheduler.store.db.database import Database as Store
+from scheduler.store.db.errors import StoreError
 from scheduler.store.schema import metadata
 from scheduler.testing import FakeClock, drain
 from support.databases import Database
@@ -244,6 +247,33 @@ def test_a_copy_is_made_of_an_older_file(tmp_path: Path) -> None:
     assert everything(Database(f"sqlite:///{copy}", "sqlite")) == before
     assert schedctl(database, "db", "upgrade")[0] == 0
     assert len(list(tmp_path.glob("*.backup"))) == 1, "there was nothing to upgrade"
+
+
+@pytest.mark.case(82, 97)
+@pytest.mark.parametrize("short_of", ["the copy", "the steps"])
+def test_an_upgrade_on_a_full_disk_may_be_tried_again_and_leaves_no_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short_of: str
+) -> None:
+    """Each try of a daemon that starts would leave one more, until nothing is left of the disk."""
+    database = Database(f"sqlite:///{tmp_path}/jobs.db", "sqlite")
+    load(database)
+    before = everything(database)
+
+    def full(*_: object) -> None:
+        if short_of == "the copy":
+            raise SchedulerError("cannot back up to a file: the disk is full: free some space")
+        raise sa.exc.OperationalError("INSERT", None, sqlite3.OperationalError("database or disk is full"))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(migrate, "backup_sqlite" if short_of == "the copy" else "_steps", full)
+        for _ in range(2):
+            with pytest.raises(StoreError, match="the disk is full: free some space") as raised:
+                migrate.upgrade(database.url)
+            assert raised.value.heals, "schedd would end"
+    assert not list(tmp_path.glob("*.backup"))
+    assert everything(database) == before
+    migrate.upgrade(database.url)
+    assert len(list(tmp_path.glob("*.backup"))) == 1
 
 
 def live(database: Database, pools: str = '{"high":[1,1]}') -> None:
