@@ -242,7 +242,8 @@ def _unfold(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Muta
 
     The line of an attempt's end has all in fields, too.
     """
-    for name in ("message", "asctime"):  # the text and the time again, from the formatter of another handler
+    # The text and the time again, from the formatter of another handler; the text again, coloured by uvicorn.
+    for name in ("message", "asctime", "color_message"):
         event.pop(name, None)
     if event.get("logger") == ATTEMPTS_LOGGER and "outcome" in event:
         event["event"] = f"attempt {event['outcome']}"

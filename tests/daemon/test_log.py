@@ -53,12 +53,13 @@ def test_json_without_a_terminal() -> None:
     stream = io.StringIO()
     log.configure(LogSection(), stream)
     structlog.get_logger("myapp").info("sent", to="a@b.c", seconds=0.25)
-    logging.getLogger("other").warning("%d left", 3, extra={"disk": "/srv"})
+    logging.getLogger("other").warning("%d left", 3, extra={"disk": "/srv", "color_message": "\x1b[36m%d"})
     first, second = lines(stream)
     assert list(first) == ["timestamp", "level", "logger", "event", "to", "seconds"]
     assert (first["level"], first["logger"], first["event"]) == ("info", "myapp", "sent")
     assert (second["level"], second["logger"], second["event"]) == ("warning", "other", "3 left")
     assert second["disk"] == "/srv"
+    assert "color_message" not in second, "uvicorn's"
     assert first["timestamp"].endswith("Z")  # RFC 3339, UTC
     assert datetime.fromisoformat(first["timestamp"]).utcoffset() is not None
 
