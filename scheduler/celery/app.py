@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self, overload
 
 from scheduler.app import Scheduler
 from scheduler.celery import apps, options
@@ -12,6 +12,7 @@ from scheduler.celery.apps import App, find_task, share
 from scheduler.celery.task import Task
 from scheduler.client.builder import RecurringBuilder
 from scheduler.errors import ConfigError, InvalidScheduleError, PayloadError
+from scheduler.model.cron import parse
 
 _ENTRY = ("task", "schedule", "args", "kwargs", "options")
 _SETTINGS = ("beat_schedule", "timezone")
@@ -58,6 +59,13 @@ class Celery(App):
             )
         super().__init__(main, broker, scheduler)
         self.conf = CelerySettings()
+
+    if not TYPE_CHECKING:  # type checkers shall refuse these names, too
+
+        def __getattr__(self, name: str) -> Any:
+            instead = options.METHODS.get(name)
+            known = "" if instead is None else f": {instead}"
+            raise AttributeError(f"scheduler.celery.Celery has no {name!r}{known}", name=name, obj=self)
 
     @overload
     def task(self, function: Callable[..., Any], /) -> Task: ...
@@ -148,14 +156,15 @@ def crontab(
     day_of_month: int | str | Iterable[int] = "*",
     month_of_year: int | str | Iterable[int] = "*",
 ) -> str:
-    """A cron expression for ``beat_schedule``. Raises ConfigError."""
+    """A cron expression for ``beat_schedule``. Raises ConfigError, InvalidScheduleError."""
     fields = [_field(one) for one in (minute, hour, day_of_month, month_of_year, day_of_week)]
     if not fields[2].startswith("*") and not fields[4].startswith("*"):
         raise ConfigError(
             "crontab(): day_of_month and day_of_week: here either one fires, not both together; "
             "take one of them, and let the task look at the other"
         )
-    return " ".join(fields)
+    parse(found := " ".join(fields))
+    return found
 
 
 def _field(given: int | str | Iterable[int]) -> str:

@@ -64,9 +64,14 @@ class App:
     def use(self, scheduler: Scheduler) -> None:
         """Store its tasks with this Scheduler. Raises ConfigError."""
         with _LOCK:
-            if self._scheduler is not scheduler:
+            before = self._scheduler
+            if before is not scheduler:
                 self._scheduler = scheduler
-                self._register_all()
+                try:
+                    self._register_all()
+                except BaseException:  # else the next use would go on with a part of the tasks
+                    self._scheduler = before
+                    raise
 
     def _register_all(self) -> None:
         known: list[Any] = [Join, *_shared.values(), *self.tasks.values()]

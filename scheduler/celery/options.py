@@ -58,6 +58,19 @@ _INSTEAD = {
     "track_started": "the state STARTED is always there: leave it out",
 }
 
+METHODS = {  # of Celery's app
+    "autodiscover_tasks": "import the modules of your tasks, or list them in [tasks] modules",
+    "config_from_object": "set conf.beat_schedule and conf.timezone; all else is in config.toml",
+    "control": "take `schedctl`, or app.scheduler",
+    "events": "take `schedctl top`, or the console",
+    "send_task": "app.scheduler.submit(name, payload) stores a task by its name",
+    "signature": "import the task and call its s()",
+    "start": "run `schedd`, or your program within `with app:`",
+    "worker_main": "run `schedd`, or your program within `with app:`",
+    "Worker": "run `schedd`, or your program within `with app:`",
+    "Beat": "run `schedd`, or your program within `with app:`",
+}
+
 
 def refuse(where: str, name: str, known: Iterable[str]) -> NoReturn:
     """Raises ConfigError that says what to write in place of this option."""

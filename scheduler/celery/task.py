@@ -55,6 +55,12 @@ class Task(TaskFunction[..., Any]):
         if self.bind and not parameters:
             raise ConfigError(f"task {self.name}: bind=True passes the task: write def {function.__name__}(self)")
         own = parameters[1:] if self.bind else parameters
+        for one in own:  # here, not at the first use of the app: the line of the mistake is in the traceback
+            if one.kind not in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY):
+                raise ConfigError(
+                    f"task {self.name}: parameter {one.name!r} must be named; *args, **kwargs and positional-only ones "
+                    "have no place in a payload"
+                )
 
         def call(ctx: Any, *args: Any, **kwargs: Any) -> Any:
             token = _CONTEXT.set(ctx)

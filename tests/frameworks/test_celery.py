@@ -490,7 +490,35 @@ def test_entries_that_are_refused(app: Celery, entry: dict[str, Any], error: typ
     assert app.scheduler.schedules.list() == []
 
 
+def test_what_the_app_lacks_names_its_replacement(app: Celery) -> None:
+    with pytest.raises(AttributeError, match=r"\[tasks\] modules"):
+        app.autodiscover_tasks()  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match=r"has no 'nothing'$"):
+        _ = app.nothing  # type: ignore[attr-defined]
+    assert not hasattr(app, "control")
+
+
+def test_a_function_that_takes_anything_is_refused_where_it_is_decorated() -> None:
+    def anything(*args: int) -> None: ...
+
+    with pytest.raises(ConfigError, match=r"parameter 'args' must be named; \*args"):
+        shared_task(anything)
+
+
+def test_a_task_that_cannot_be_registered_is_named_at_each_use(app: Celery, database: Database) -> None:
+    def odd(x: Any) -> None: ...
+
+    odd.__annotations__["x"] = "Nowhere"
+    other = Celery("odd", broker=database.url)
+    other.task(odd)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="odd"):
+            _ = other.scheduler
+
+
 def test_crontab() -> None:
+    with pytest.raises(InvalidScheduleError, match="61"):
+        crontab(minute=61)
     assert crontab() == "* * * * *"
     assert crontab(0, "*/3", day_of_week="mon, fri", month_of_year=[1, 7]) == "0 */3 * 1,7 mon,fri"
     with pytest.raises(ConfigError, match="day_of_month and day_of_week"):
