@@ -11,7 +11,7 @@ import msgspec
 from scheduler.errors import ConfigError
 from scheduler.model.times import SECOND, span_us
 
-_SIZE = re.compile(r"(\d+)\s*([KMGT]?)(?:i?B)?\Z", re.IGNORECASE)
+_SIZE = re.compile(r"(\d{1,20})\s*([KMGT]?)(?:i?B)?\Z", re.IGNORECASE)
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 LEAST_MEMORY = 1024 * 1024
 LEAST_FILES = 8

@@ -12,7 +12,7 @@ from scheduler.model.catchup import Fire
 from scheduler.model.recurrence import Recurrence
 from scheduler.model.spec import TaskId, TaskSpec
 from scheduler.model.state import FIRST_TERMINAL
-from scheduler.model.texts import rfc3339
+from scheduler.model.texts import rfc3339, storable
 from scheduler.ports import FOREVER
 from scheduler.store import audit
 from scheduler.store.broken_rows import unreadable
@@ -152,6 +152,7 @@ def cancel_runs(tx: Tx, name: str, *, slot: int | None = None, run: str | None =
     Raises UnknownScheduleError if there is no such schedule, nor a task of it.
     """
     one = "" if slot is None else " AND t.slot = :slot"
+    run = None if run is None else storable(run)  # no run has another name
     if run is not None:
         one += " AND (t.key = :run OR t.correlation = :run OR CAST(t.id AS text) = :run)"
     given = {"slot": slot, "run": run}

@@ -94,6 +94,7 @@ SCHEDULES: list[Callable[[Schedules, Any], Any]] = [
     lambda schedules, given: schedules.runs(given),
     lambda schedules, given: schedules.backfill(given, datetime(2026, 1, 1, tzinfo=UTC)),
     lambda schedules, given: schedules.cancel(given),
+    lambda schedules, given: schedules.cancel("nosuch", run="a\0b"),
     lambda schedules, given: schedules.delete(given),
 ]
 

@@ -31,6 +31,7 @@ def test_sizes_are_bytes_once_it_is_made() -> None:
         ({"cpu": float("nan")}, "cpu must be a number"),
         ({"gpu": 1.5}, "gpu must be a whole number"),
         ({"memory": "much"}, "resources: memory must be a number of bytes"),
+        ({"memory": "9" * 5000}, "resources: memory must be a number of bytes"),
         ({"disk": 0}, "resources: disk must be a number of bytes"),
         ({"tpu": 1}, "there is no 'tpu'; there are cpu, memory, gpu, disk"),
         (8, "resources must be a Resources"),
