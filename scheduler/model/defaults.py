@@ -23,3 +23,4 @@ IN_TURN, SHORT_FIRST = "in-turn", "short-first"  # the order of graphs
 DRAIN = 30.0
 PROCESS_GRACE = 5.0
 MISFIRE_GRACE = 60.0
+SUSPECT_ALONE_S = 10.0  # how long a suspect runs alone; younger attempts do not run beside it

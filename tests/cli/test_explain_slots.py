@@ -249,3 +249,20 @@ def test_others_wait_for_a_suspect_that_runs_alone(ctl: Ctl, live: Bench) -> Non
     assert live.state(other) == "scheduled"
     worker(live, medium=(0, 1))
     assert why_of(ctl, live, Coroutine()) == NEXT
+
+
+def test_others_wait_for_a_suspect_that_waits_for_young_attempts(ctl: Ctl, live: Bench) -> None:
+    worker(live, medium=(3, 0))
+    held(live, Thread(), Thread())
+    made = waiting_suspect(live, Thread())
+    over = "once each other task of its worker has ended or run for 10 s"
+    assert why_of(ctl, live, Thread()) == f"; waits for task {made}, which goes first, alone, {over}"
+    other = int(live.jobs.task(Other()).schedule())
+    notify_and_step(live.jobs)
+    assert live.state(other) == "scheduled"
+    live.execute("UPDATE schedd_tasks SET state = 5, started_at = claimed_at - 60000000 WHERE state = 4")
+    assert why_of(ctl, live, Thread()) == NEXT, "it is the suspect that goes at once now"
+    live.execute("UPDATE schedd_tasks SET state = 4 WHERE state = 5")
+    live.execute("UPDATE schedd_tasks SET started_at = NULL WHERE state = 4")
+    assert ctl("pause", "--kind", "Thread").exit_code == 0
+    assert why_of(ctl, live, Other()) == NEXT, "a suspect that is paused keeps nothing back"

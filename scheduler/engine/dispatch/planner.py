@@ -21,6 +21,7 @@ from scheduler.engine.fair_rotation import FairRotation
 from scheduler.engine.slots import Slots, waiting_since
 from scheduler.engine.state import EngineState
 from scheduler.model.capacity import PROCESS, SlotKey
+from scheduler.model.defaults import SUSPECT_ALONE_S
 from scheduler.model.lanes import (
     QUARANTINE_LANE,
     WAIT_FOR_WORK,
@@ -38,7 +39,6 @@ from scheduler.store.tasks.lane_offsets import Lane
 
 _SLOT_KEY_OF = attrgetter("slot_key")
 HIGH_PRIORITY = 0
-SUSPECT_ALONE_S = 10.0  # how long a suspect runs alone; younger attempts do not run beside it
 PASS_OVER_S = 5.0  # a suspect that could not be claimed, as another session has locked its row
 LANES_LOOKED_AT = 8  # of a limited kind in one plan, and two for each free slot; more if these are full
 BATCH_BOUNDS = (100, 256)  # tasks in one cycle: least, most

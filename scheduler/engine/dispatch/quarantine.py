@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scheduler.engine.attempt.attempt import Attempt
-from scheduler.engine.dispatch.planner import SUSPECT_ALONE_S, ClaimPlanner
+from scheduler.engine.dispatch.planner import ClaimPlanner
 from scheduler.engine.state import EngineState
 from scheduler.errors import ProcessDied
+from scheduler.model.defaults import SUSPECT_ALONE_S
 from scheduler.model.lanes import QUARANTINE_LANE
 from scheduler.model.outcome import AttemptEnd, Failure, Outcome
 from scheduler.model.retry import is_spent

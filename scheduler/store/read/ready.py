@@ -16,6 +16,7 @@ from scheduler.store.db import pg_blockers
 from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import CLAIMABLE, HELD, claimable
 from scheduler.store.read import executors, slot_usage
+from scheduler.store.read.lanes import heads_of_queues
 from scheduler.store.read.unserved import left_behind
 from scheduler.store.read.workers import Fleet
 from scheduler.store.tasks import limits
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 MAX_NAMED = 3  # tasks that hold a place under a cap, by their ids
 _MAX_HELD = 1000  # that are looked at
+_MAX_SUSPECTS = 20  # lanes of tasks that are due to run alone, likewise
 _LONG_HELD = 60 * SECOND  # from then on since when is said
 
 _COLUMNS = "t.id, t.kind, t.schema_version, t.queue, t.priority, t.lane, t.run_at"
@@ -123,13 +125,22 @@ def cause_of(tx: Tx, row: sa.Row[Any], fleet: Fleet) -> ReadyCause:
         return ReadyCause("executor", f"; {executors.waits_there(tx, executor)}")
     if named is not None and executor is not None:  # no other worker takes it
         return ReadyCause("executor", f"; {executors.waits_for_worker(tx, executor)}")
-    taken = slot_usage.full_reason(tx, fleet, row, capped)
+    taken = slot_usage.full_reason(tx, fleet, row, capped, lambda: _next_alone(tx, fleet))
     if executor is not None and (taken or not fleet.serving(row.queue, row.kind, row.schema_version)):
         waits = executors.waits_for_worker(tx, executor)
         return ReadyCause("executor", f"; {'' if taken is None else f'{taken}; '}{waits}")
     if taken is not None:
         return ReadyCause("slots", f"; {taken}")
     return ReadyCause("soon", "; a worker claims it at its next cycle")
+
+
+def _next_alone(tx: Tx, fleet: Fleet) -> Sequence[sa.Row[Any]]:
+    """The suspects that are due and wait for nothing but to be alone, one of each lane; read once for each fleet."""
+    if fleet.next_alone is None:
+        heads = [one for one in heads_of_queues(tx) if one.lane.startswith(QUARANTINE_LANE) and one.run_at <= tx.now]
+        rows = first_of_each(tx, heads[:_MAX_SUSPECTS])
+        fleet.next_alone = [row for row in rows if cause_of(tx, row, fleet).name == "alone"]
+    return fleet.next_alone
 
 
 def _alone(row: sa.Row[Any], fleet: Fleet) -> str:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from scheduler.model.capacity import PROCESS, THREAD, OrphanedAttempts, Room, SlotKey
-from scheduler.model.defaults import POOLS
+from scheduler.model.defaults import POOLS, SUSPECT_ALONE_S
 from scheduler.model.lanes import QUARANTINE_LANE
 from scheduler.model.texts import listed
+from scheduler.ports import SECOND
 from scheduler.store.db.tx import Tx
 from scheduler.store.predicates import HELD
 from scheduler.store.read.workers import Fleet, WorkerRecord, orphans_phrase
@@ -32,7 +34,8 @@ class CappedWorkers(NamedTuple):
 class _Full(msgspec.Struct):
     """Why those that serve a task have no room: slots, (held, most) of max_concurrent_tasks; and what fills either
     without a claim. ``childless``: some cannot start a child process; ``capped``: the kind's cap on each worker, which
-    some have reached; ``suspects``: tasks that run alone on some."""
+    some have reached; ``suspects``: tasks that run alone on some; ``next_alone``: that are to, and let none go first.
+    """
 
     rooms: list[Room] = []
     at_most: list[tuple[int, int]] = []
@@ -40,17 +43,36 @@ class _Full(msgspec.Struct):
     childless: bool = False
     capped: int | None = None
     suspects: list[int] = []
+    next_alone: set[int] = set()
 
 
-def full_reason(tx: Tx, fleet: Fleet, row: sa.Row[Any], capped: CappedWorkers | None = None) -> str | None:
+class _Load(NamedTuple):
+    """What each worker holds, by pool and slot type, without kinds whose slot type no worker has reported. ``old``: of
+    it, beside which a suspect runs; ``young``: how much of all is not; ``alone``: the task that runs alone on it, which
+    leaves quarantine when it has run for a while."""
+
+    held: dict[int, Counter[SlotKey]]
+    old: dict[int, Counter[SlotKey]]
+    young: Counter[int]
+    alone: dict[int, int]
+
+
+def full_reason(
+    tx: Tx,
+    fleet: Fleet,
+    row: sa.Row[Any],
+    capped: CappedWorkers | None = None,
+    suspects: Callable[[], Sequence[sa.Row[Any]]] = tuple,
+) -> str | None:
     """The lack of slots that keeps every worker which serves this task from claiming it; None if one has room.
 
-    ``capped``: workers that do not claim it, whatever slots they have.
+    ``capped``: workers that do not claim it, whatever slots they have. ``suspects``: reads the tasks that are due to
+    run alone, and wait for nothing else.
     """
     able = fleet.serving(row.queue, row.kind, row.schema_version)
     here = _with_its_body(able, row)
     others = [w for w in able if w not in here]
-    text = _taken(tx, fleet, row, others, capped) if others else None
+    text = _taken(tx, fleet, row, others, capped, suspects) if others else None
     if not here:
         return text
     if not others:
@@ -76,15 +98,20 @@ def _beside(here: list[WorkerRecord], others: list[WorkerRecord]) -> str:
 
 
 def _taken(
-    tx: Tx, fleet: Fleet, row: sa.Row[Any], able: list[WorkerRecord], capped: CappedWorkers | None
+    tx: Tx,
+    fleet: Fleet,
+    row: sa.Row[Any],
+    able: list[WorkerRecord],
+    capped: CappedWorkers | None,
+    suspects: Callable[[], Sequence[sa.Row[Any]]],
 ) -> str | None:
     slot_type = fleet.slot_types.get(row.kind)
-    held, alone = _held(tx, fleet)
+    load = _load(tx, fleet)
     full, slotted = _Full(), list[WorkerRecord]()
     for worker in able:
         capacity, holds = worker.capacity, worker.holds + worker.orphans
-        if worker.id in alone:
-            full.suspects.append(alone[worker.id])
+        if worker.id in load.alone:
+            full.suspects.append(load.alone[worker.id])
             continue
         if capped is not None and worker.id in capped.ids:
             full.capped = capped.most
@@ -96,32 +123,57 @@ def _taken(
         if slot_type == PROCESS and capacity.childless:
             full.childless = True
             continue
-        room = None if slot_type is None else capacity.room(row.priority, slot_type, held.get(worker.id, {}))
+        room = None if slot_type is None else capacity.room(row.priority, slot_type, load.held.get(worker.id, {}))
         if slot_type is None or room is None or room.free:
-            return None
+            first = _first_alone(fleet, worker, load, suspects) if load.young[worker.id] else None
+            if first is None:
+                return None
+            full.next_alone.add(first)
+            continue
         slotted.append(worker)
         full.rooms.append(room)
         full.orphans.extend(capacity.orphans_of(row.priority, slot_type))
     return _describe(slotted, row.priority, THREAD if slot_type is None else slot_type, full)
 
 
-def _held(tx: Tx, fleet: Fleet) -> tuple[dict[int, Counter[SlotKey]], dict[int, int]]:
-    """What each worker holds, by pool and slot type, without kinds whose slot type no worker has reported; and the
-    task that runs alone on a worker, which leaves quarantine when it has run for a while."""
-    held: dict[int, Counter[SlotKey]] = {}
-    alone: dict[int, int] = {}
+def _first_alone(
+    fleet: Fleet, worker: WorkerRecord, load: _Load, suspects: Callable[[], Sequence[sa.Row[Any]]]
+) -> int | None:
+    """The suspect for which this worker claims nothing else until its young attempts have ended; None without one."""
+    capacity, old = worker.capacity, load.old.get(worker.id, Counter())
+    if capacity.most and old.total() >= capacity.most:
+        return None
+    for suspect in suspects():
+        slot_type = fleet.slot_types.get(suspect.kind)
+        if slot_type is None or worker not in fleet.serving(suspect.queue, suspect.kind, suspect.schema_version):
+            continue
+        room = capacity.room(suspect.priority, slot_type, old)
+        children = (
+            capacity.room(suspect.priority, PROCESS, load.held.get(worker.id, {})) if capacity.processes else None
+        )
+        # Which kinds its children can run is known to the worker only. With a free child it runs there, if it can.
+        if room is not None and not room.full and (children is None or children.free):
+            return int(suspect.id)
+    return None
+
+
+def _load(tx: Tx, fleet: Fleet) -> _Load:
+    load = _Load({}, {}, Counter(), {})
     rows = tx.run(
-        "SELECT worker, priority, kind, count(*) AS n, "
+        "SELECT worker, priority, kind, count(*) AS n, sum(CASE WHEN started_at <= :since THEN 1 ELSE 0 END) AS old, "
         f"max(CASE WHEN substr(lane, 1, 1) = '{QUARANTINE_LANE}' THEN id END) AS suspect "
-        f"FROM schedd_tasks WHERE {HELD} GROUP BY worker, priority, kind"
+        f"FROM schedd_tasks WHERE {HELD} GROUP BY worker, priority, kind",
+        since=tx.now - round(SUSPECT_ALONE_S * SECOND),
     )
     for row in rows:
+        worker, slot_type = row.worker or _NO_WORKER, fleet.slot_types.get(row.kind)
         if row.suspect is not None and row.worker is not None:
-            alone[row.worker] = row.suspect
-        slot_type = fleet.slot_types.get(row.kind)
+            load.alone[worker] = row.suspect
+        load.young[worker] += row.n - row.old
         if slot_type is not None:
-            held.setdefault(row.worker or _NO_WORKER, Counter())[row.priority, slot_type] += row.n
-    return held, alone
+            load.held.setdefault(worker, Counter())[row.priority, slot_type] += row.n
+            load.old.setdefault(worker, Counter())[row.priority, slot_type] += row.old
+    return load
 
 
 def _describe(able: list[WorkerRecord], priority: int, slot_type: int, full: _Full) -> str:
@@ -129,6 +181,10 @@ def _describe(able: list[WorkerRecord], priority: int, slot_type: int, full: _Fu
     if full.suspects:
         names, run = listed([str(i) for i in sorted(full.suspects)]), "runs" if len(full.suspects) == 1 else "run"
         waits.append(f"task {names}, which {run} alone at first, since its worker died when it ran before")
+    if full.next_alone:
+        names, goes = listed([str(i) for i in sorted(full.next_alone)]), "goes" if len(full.next_alone) == 1 else "go"
+        over = f"each other task of its worker has ended or run for {SUSPECT_ALONE_S:.0f} s"
+        waits.append(f"task {names}, which {goes} first, alone, once {over}")
     if full.childless:
         waits.append("a child process: none can be started at present, its worker's log says why")
     if full.rooms:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -347,6 +347,7 @@ class Fleet:
         self.no_worker = no_worker_reason(found)
         self.slot_types = slot_types
         self._kinds = {w.id: frozenset(w.kinds) for w in self.claiming}
+        self.next_alone: Sequence[sa.Row[Any]] | None = None  # suspects that are due: None before they are asked for
 
     def serving(self, queue: str, kind: str, version: int = 0) -> list[WorkerRecord]:
         """The workers that would claim a task of this queue, kind and schema_version."""
