@@ -127,7 +127,9 @@ def options(command: click.Command, ctx: click.Context) -> Iterator[Item]:
     for option in command.get_params(ctx):
         record = option.get_help_record(ctx)
         if isinstance(option, click.Option) and record is not None and record not in common:
-            names = ", ".join(map(bold, [*option.opts, *option.secondary_opts]))
+            helps = {*option.opts} == {*ctx.help_option_names}  # whose order click 8.1 does not keep
+            given = ctx.help_option_names if helps else [*option.opts, *option.secondary_opts]
+            names = ", ".join(map(bold, given))
             takes = "" if option.is_flag or option.count else " " + italic(metavar(option, ctx))
             yield names + takes, record[1]
 

@@ -54,7 +54,7 @@ class Order(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
     colour: Colour = Colour.RED
     prices: dict[str, float] = {}
     short: dict[Annotated[str, Meta(min_length=2)], Any] = {}
-    level: Literal["a", "b", None] = "a"
+    level: Literal["a", "b"] | None = "a"
     number: Literal[1, 2] = 1
     raw: bytes = b""
     day: date | None = None
