@@ -236,6 +236,15 @@ def test_a_suspect_of_a_child_process_waits_for_one_only(ctl: Ctl, live: Bench) 
     assert str(ctl.json("show", made)["why"]).endswith("; waits for a free child process (1 busy of 1)")
 
 
+def test_a_suspect_of_a_child_process_waits_for_no_young_attempt(ctl: Ctl, live: Bench) -> None:
+    worker(live, medium=(3, 0), processes=2)
+    held(live, Thread())
+    made = int(live.jobs.task(Apart()).schedule())
+    suspected(live, made)
+    assert str(ctl.json("show", made)["why"]).endswith(NEXT)
+    assert why_of(ctl, live, Thread()) == NEXT
+
+
 def test_others_wait_for_a_suspect_that_runs_alone(ctl: Ctl, live: Bench) -> None:
     worker(live, medium=(2, 0))
     made = int(live.jobs.task(Thread()).schedule())

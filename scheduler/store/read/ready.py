@@ -137,6 +137,7 @@ def cause_of(tx: Tx, row: sa.Row[Any], fleet: Fleet) -> ReadyCause:
 def _next_alone(tx: Tx, fleet: Fleet) -> Sequence[sa.Row[Any]]:
     """The suspects that are due and wait for nothing but to be alone, one of each lane; read once for each fleet."""
     if fleet.next_alone is None:
+        fleet.next_alone = []  # for the causes of these themselves
         heads = [one for one in heads_of_queues(tx) if one.lane.startswith(QUARANTINE_LANE) and one.run_at <= tx.now]
         rows = first_of_each(tx, heads[:_MAX_SUSPECTS])
         fleet.next_alone = [row for row in rows if cause_of(tx, row, fleet).name == "alone"]
