@@ -310,7 +310,7 @@ def check_command(line: str) -> None:
     """There is such a command, with these options and so many arguments."""
     words = [re.sub(r"^(ID|NAME)$", "1", word) for word in line.split()]
     command: click.Command = root
-    context = click.Context(root, info_name="schedctl")
+    context = click.Context(root, info_name="schedctl", **root.context_settings)
     while isinstance(command, click.Group):
         name = words.pop(0)
         found = command.get_command(context, name)

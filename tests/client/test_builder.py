@@ -79,7 +79,7 @@ PAYLOADS: list[tuple[str, Callable[[Scheduler], Any]]] = [
     ("payload of Mail does not fit: Expected `str`, got `int`", lambda j: j.task(Mail(5))),  # type: ignore[arg-type]
     ("payload of Mail does not fit: Expected `int`", lambda j: j.task(Mail("a", copies="2"))),  # type: ignore[arg-type]
     ("payload of Mail is not JSON", lambda j: j.task(Mail(object()))),  # type: ignore[arg-type]
-    ("payload of Mail is not JSON", lambda j: j.task(Mail("half \ud800 a pair"))),
+    ("payload of Mail has a text with half a surrogate pair", lambda j: j.task(Mail("half \ud800 a pair"))),
     ("payload of resize does not fit: missing a required argument: 'path'", lambda j: j.task(resize).schedule()),  # type: ignore[call-arg]
     ("too many positional arguments", lambda j: j.task(resize, "a", 1, 2)),  # type: ignore[call-arg]
     ("unexpected keyword argument 'wide'", lambda j: j.task(resize, "a", wide=1)),  # type: ignore[call-arg]
