@@ -85,7 +85,7 @@ def worst(texts: Iterable[str], many: int = 5) -> list[str]:
 
 def help_texts(command: click.Command, ctx: click.Context | None = None) -> Iterator[str]:
     """The help of a command, of its options, and of all commands below it."""
-    ctx = ctx or click.Context(command)
+    ctx = ctx or click.Context(command, **command.context_settings)
     yield command.help or ""
     yield from (option.help or "" for option in command.get_params(ctx) if isinstance(option, click.Option))
     if isinstance(command, click.Group):
