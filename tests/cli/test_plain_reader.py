@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from scheduler.store.db.database import Database as Store
 from scheduler.store.db.engines import make_engine, server_arguments
 from scheduler.store.db.file_reader import FileReader
 from scheduler.store.db.migrate import upgrade
+from scheduler.store.db.pg_connections import PgConnections
 from scheduler.store.db.schema_version import HEAD, VERSION_TABLE
 from scheduler.store.db.server_clock import ServerClock
 from scheduler.store.db.server_reader import ServerReader, for_driver
@@ -248,12 +250,29 @@ def test_an_unusual_database_of_a_server_is_left_to_the_full_way(
     assert kind.endswith("works on") or (light[0] == 5 and light[1] == "")
 
 
-def test_a_server_that_is_not_there_is_left_to_the_full_way(both: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_server_that_is_not_there_is_told_in_the_same_words(
+    both: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+    connect = PgConnections.connect
+    monkeypatch.setattr(PgConnections, "connect", lambda *a, **b: tried.append("") or connect(*a, **b))
     ctl = Ctl(environment_for(f"postgresql+psycopg://me:secret@/jobs?host={tmp_path}", tmp_path))
     light, full, read = both(ctl, "list")
     assert (light, read) == (full, False)
     assert light[0] == 5
     assert "nothing answers there" in light[2]
+    # Each way once, which to a host that is away takes its time, and once more to see who is in the way.
+    assert len(tried) == 4
+
+
+@pytest.mark.usefixtures("real_grace")
+def test_a_server_that_does_not_answer_is_told_in_the_same_words(both: Callable[..., Any], tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"postgresql+psycopg://me:secret@127.0.0.1:{silent.getsockname()[1]}/jobs"
+        light, full, read = both(Ctl(environment_for(url, tmp_path)), "--timeout", "0", "list")
+    assert (light, read) == (full, False)
+    assert light[0] == 5
+    assert "no answer within" in light[2]
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,10 @@ class PlainReader(ABC):
 
     @abstractmethod
     def is_usual(self) -> bool:
-        """Whether this is a whole store of this program's schema. Called once, first of all."""
+        """Whether this is a whole store of this program's schema. Called once, first of all.
+
+        Raises StoreUnavailableError for a server that cannot be reached.
+        """
 
     @abstractmethod
     def within(self, seconds: float, *, each: bool = False) -> Deadline:
@@ -87,7 +90,7 @@ class PlainReader(ABC):
         from scheduler.store.db.errors import cause, translate
         from scheduler.store.db.urls import parse_url
 
-        raised = sa.exc.DBAPIError.instance(self.asked, None, error, self._errors)
+        raised = sa.exc.DBAPIError.instance(self.asked or None, None, error, self._errors)
         assert isinstance(raised, sa.exc.SQLAlchemyError)
         raise translate(raised, parse_url(self._url)) from cause(raised)
 

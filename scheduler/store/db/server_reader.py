@@ -50,6 +50,9 @@ class ServerReader(PlainReader):
         deadline.begin()
         try:
             self.raw = raw = self._wires.connect(**self.arguments)
+        except self._errors as error:  # Database would wait as long once more
+            self._raise_explained(error)
+        try:
             raw.isolation_level = IsolationLevel.READ_COMMITTED
             before = self.clock.now()
             versions, tables, server = raw.execute(_STATE).fetchone()
