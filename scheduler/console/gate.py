@@ -390,7 +390,7 @@ class Gate:
         return response
 
     def _sealed(self, done: ActionDone) -> str:
-        """What is said on the next page, as much of it as a cookie holds: browsers drop one of more than 4 KiB."""
+        """The note for the next page, as much of it as a cookie holds: browsers drop one of more than 4 KiB."""
         text = done.message[:1500]
         while True:
             note = {"text": text, "ok": done.ok, "undo": done.undo}

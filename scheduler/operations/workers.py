@@ -81,7 +81,7 @@ def held_of(worker: WorkerRecord, held: Held) -> dict[str, int]:
 
 
 def notes(worker: WorkerRecord) -> list[str]:
-    """What is wrong with a worker: it claims nothing, its cycles fail, it runs attempts that lost their claims,
+    """Faults of a worker: it claims nothing, its cycles fail, it runs attempts that lost their claims,
     or has handlers that hang."""
     found = [workers.far_text(worker), workers.failing_text(worker), workers.orphans_text(worker)]
     return [text for text in found if text] + [workers.hung_text(worker, hang) for hang in worker.hung]

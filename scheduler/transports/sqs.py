@@ -33,9 +33,7 @@ MAX_DELAY = 900.0  # seconds that a message which is sent can wait
 MAX_VISIBILITY = 43_200.0  # seconds in all, from the receive on
 MAX_RETRY = 43_000.0  # seconds: the rest of the visibility is spent before a message is given back
 MAX_POLL = 20.0  # seconds of one long poll
-LOOK = (
-    1  # seconds of the shortest one: without a wait SQS asks some of its servers, and may find nothing where there is
-)
+LOOK = 1  # seconds of the shortest one: without a wait SQS asks only some of its servers, and may find nothing
 RETENTION = 14 * 86_400.0  # seconds: the longest that a queue keeps a message
 CONNECT_TIMEOUT, READ_TIMEOUT = 5.0, 30.0  # seconds; a read outlasts a long poll
 REASON, MAX_ATTRIBUTES = "reason", 10  # an attribute of dead messages; how many one may have

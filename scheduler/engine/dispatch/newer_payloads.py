@@ -40,7 +40,7 @@ class _Place(NamedTuple):
 
 
 class NewerPayloads:
-    """What a worker reads past. ``kinds``: for which it looks, and until when (monotonic). Not thread-safe.
+    """Payloads that a worker reads past. ``kinds``: for which it looks, and until when (monotonic). Not thread-safe.
 
     Of the present cycle: ``within``: where the tasks are that it can read; ``without``: the lanes in which it found
     none; ``unread``: a lane may have more, behind the stretch that was read.

@@ -1,6 +1,6 @@
-"""What a command reads from a store by the database's own driver: SQLAlchemy's import is most of its time.
+"""Readers of a store by the database's own driver, for commands that only read: SQLAlchemy takes most of their time.
 
-Its readers read usual stores and nothing else. A URL or a schema that is not usual is left to Database, which says
+They read usual stores and nothing else. A URL or a schema that is not usual is left to Database, which says
 what is wrong. Later errors are told in Database's words, too.
 """
 

@@ -47,7 +47,7 @@ class _Full(msgspec.Struct):
 
 
 class _Load(NamedTuple):
-    """What each worker holds, by pool and slot type, without kinds whose slot type no worker has reported. ``old``: of
+    """The load of each worker, by pool and slot type, without kinds whose slot type no worker has reported. ``old``: of
     it, beside which a suspect runs; ``young``: how much of all is not; ``alone``: the task that runs alone on it, which
     leaves quarantine when it has run for a while."""
 
@@ -151,7 +151,7 @@ def _first_alone(
         children = (
             capacity.room(suspect.priority, PROCESS, load.held.get(worker.id, {})) if capacity.processes else None
         )
-        # Which kinds its children can run is known to the worker only. With a free child it runs there, if it can.
+        # The worker alone knows the kinds that its children can run. With a free child it runs there, if it can.
         if room is not None and not room.full and (children is None or children.free):
             return int(suspect.id)
     return None
