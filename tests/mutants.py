@@ -218,7 +218,7 @@ MUTANTS = (
             *_index_off("ux_schedd_tasks_slot", '"schedule", "slot", "key"'),
             Change(
                 "scheduler/store/schedules.py",
-                "present(tx, [(one.row.name, fire.slot) for one in due for fire in one.fires])",
+                "have_run(tx, [(one.row.name, fire.slot) for one in due for fire in one.fires])",
                 "set()",
             ),
         ),

@@ -102,9 +102,10 @@ class Schedules:
             return [info(RunInfo, record) for record in schedules.runs(tx, name, limit, cursor)]
 
     def trigger(self, name: str, slot: datetime | None = None) -> TaskId:
-        """Run it once now, besides its fire times; or ``slot``: the run of this fire time (aware), if it has none.
+        """Run it once now, besides its fire times; or ``slot``: the run of this fire time (aware), if it has not run.
 
-        Returns the id of the run's first task; of a fire time whose run is stored that one's, with ``created`` False.
+        Returns the id of the run's first task; of a fire time that has run that one's, with ``created`` False. A run
+        whose tasks were removed counts for ``[retention] outcomes``, and the last one always.
         Raises UnknownScheduleError; InvalidScheduleError for an instant that is no fire time of it.
         """
         at = None if slot is None else instant_us(slot, "slot")

@@ -141,7 +141,7 @@ def resume(desk: Desk, name: str) -> ScheduleRecord:
 
 
 def trigger(desk: Desk, name: str, slot: int | None = None) -> Triggered:
-    """Run it once now, beside its fire times; or ``slot``: the run of this fire time, if it has none.
+    """Run it once now, beside its fire times; or ``slot``: the run of this fire time, if it has not run.
 
     Raises UnknownScheduleError; InvalidScheduleError for an instant that is no fire time of it.
     """

@@ -121,23 +121,16 @@ def _graph(template: Sequence[TaskSpec], run: str, first: int, common: dict[str,
     ]
 
 
-def present(tx: Tx, slots: list[tuple[str, int]]) -> set[tuple[str, int]]:
-    """Fire times (schedule, time) that have tasks already, whatever became of them: a clock that jumps back must not
-    run them again."""
-    return _found(tx, slots, "schedd_tasks")
-
-
-def remembered(tx: Tx, slots: list[tuple[str, int]]) -> set[tuple[str, int]]:
-    """Fire times whose tasks retention has removed; the store remembers them as long as outcomes."""
-    return _found(tx, slots, "schedd_outcomes")
-
-
-def _found(tx: Tx, slots: list[tuple[str, int]], table: str) -> set[tuple[str, int]]:
+def have_run(tx: Tx, slots: list[tuple[str, int]]) -> set[tuple[str, int]]:
+    """Fire times (schedule, time) that have tasks already, whatever became of them, or whose tasks retention has
+    removed: neither a trigger before the time nor a clock that jumps back makes them run again."""
     if not slots:
         return set()
-    there = exists("t.slot", f"FROM {table} t WHERE {_OF_SLOT}")
+    stored, removed = (
+        exists("t.slot", f"FROM {table} t WHERE {_OF_SLOT}") for table in ("schedd_tasks", "schedd_outcomes")
+    )
     rows = tx.run(
-        f"SELECT j.name, j.slot FROM {tx.dialect.rows({'name': str, 'slot': int})} j WHERE {there}",
+        f"SELECT j.name, j.slot FROM {tx.dialect.rows({'name': str, 'slot': int})} j WHERE {stored} OR {removed}",
         rows=bind_rows(slots),
     )
     return {(row[0], row[1]) for row in rows}

@@ -18,7 +18,7 @@ from scheduler.store import audit
 from scheduler.store.broken_rows import unreadable
 from scheduler.store.db.dialect import bind_rows
 from scheduler.store.db.tx import Tx
-from scheduler.store.schedule_runs import present, remembered, specs_by_hand, specs_of_run, template_of
+from scheduler.store.schedule_runs import have_run, specs_by_hand, specs_of_run, template_of
 from scheduler.store.schedules import ROW, ScheduleSpec, changes_of, check_change, delete, register
 from scheduler.store.tasks.control import CancelResult, cancel
 from scheduler.store.tasks.enqueue import enqueue
@@ -87,11 +87,18 @@ def read(tx: Tx, name: str, lock: str = "") -> tuple[sa.Row[Any], Recurrence, li
         raise unreadable(name, error) from None
 
 
-def trigger(tx: Tx, name: str, slot: int | None = None) -> TaskId:
-    """One run now: beside the fire times, or the one of a fire time that has no run. Returns its first task.
+# Not by walking up the primary keys.
+_FIRST_OF_SLOT = (
+    "SELECT min(r.id) FROM (SELECT t.id + 0 AS id FROM schedd_tasks t WHERE t.schedule = :name AND t.slot = :slot "
+    "UNION ALL SELECT o.task_id + 0 FROM schedd_outcomes o WHERE o.schedule = :name AND o.slot = :slot) r"
+)
 
-    Of a fire time that has a run already the id of that, with ``created`` False. Raises UnknownScheduleError,
-    InvalidScheduleError if it cannot be read, and for an instant that is no fire time of it.
+
+def trigger(tx: Tx, name: str, slot: int | None = None) -> TaskId:
+    """One run now: beside the fire times, or the one of a fire time that has not run. Returns its first task.
+
+    Of a fire time that has run the id of that run, also if it was removed, with ``created`` False. Raises
+    UnknownScheduleError, InvalidScheduleError if it cannot be read, and for an instant that is no fire time of it.
     """
     row, recurrence, template = read(tx, name, tx.dialect.lock)
     about = f"schedule {name}"
@@ -100,9 +107,9 @@ def trigger(tx: Tx, name: str, slot: int | None = None) -> TaskId:
         audit.record(tx, "schedule triggered", tasks=[int(i) for i in made], subject=about)
         return made[0]
     _check_slot(row, recurrence, slot)
-    there = tx.run(
-        "SELECT min(t.id + 0) FROM schedd_tasks t WHERE t.schedule = :name AND t.slot = :slot", name=name, slot=slot
-    ).scalar()
+    there = tx.run(_FIRST_OF_SLOT, name=name, slot=slot).scalar()
+    if there is None and slot == row.last_slot:
+        there = row.last_task  # whose outcome is forgotten
     if there is not None:
         return TaskId(there, created=False)
     cause = f"trigger:{rfc3339(tx.now, exact=False)}"
@@ -192,13 +199,12 @@ def plan_backfill(tx: Tx, name: str, start: int, end: int, limit: int) -> Backfi
     if more:
         count = recurrence.count_between(start - 1, end, row.anchor)
         raise ConfigError(f"there are {count} slots, over the limit of {limit}: take a shorter time, or a higher limit")
-    there = _have_run(tx, name, slots)
+    there = _have_run(tx, row, slots)
     return Backfill([s for s in slots if s not in there], [s for s in slots if s in there], len(template))
 
 
-def _have_run(tx: Tx, name: str, slots: Sequence[int]) -> set[int]:
-    _dialect, asked = tx.dialect, [(name, slot) for slot in slots]
-    return {slot for _, slot in present(tx, asked) | remembered(tx, asked)}
+def _have_run(tx: Tx, row: sa.Row[Any], slots: Sequence[int]) -> set[int]:
+    return {slot for _, slot in have_run(tx, [(row.name, slot) for slot in slots])} | {row.last_slot}
 
 
 def backfill(tx: Tx, name: str, slots: Sequence[int]) -> list[int]:
@@ -207,7 +213,7 @@ def backfill(tx: Tx, name: str, slots: Sequence[int]) -> list[int]:
     Their cause is ``backfill:<when>``. Raises UnknownScheduleError, InvalidScheduleError if it cannot be read.
     """
     row, _, template = read(tx, name, tx.dialect.lock)
-    there = _have_run(tx, name, slots)
+    there = _have_run(tx, row, slots)
     missing = [slot for slot in slots if slot not in there]
     cause = f"backfill:{rfc3339(tx.now, exact=False)}"
     tasks: list[TaskSpec] = []

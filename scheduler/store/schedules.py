@@ -30,8 +30,8 @@ from scheduler.store.schedule_runs import (
     GRAPH,
     decode_graph,
     encode_graph,
+    have_run,
     last_ends,
-    present,
     specs_of_run,
     still_going,
     template_of,
@@ -425,7 +425,7 @@ def _fire(tx: Tx, due: Sequence[_Due]) -> list[list[TaskId]]:
     """Make the tasks of these schedules' slots. Returns the new tasks of each schedule."""
     if not due:
         return []
-    there = present(tx, [(one.row.name, fire.slot) for one in due for fire in one.fires])
+    there = have_run(tx, [(one.row.name, fire.slot) for one in due for fire in one.fires])
     in_turn = [one.row for one in due if one.row.overlap == "skip" or one.next_at == FOREVER]
     going = still_going(tx, in_turn)
     left: list[list[Fire]] = []

@@ -12,7 +12,7 @@ from scheduler.model.recurrence import Mode, every
 from scheduler.model.spec import TaskSpec
 from scheduler.store import schedules
 from scheduler.store.read import schedules as read_schedules
-from scheduler.store.schedule_runs import present, remembered
+from scheduler.store.schedule_runs import have_run
 from scheduler.store.schedules import ScheduleSpec
 from scheduler.testing import drain
 from support.fleet import Fleet, write
@@ -85,8 +85,8 @@ def test_runs_are_found_without_the_others(fleet: Fleet, tell: Callable[[str], N
     asked = [("s", start + i * SECOND) for i in (1, 40_000, DAY, DAY + 1)]
     older = [("s", start - i * SECOND) for i in (-1, 1, 40_000, DAY)]
     with work_of(jobs) as work, jobs.database.read() as tx:
-        assert present(tx, asked) == set(asked[:3])
-        assert remembered(tx, older) == set(older[1:])
+        assert have_run(tx, asked) == set(asked[:3])
+        assert have_run(tx, older) == set(older)
     assert work.done <= 100
     with work_of(jobs) as work, jobs.database.read() as tx:
         found = read_schedules.runs(tx, "s", 20)

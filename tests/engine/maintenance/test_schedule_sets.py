@@ -170,6 +170,58 @@ def test_trigger_of_a_slot_runs_it_once(bench: Bench) -> None:
         bench.jobs.schedules.trigger("delay", slot=START)
 
 
+@pytest.mark.both_databases
+def test_a_slot_whose_run_retention_has_removed_is_not_run_again(bench: Bench) -> None:
+    trigger = bench.jobs.schedules.trigger
+    tick(bench).hourly_at(0).schedule()
+    with bench.jobs.recurring("etl").hourly_at(0) as dag:
+        dag.task(Step("report")).depend_on(dag.task(Step("load")))
+    bench.advance(3600)
+    for name in ("tick", "etl"):
+        bench.jobs.schedules.pause(name)
+    made = [trigger("tick", slot=START), trigger("etl", slot=START)]
+    bench.drain()
+    ran = len(bench.script.ran)
+    bench.clock.advance(7 * 86_400)
+    assert bench.jobs.cleanup_completed_tasks(24) == 6
+    again = [trigger("tick", slot=START), trigger("etl", slot=START)]
+    assert (again, [one.created for one in again]) == (made, [False, False])
+    assert not trigger("tick", slot=START + HOUR).created
+    bench.clock.advance(100 * 86_400)  # nor does anything but the schedule remember its last run
+    bench.jobs.gc()
+    assert not trigger("tick", slot=START + HOUR).created
+    bench.drain()
+    assert len(bench.script.ran) == ran
+
+
+def test_a_slot_that_was_triggered_ahead_and_removed_does_not_fire(bench: Bench) -> None:
+    tick(bench).monthly_on(1, 0, 0).schedule()
+    bench.jobs.schedules.trigger("tick", slot=datetime(2026, 2, 1, tzinfo=UTC))
+    bench.drain()
+    bench.clock.advance(7 * 86_400)
+    assert bench.jobs.cleanup_completed_tasks(24) == 1
+    bench.advance(25 * 86_400)
+    assert bench.script.ran == ["tick"]
+
+
+@pytest.mark.both_databases
+def test_a_clock_that_jumps_back_over_a_removed_run_does_not_run_it_again(bench: Bench) -> None:
+    tick(bench).hourly_at(0).catchup("last").schedule()
+    bench.advance(3600)
+    bench.advance(3600)
+    ran = len(bench.script.ran)
+    bench.clock.advance(7 * 86_400)
+    assert bench.jobs.cleanup_completed_tasks(24) == 2
+    bench.clock.jump(-7 * 86_400 - 5400)
+    bench.jobs.schedules.pause("tick")
+    bench.jobs.schedules.resume("tick")  # the time it waits for is found again
+    assert bench.jobs.schedules.next("tick") == [START + HOUR]
+    bench.advance(5400)
+    assert len(bench.script.ran) == ran
+    bench.advance(3600)
+    assert len(bench.script.ran) == ran + 1
+
+
 def test_h_spreads_schedules_by_their_names(bench: Bench) -> None:
     for name in ("a", "b", "c", "d"):
         tick(bench, name).cron("H H * * *").schedule()
