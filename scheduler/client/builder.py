@@ -319,7 +319,9 @@ class TaskBuilder(_Builder, Generic[R_co]):
         """Store the task and return its id, an int with ``.created``. A task whose id was returned survives a crash.
 
         ``connection``: the caller's own, SQLAlchemy's or Django's; the task then commits or rolls back with its rows.
-        Raises UnknownDependencyError, DuplicateKeyError, StoreUnavailableError.
+        Raises UnknownDependencyError, DuplicateKeyError, StoreUnavailableError; of a transaction of REPEATABLE READ or
+        SERIALIZABLE sqlalchemy.exc.OperationalError (serialization_failure) if it gives a task other parents, and
+        cannot see all that waits for that task: run that transaction again.
         """
         if self._batch is not None:
             return self._batch.schedule_chain(self, connection)

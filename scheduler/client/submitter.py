@@ -20,6 +20,7 @@ from scheduler.store import audit, outbox, schedules
 from scheduler.store.db.async_connection import run_on
 from scheduler.store.db.database import Database
 from scheduler.store.db.tx import CallersTx, Tx
+from scheduler.store.graph.cycles import refuse_unseen
 from scheduler.store.schedules import ScheduleSpec
 from scheduler.store.tasks.enqueue import callers_connection, enqueue, enqueue_alone, insert_alone, is_one_row
 
@@ -162,6 +163,9 @@ class TaskSubmitter:
             if self.registry.telling:
                 self.check_sinks((spec.kind for spec in specs), tx)
             ids = _enqueue(tx, specs)
+            replacing = [i for i, s in zip(ids, specs, strict=True) if s.conflict == "replace" and s.edges]
+            if replaced := [i for i in replacing if not i.created]:
+                refuse_unseen(tx, replaced, self.database.read)
             self.notify_after_commit(own)
         return ids
 

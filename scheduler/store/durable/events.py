@@ -5,12 +5,13 @@ Emitting and beginning to wait both lock the event's name, so that neither can m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from scheduler.model.state import FIRST_TERMINAL
+from scheduler.store.db import snapshots
 from scheduler.store.db.dialect import bind_rows
+from scheduler.store.db.snapshots import Reader
 from scheduler.store.db.tx import Tx
 from scheduler.store.durable import waits
 from scheduler.store.predicates import exists, is_live, same
@@ -64,27 +65,13 @@ def emit(tx: Tx, emits: Sequence[EventEmit], *, lock: bool = True) -> tuple[set[
     return new, waits.events_happened(tx, sorted(new)) if new else 0
 
 
-_ISOLATION = "SELECT current_setting('transaction_isolation')"
 _AWAITING = f"SELECT task_id FROM schedd_waits WHERE {same('event', ':name')}"
-_REFUSE = """
-DO $$BEGIN RAISE EXCEPTION 'could not serialize access: a task awaits the event since this transaction began'
-USING ERRCODE = 'serialization_failure'; END$$
-"""
 
 
-def refuse_unseen(tx: Tx, name: str, read: Callable[[], AbstractContextManager[Tx]]) -> None:
-    """Have PostgreSQL refuse a caller's transaction that has emitted this event, if its snapshot is older than a task's
-    wait for it: else nothing would wake that task.
-
-    ``read``: begins a transaction of the store's own. Raises sqlalchemy.exc.OperationalError, as for all else that
-    cannot be serialized: then the caller begins again.
-    """
-    if tx.dialect.name != "postgresql" or tx.rows(_ISOLATION) == [("read committed",)]:
-        return
-    with read() as present:  # nobody begins to wait until the caller's commit: the name is locked
-        awaiting = present.rows(_AWAITING, name=name)
-    if not {*awaiting} <= {*tx.rows(_AWAITING, name=name)}:
-        tx.run(_REFUSE)
+def refuse_unseen(tx: Tx, name: str, read: Reader) -> None:
+    """Refuse a caller's transaction that has emitted this event, if its snapshot is older than a task's wait for it:
+    else nothing would wake that task. The name is locked, so nobody begins to wait until the caller's commit."""
+    snapshots.refuse_unseen(tx, lambda one: {*one.rows(_AWAITING, name=name)}, read, "a task awaits the event")
 
 
 def lock_name(event: str) -> str:

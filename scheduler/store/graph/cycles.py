@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from typing import Any
 
 from scheduler.errors import CycleError
+from scheduler.store.db import snapshots
+from scheduler.store.db.snapshots import Reader
 from scheduler.store.db.tx import Tx
+from scheduler.store.graph.descendants import all_below
 from scheduler.store.predicates import bind_parents, from_parents
 
 
@@ -48,3 +52,25 @@ def find_path(tx: Tx, start: int, goal: int) -> list[int]:
                 path.append(came[path[-1]])
             return path[::-1]
     return []
+
+
+_WAITERS = "SELECT item, task_id, name FROM schedd_waits WHERE item > 0 AND {}"
+
+
+def refuse_unseen(tx: Tx, replaced: Collection[int], read: Reader) -> None:
+    """Refuse a caller's transaction that gave these tasks other parents, if its snapshot lacks an edge below them, or a
+    wait for their ends: else a cycle may close, or nothing would release what was stored since.
+
+    The tasks are locked, and the graph is, so nobody adds more of these until the caller's commit.
+    """
+
+    def below(one: Tx) -> set[tuple[Any, ...]]:
+        tasks = [*replaced, *all_below(one, list(replaced))]
+        edges = one.rows(
+            f"SELECT parent, child FROM schedd_edges WHERE {from_parents(one.dialect)}",
+            **bind_parents(one.dialect, tasks),
+        )
+        waiters = one.rows(_WAITERS.format(one.dialect.among("item")), ids=one.dialect.bind_ids(tasks))
+        return {*waiters, *(edge for edge in edges if edge[1] not in replaced)}
+
+    snapshots.refuse_unseen(tx, below, read, "a task waits for one that it replaces")

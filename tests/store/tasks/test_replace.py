@@ -289,6 +289,54 @@ def test_in_the_callers_transaction(fleet: Fleet, commits: bool) -> None:
     assert jobs.state == ["new" if commits else "old"]
 
 
+@task
+def awaits(ctx: Context, awaited: int) -> None:
+    ctx.await_task(awaited)
+
+
+@pytest.mark.case(28)
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
+@pytest.mark.parametrize("unseen", ["a child", "a grandchild", "who awaits it", "a cycle"])
+def test_in_a_callers_transaction_that_cannot_see_what_waits_for_it(fleet: Fleet, level: str, unseen: str) -> None:
+    """A snapshot that is older than an edge or a wait: such a transaction is refused, and the caller begins again."""
+    jobs = fleet.worker(note, awaits)
+    broken = jobs.task(note, "die").schedule()
+    drain(jobs)
+    blocked = jobs.task(note, "later").after(timedelta(hours=1)).schedule()
+    top = put(jobs, "one", blocked)
+    below = put(jobs, "below", top if unseen == "a grandchild" else blocked, key="b")
+    lowest = put(jobs, "lowest", below, key="c")
+    engine = sa.create_engine(fleet.database.url, isolation_level=level)  # type: ignore[arg-type]
+    with engine.connect() as connection:
+        connection.execute(sa.text("SELECT count(*) FROM schedd_tasks"))
+        new = replacing(jobs, "two", broken)
+        if unseen == "who awaits it":
+            waiting = jobs.task(awaits, int(top)).schedule()
+            drain(jobs)
+        elif unseen == "a cycle":
+            put(jobs, "below", top, key="b")
+            new = replacing(jobs, "two", lowest)
+        else:
+            waiting = jobs.task(note, "child").depend_on([top if unseen == "a child" else lowest]).schedule()
+        refused = level != "READ COMMITTED"
+        if refused:
+            with pytest.raises(sa.exc.OperationalError, match="could not serialize access"):
+                new.schedule(connection=connection)
+            connection.rollback()
+        if unseen == "a cycle":
+            with pytest.raises(CycleError):
+                new.schedule(connection=connection)
+            connection.rollback()
+        else:
+            assert new.schedule(connection=connection) == top
+            connection.commit()
+    engine.dispose()
+    drain(jobs)
+    if unseen != "a cycle":
+        assert [jobs.get_task_status(i).simple for i in (top, waiting)] == ["Failed", "Failed"]
+
+
 @pytest.mark.case(25, 28)
 def test_what_has_ended_is_left_as_it_is(fleet: Fleet, clock: FakeClock) -> None:
     """A success keeps its result, though not its key; keep returns the newest."""
