@@ -120,7 +120,10 @@ class PushedIntake(SourceDuties):
             if self._intake.section.ack == "stored":
                 self._answer(done, [one.verdict for one in part if one.verdict is not None])
             else:  # in a thread of its own: other requests do not wait for these tasks
-                threading.Thread(target=self._await_ends, args=(part, done), daemon=True).start()
+                try:
+                    threading.Thread(target=self._await_ends, args=(part, done), daemon=True).start()
+                except RuntimeError as error:  # the system's limit; what is stored is known when it comes again
+                    done.set_exception(Busy(str(error), max(1, round(self._intake.section.retry))))
 
     def _answer(self, done: Future[list[Verdict]], verdicts: list[Verdict]) -> None:
         for one in verdicts:

@@ -93,10 +93,15 @@ class Publisher(Serving):
             if self._stopped:
                 done.set_exception(TransportError(f"sink {self._name} is closed"))
                 return done
-            self._waiting.put((one, done))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=f"schedd-sink-{self._name}", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name=f"schedd-sink-{self._name}", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:  # the system's limit: the next message tries again
+                    done.set_exception(TransportError(f"sink {self._name}: {error}"))
+                    return done
+                self._thread = thread
+            self._waiting.put((one, done))
         return done
 
     def stop(self) -> None:

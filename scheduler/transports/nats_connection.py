@@ -45,7 +45,8 @@ class NatsConnection:
         limit = wait + CONNECT_TIMEOUT * 2 * len(self._urls) + ANSWER_S * 2
         try:
             with self._lock:
-                waiting = asyncio.run_coroutine_threadsafe(self._bounded(work, limit), self._running())
+                loop = self._running()
+                waiting = asyncio.run_coroutine_threadsafe(self._bounded(work, limit), loop)
             return waiting.result()
         except TimeoutError:
             raise TransportError(f"nats: no answer within {limit:g} s") from None
@@ -79,8 +80,9 @@ class NatsConnection:
 
     def _running(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            threading.Thread(target=_run, args=(self._loop,), name="schedd-nats", daemon=True).start()
+            loop = asyncio.new_event_loop()
+            threading.Thread(target=_run, args=(loop,), name="schedd-nats", daemon=True).start()
+            self._loop = loop
         return self._loop
 
     def close(self) -> None:

@@ -218,6 +218,27 @@ def test_the_end_of_the_task_is_the_answer_if_that_is_wanted(opened: Callable[..
     assert len(door.ran) == 1
 
 
+def test_a_thread_that_cannot_be_started_costs_one_answer_and_no_source(
+    opened: Callable[..., Opened], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    door = opened(ack="end")
+    real = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if "_await_ends" in thread.name:
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        assert door.post(event(1)).status_code == 503
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(door.post, event(1))
+        until(lambda: drain(door.jobs) or answer.done())
+        assert answer.result().status_code == 204
+    assert len(door.ran) == 1
+
+
 def test_tasks_are_taken_by_the_name_of_their_kind(opened: Callable[..., Opened]) -> None:
     door = opened()
 

@@ -30,7 +30,7 @@ from scheduler.tasks.files.blob_store import BlobStore
 from scheduler.testing import FakeClock, drain
 from scheduler.transports import types
 from scheduler.transports.envelope import Message
-from scheduler.transports.ports import Limits, Outgoing, Published, Refused
+from scheduler.transports.ports import Limits, Outgoing, Published, Refused, TransportError
 from support.databases import Database
 from support.memory_queue import MemorySink, Settings
 
@@ -322,6 +322,25 @@ def test_what_its_task_has_given_up_is_published_by_its_next_attempt_only(make: 
     goes_on.set()
     assert [under_way.result(60), after_it.result(60)] == [Published("a"), Published("c")]
     assert sink.published == [first, last]
+    publisher.stop()
+    assert publisher.join(60)
+
+
+def test_a_publisher_whose_thread_could_not_be_started_tries_it_again(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    rig, sink = make(), MemorySink()
+    publisher = Publisher("shop", sink, SinkSection(type="memory"), rig.jobs.database.now, rig.jobs.traffic)
+    first, again = (Outgoing(key=key, body=b"{}", message=Message()) for key in "aa")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(TransportError, match="can't start new thread"):
+            publisher.put(first).result(60)
+    assert publisher.put(again).result(60) == Published("a")
+    assert sink.published == [again]
     publisher.stop()
     assert publisher.join(60)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,20 @@ from scheduler.transports.ports import Ack, Dead, Delivery, Outgoing, Published,
 from support.nats_rig import NatsRig, NatsServer
 
 PATIENCE = 30.0
+
+
+def test_a_connection_whose_thread_could_not_be_started_tries_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    sink = streams.NatsSink("done", streams.NatsSinkSettings(subject="x", url="nats://127.0.0.1:9"))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            sink.publish([Outgoing(key="a", body=b"{}", message=Message())])
+    with pytest.raises(TransportError):
+        sink.publish([Outgoing(key="a", body=b"{}", message=Message())])
+    sink.close()
 
 
 @pytest.fixture
