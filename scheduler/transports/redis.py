@@ -40,7 +40,7 @@ MAX_BLOCK_S = 20.0  # seconds that one XREADGROUP waits at most
 ANSWER_S = 30.0  # seconds within which the server answers
 # KEYS: the stream, that of dead messages. ARGV: group, entry, consumer, deliveries, and the body and reason of a dead
 # one. An entry that another consumer has by now is left alone, whatever the receipt says. A dead entry has its
-# message's fields, and two more at its end.
+# message's fields, and two more at its end; of one with more fields than Lua can unpack, its body alone.
 _HELD = """
 local held = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[2], ARGV[2], 1)
 if #held == 0 or held[1][2] ~= ARGV[3] or held[1][4] ~= tonumber(ARGV[4]) then return 0 end
@@ -48,7 +48,7 @@ if #held == 0 or held[1][2] ~= ARGV[3] or held[1][4] ~= tonumber(ARGV[4]) then r
 _ACK = f"{_HELD} redis.call('XACK', KEYS[1], ARGV[1], ARGV[2]) redis.call('XDEL', KEYS[1], ARGV[2]) return 1"
 _DEAD = (
     f"{_HELD} local entry = redis.call('XRANGE', KEYS[1], ARGV[2], ARGV[2])[1] "
-    "local fields = entry and entry[2] or {'body', ARGV[5]} "
+    "local fields = entry and #entry[2] < 7900 and entry[2] or {'body', ARGV[5]} "
     "for _, more in ipairs({'reason', ARGV[6], 'id', ARGV[2]}) do table.insert(fields, more) end "
     "redis.call('XADD', KEYS[2], '*', unpack(fields)) "
     "redis.call('XACK', KEYS[1], ARGV[1], ARGV[2]) redis.call('XDEL', KEYS[1], ARGV[2]) return 1"

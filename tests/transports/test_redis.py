@@ -59,6 +59,27 @@ def test_a_retry_comes_when_its_time_has_come(rig: RedisRig) -> None:
     assert not one.receive(10, 0.05)
 
 
+def test_a_dead_message_of_more_fields_than_a_script_can_take_keeps_its_body(rig: RedisRig) -> None:
+    with rig.client() as client:
+        for number in (3_900, 4_200):
+            client.xadd(STREAM, {"body": "b", **{f"h{i}": "v" for i in range(number)}})
+    one = source(rig)
+    few, many = one.receive(10, 1.0)
+    assert [
+        settled.error for settled in one.settle([Dead(few.receipt, "no", few), Dead(many.receipt, "no", many)])
+    ] == [
+        None,
+        None,
+    ]
+    assert rig.left() == 0
+    with rig.client() as client:
+        kept = [fields for _, fields in client.xrange(DEAD)]
+    assert [len(fields) for fields in kept] == [3_903, 3]
+    assert kept[1] == {b"body": b"b", b"reason": b"no", b"id": many.message_id.encode()}
+    assert one.redrive(10) == 2
+    assert rig.left() == 2
+
+
 def test_fields_beside_the_body_are_headers(rig: RedisRig) -> None:
     rig.send(b"{}", {"Idempotency_Key": "k", "x": "ü"})
     with rig.client() as client:
