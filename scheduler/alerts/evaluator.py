@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scheduler.alerts import messages
-from scheduler.alerts.machine import MessageLimits, Notice, advance
+from scheduler.alerts.machine import HOUR, MessageLimits, Notice, advance
 from scheduler.alerts.observer import Observer, Retained
 from scheduler.alerts.rules import rules_of, us
 from scheduler.model.alerts import AlertEvent
@@ -42,6 +42,7 @@ class Evaluator:
         self._holder = holder
         self._observer = Observer(settings.rules, self.rules, retained)
         self._origin = messages.Origin(settings.label, settings.console_url)
+        self._lease = us(LEASE_LOOKS * settings.every)
         self._limits = MessageLimits(us(settings.repeat), settings.max_per_hour)
         self._outbox = {name: sink for name, sink in settings.sinks.items() if sink.type != "alertmanager"}
 
@@ -49,7 +50,7 @@ class Evaluator:
         """Look once, unless another process holds the lease. Raises StoreUnavailableError."""
         with self._database.read() as tx:
             seen = alerts.lease(tx)
-            if not seen.free_for(self._holder, tx.now):
+            if not seen.free_for(self._holder, tx.now, self._lease + HOUR):
                 return Looked(False, [])
             found, samples = self._observer.observe(tx, seen.remembered.samples)
 
@@ -58,8 +59,7 @@ class Evaluator:
             before = alerts.alerts(tx)
             after = advance(self.rules, before, found, silences, seen.remembered.memory, self._limits, tx.now)
             memory = alerts.Remembered(after.memory.sent, after.memory.flooded_at, _plain(samples))
-            until = tx.now + us(LEASE_LOOKS * self._settings.every)
-            if not alerts.hold(tx, seen, self._holder, until, memory):
+            if not alerts.hold(tx, seen, self._holder, tx.now + self._lease, memory):
                 return Looked(False, [])  # another process was faster
             alerts.write(tx, before, after.alerts)
             alerts.put(tx, [one for notice in after.notices for one in self._messages(notice, tx.now)])

@@ -91,6 +91,9 @@ def advance(
     now: int,
 ) -> Result:
     """Take one look into account. Alerts of rules that are no longer there are forgotten."""
+    alerts = {key: _not_ahead(alert, now) for key, alert in alerts.items()}
+    flooded_at = memory.flooded_at
+    memory = Memory(tuple(min(at, now) for at in memory.sent), None if flooded_at is None else min(flooded_at, now))
     seen = {one.key: one for one in found.observations}
     kept: dict[AlertKey, Alert] = {}
     for key in dict.fromkeys([*alerts, *seen]):
@@ -102,6 +105,13 @@ def advance(
             kept[key] = moved
     notices, memory = _notify(rules, kept, silences, memory, limits, now)
     return Result(kept, notices, memory)
+
+
+def _not_ahead(alert: Alert, now: int) -> Alert:
+    """An alert of which nothing lies ahead of the clock: it may have been set back, and spans would never pass."""
+    fired, notified = (None if at is None else min(at, now) for at in (alert.fired_at, alert.notified_at))
+    since, began = min(alert.since, now), min(alert.began, now)
+    return alert._replace(since=since, began=began, fired_at=fired, notified_at=notified)
 
 
 def _moved(

@@ -21,6 +21,7 @@ from scheduler.store.db.tx import Tx
 
 MESSAGES_KEPT = 7 * 86_400 * SECOND  # how long delivered messages stay for `schedctl alerts history`
 MESSAGE_LIFE = 86_400 * SECOND  # how long delivery is tried
+MAX_WAIT = 3600 * SECOND  # longer than any pause between two tries, or a sink's timeout
 MAX_SILENCES = 1000  # in effect at once
 
 
@@ -48,9 +49,10 @@ class AlertsLease(NamedTuple):
     version: int
     remembered: Remembered
 
-    def free_for(self, holder: str, now: int) -> bool:
-        """Whether this evaluator may take or keep it."""
-        return self.holder == holder or self.until <= now
+    def free_for(self, holder: str, now: int, longest: int) -> bool:
+        """Whether this evaluator may take or keep it. ``longest``: of a lease; a longer one is of a clock that was set
+        back since."""
+        return self.holder == holder or not now < self.until <= now + longest
 
 
 class AlertMessage(NamedTuple):
@@ -321,7 +323,15 @@ def failed(tx: Tx, number: int, error: str, again_in: int) -> bool:
 
 
 def clean(tx: Tx, sinks: Collection[str]) -> None:
-    """Remove old messages; give up those for sinks that are no longer there once they are too old."""
+    """Remove old messages; give up those for sinks that are no longer there once they are too old.
+
+    A message whose next try lies further ahead than any pause is due now: the clock was set back.
+    """
+    tx.run(
+        "UPDATE schedd_alert_messages SET next_at = :now WHERE done = 0 AND next_at > :latest",
+        now=tx.now,
+        latest=tx.now + MAX_WAIT,
+    )
     tx.run("DELETE FROM schedd_alert_messages WHERE done > 0 AND at < :before", before=tx.now - MESSAGES_KEPT)
     late = "SELECT DISTINCT sink FROM schedd_alert_messages WHERE done = 0 AND at < :before"
     for row in tx.run(late, before=tx.now - MESSAGE_LIFE).fetchall():

@@ -69,6 +69,27 @@ def test_what_does_not_last_is_never_said() -> None:
     assert history.events() == []
 
 
+@pytest.mark.parametrize("back", [HOUR, 24 * HOUR])
+def test_a_clock_that_is_set_back_delays_no_message(back: int) -> None:
+    """Not of what had begun to hold, nor of what had begun to be clear, nor the hour's messages, nor a repetition."""
+    history = History(RULE, limits=LIMITS._replace(per_hour=2), start=2 * back)
+    history.run([FIRES] * 2)
+    history.now -= back
+    history.run([FIRES] * 6)
+    assert [notice.event.value for _, notice in history.sent] == ["fired"]
+    history.run([None])
+    history.now -= back // 2
+    history.run([None] * 10)
+    assert [notice.event.value for _, notice in history.sent] == ["fired", "recovered"]
+    history.now += HOUR + EVERY
+    history.run([FIRES] * 6)
+    history.now -= back // 2
+    history.run([FIRES])
+    history.now += LIMITS.repeat
+    history.run([FIRES])
+    assert [notice.event.value for _, notice in history.sent[2:]] == ["fired", "repeated"]
+
+
 def test_between_the_thresholds_nothing_changes() -> None:
     history = History(RULE)
     history.run([FIRES] * 5 + [BETWEEN] * 50)

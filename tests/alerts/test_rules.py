@@ -384,6 +384,25 @@ def test_one_of_two_evaluates_and_the_other_takes_over(fleet: Fleet, clock: Fake
     assert one.evaluator.look().leading, "at once"
 
 
+@pytest.mark.parametrize("back", [3700, 86_400])
+def test_after_a_clock_was_set_back_another_evaluator_and_what_waits_go_on(
+    fleet: Fleet, clock: FakeClock, back: float
+) -> None:
+    jobs = fleet.worker()
+    one, two = Watch(jobs, clock, "one"), Watch(jobs, clock, "two")
+    assert one.evaluator.look().leading
+    with jobs.database.write() as tx:
+        store.put(tx, [("ops", {"id": "m"})])
+        taken = store.take(tx, "ops", 600 * SECOND)
+    assert taken is not None
+    clock.jump(-back)
+    assert two.evaluator.look().leading, "the first does not look any more"
+    with jobs.database.write() as tx:
+        again = store.take(tx, "ops", 600 * SECOND)
+    assert again is not None
+    assert again.number == taken.number
+
+
 def test_an_evaluator_that_was_overtaken_writes_nothing(
     bench: Bench, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
