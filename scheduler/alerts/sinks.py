@@ -242,8 +242,10 @@ class CommandSink:
             raise SinkError(f"{program} cannot be started: {getattr(error, 'strerror', None) or error}") from None
         try:
             _, output = process.communicate(msgspec.json.encode(body), timeout=self._sink.timeout)
-        except subprocess.TimeoutExpired:
-            raise SinkError(f"{program} took longer than {self._sink.timeout:g} s, and was killed") from None
+        except subprocess.TimeoutExpired as error:
+            if process.poll() is None:
+                raise SinkError(f"{program} took longer than {self._sink.timeout:g} s, and was killed") from None
+            output = error.stderr or b""  # it has ended: something that it left behind holds its output open
         finally:
             kill_session(process.pid)  # what it has left behind, too
             process.wait()

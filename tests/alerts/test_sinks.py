@@ -137,6 +137,14 @@ def test_a_command_reads_json_and_is_killed_with_what_it_started(tmp_path: Path)
         deliver(AlertSink(type="command", command=("/no/such/program",)))
 
 
+@pytest.mark.parametrize("left_behind", ["sleep 600 & ", "setsid sleep 5 & "])
+def test_a_command_has_ended_though_something_it_left_behind_holds_its_output(left_behind: str) -> None:
+    deliver(AlertSink(type="command", command=("sh", "-c", f"cat >/dev/null; {left_behind}"), timeout=0.5))
+    failing = f"cat >/dev/null; echo no such channel >&2; {left_behind} exit 3"
+    with pytest.raises(SinkError, match=r"sh ended with status 3: no such channel"):
+        deliver(AlertSink(type="command", command=("sh", "-c", failing), timeout=0.5))
+
+
 def test_addresses_that_are_not_public_are_refused_unless_allowed(server: Server) -> None:
     with pytest.raises(SinkError, match=r"is at 127.0.0.1, which is not public; .* \[http\] allow"):
         deliver(AlertSink(type="slack", url=f"{server.url}/services/T0/hidden-part"), settings={})
