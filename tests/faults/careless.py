@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import decimal
+import faulthandler
 import gc
 import locale
 import logging
@@ -99,6 +100,10 @@ def look() -> dict[str, Any]:
         "streams": [type(one).__name__ for one in (sys.stdout, sys.stderr)],
         "hooks": [one.__qualname__ for one in (sys.excepthook, threading.excepthook)],
         "signals": [str(signal.getsignal(one)) for one in (signal.SIGINT, signal.SIGUSR2, signal.SIGCHLD)],
+        "profiling": [str(signal.getsignal(one)) for one in (signal.SIGPROF, signal.SIGVTALRM)],
+        "timers": [signal.getitimer(one) for one in (signal.ITIMER_REAL, signal.ITIMER_PROF, signal.ITIMER_VIRTUAL)],
+        "blocked": sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))),
+        "cores": sorted(os.sched_getaffinity(0)),
         "warnings": len(warnings.filters),
         "locale": locale.setlocale(locale.LC_ALL),
         "limits": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
@@ -116,8 +121,13 @@ def disturb() -> None:
     sys.path.insert(0, "/nowhere")
     sys.stdout = sys.stderr = open(os.devnull, "w")  # type: ignore[assignment]  # noqa: SIM115
     sys.excepthook = threading.excepthook = print  # type: ignore[assignment]
-    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2, signal.SIGCHLD):
+    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2, signal.SIGCHLD, signal.SIGPROF, signal.SIGVTALRM):
         signal.signal(one, signal.SIG_IGN)
+    for timer in (signal.ITIMER_REAL, signal.ITIMER_PROF, signal.ITIMER_VIRTUAL):
+        signal.setitimer(timer, 3600.0)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGUSR2])
+    os.sched_setaffinity(0, [max(os.sched_getaffinity(0))])
+    faulthandler.dump_traceback_later(1.5, exit=True)
     warnings.simplefilter("error")
     locale.setlocale(locale.LC_ALL, "C.UTF-8")
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))

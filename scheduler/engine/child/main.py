@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
 MAX_JOB_BYTES = 256 * 1024
 MAX_LEASE_POLL_S = 3600.0  # poll() refuses a wait of weeks
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _KILLED: dict[str, type[Exception]] = {"ProcessDied": ProcessDied, "TaskTimeout": TaskTimeout}
 
 
@@ -354,7 +355,9 @@ class ChildProcess:
 
     def _finish_job(self, what: str, *values: Any) -> None:
         """Report how a job ended, and whether this process takes more."""
-        signal.setitimer(signal.ITIMER_REAL, 0.0)  # an alarm that the job left would end the next job
+        for timer in _TIMERS:
+            signal.setitimer(timer, 0.0)  # an alarm that the job left would end the next job
+        faulthandler.cancel_dump_traceback_later()
         for output in self._outputs:
             output.end()
         with self._lock:

@@ -1,8 +1,8 @@
 """What a handler changes of its child process is put back for the next one.
 
-That is the directory, the umask, the environment, the import path, signal handlers, the streams, logging, warnings, the
-locale and such. What modules keep in themselves stays; where an attempt has imported some, so does what they have added
-to the import path, for they may need it later.
+That is the directory, the umask, the environment, the import path, signal handlers, blocked signals, the cores, the
+streams, logging, warnings, the locale and such. What modules keep in themselves stays; where an attempt has imported
+some, so does what they have added to the import path, for they may need it later.
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ from typing import Any, NamedTuple
 
 from scheduler.engine.attempt.capture import TASK_LOGGER
 
-_SIGNALS = (*(signal.SIGHUP, signal.SIGINT, signal.SIGALRM), *(signal.SIGCHLD, signal.SIGPIPE, signal.SIGUSR2))
+_SIGNALS = (
+    *(signal.SIGHUP, signal.SIGINT, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF),
+    *(signal.SIGCHLD, signal.SIGPIPE, signal.SIGUSR2),
+)
 _LIMITS = (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_CPU, resource.RLIMIT_AS)
-_handler_of = import_module("_signal").getsignal  # without the names that signal.getsignal makes of the answer: dear
+_signal = import_module("_signal")  # without the names that the module signal makes of each answer: dear
 _HOOKS = ("stdin", "stdout", "stderr", "excepthook", "unraisablehook", "displayhook")
 _KNOWN = [logging.root, *map(logging.getLogger, ("scheduler", "scheduler.engine", TASK_LOGGER))]
 _environment: dict[bytes, bytes] = os.environb._data  # type: ignore[attr-defined]  # a copy takes a hundred times as long
@@ -121,6 +124,17 @@ def _put_signals(kept: list[Any]) -> None:
             signal.signal(number, handler)
 
 
+def _thread() -> tuple[set[int], set[int]]:
+    """The signals that the main thread blocks, and the cores that it may use."""
+    return _signal.pthread_sigmask(signal.SIG_BLOCK, ()), os.sched_getaffinity(0)
+
+
+def _put_thread(kept: tuple[set[int], set[int]]) -> None:
+    blocked, cores = kept
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    os.sched_setaffinity(0, cores)
+
+
 def _put_limits(kept: list[tuple[int, int]]) -> None:
     for number, limit in zip(_LIMITS, kept, strict=True):
         resource.setrlimit(number, limit)
@@ -171,7 +185,8 @@ _PARTS = (
     _Part(_umask, os.umask),
     _Part(_environment.copy, _put_environment),
     _Part(_hooks, _put_hooks),
-    _Part(lambda: list(map(_handler_of, _SIGNALS)), _put_signals),
+    _Part(lambda: list(map(_signal.getsignal, _SIGNALS)), _put_signals),
+    _Part(_thread, _put_thread),
     _Part(lambda: list(map(resource.getrlimit, _LIMITS)), _put_limits),
     _Part(_interpreter, _put_interpreter),
     _Part(lambda: list(warnings.filters), _put_warnings),
