@@ -139,7 +139,7 @@ def list_schedules(visit: Visit, given: arguments.Args) -> list[dict[str, Any]]:
         return [json_views.schedule_view(one, found, masks) for one in found.found]
 
 
-def list_pauses(visit: Visit, given: arguments.Args) -> list[Any]:
+def list_pauses(visit: Visit, given: arguments.Args) -> list[dict[str, Any]]:
     """What is paused, the oldest first."""
     return [pause_view(one) for one in pauses.in_effect(visit.desk)]
 
@@ -156,13 +156,13 @@ def list_workers(visit: Visit, given: arguments.Workers) -> list[dict[str, Any]]
     return [json_views.worker_view(one, found.at) for one in found.workers]
 
 
-def list_queues(visit: Visit, given: arguments.Args) -> list[Any]:
+def list_queues(visit: Visit, given: arguments.Args) -> list[dict[str, Any]]:
     """The waiting tasks of each queue, its workers, and the reason that holds it back."""
     with visit.read() as tx:
         return [masked(json_views.queue_view(one, tx.now)) for one in kinds.queues(tx).rows]
 
 
-def list_events(visit: Visit, given: arguments.Most) -> list[Any]:
+def list_events(visit: Visit, given: arguments.Most) -> list[dict[str, Any]]:
     """Awaited events, then emitted ones, the newest first."""
     found, _ = events.listed(visit.desk, given.limit)
     return [masked(json_views.event_view(one)) for one in found]
