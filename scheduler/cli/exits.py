@@ -87,9 +87,14 @@ def print_error(error: BaseException) -> None:
 
 
 def _instead(error: click.UsageError) -> str:
-    """The option that schedctl has instead of ``--json``."""
-    if isinstance(error, click.NoSuchOption) and error.option_name in ("--json", "--jsonl"):
+    """The way that schedctl has instead of an unknown option."""
+    if not isinstance(error, click.NoSuchOption):
+        return ""
+    if error.option_name in ("--json", "--jsonl"):
         return f"; `-o {error.option_name[2:]}` prints that"
+    words = error.ctx.command.params if error.ctx is not None and not error.option_name.startswith("--") else ()
+    if any("FILTER" in (one.metavar or "") for one in words if isinstance(one, click.Argument)):
+        return "; a filter that begins with - follows `--`"
     return ""
 
 
