@@ -97,6 +97,8 @@ def convert(kind: Any, value: object, *, text: bool) -> Any:
     if kind is str:
         if not isinstance(value, str) or not value.strip():
             raise UnfitSetting("text, not empty" if value == "" else "text")
+        if "\0" in value:  # systems take it in no path, and databases in no text
+            raise UnfitSetting("text without NUL")
         return value.strip()
     raise TypeError(f"a setting cannot be of type {kind!r}")  # a mistake in Config, not in a user's file
 
@@ -364,7 +366,7 @@ def _list(value: object, text: bool) -> tuple[str, ...]:
                 raise UnfitSetting('a list: a,b or a JSON list such as ["a", "b"]') from None
         else:
             value = [part.strip() for part in value.split(",") if part.strip()]
-    if isinstance(value, list | tuple) and all(isinstance(part, str) and part for part in value):
+    if isinstance(value, list | tuple) and all(isinstance(part, str) and part and "\0" not in part for part in value):
         return tuple(value)
     raise UnfitSetting('a list of texts such as ["a", "b"]')
 

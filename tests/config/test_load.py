@@ -374,6 +374,8 @@ def test_a_byte_order_mark_is_no_mistake() -> None:
         ('[store]\nurl = "sqlite:///:memory:"', "an in-memory SQLite database does not survive a restart"),
         ("[store]\nurl = 5", "setting store.url: expected text, not the value there, in config.toml"),
         ('[store]\nurl = ""', "setting store.url: expected text, not empty"),
+        ('[store]\nurl = "sqlite:///a\\u0000b"', "setting store.url: expected text without NUL, not the value there"),
+        ('[tasks]\npath = ["a\\u0000b"]', "setting tasks.path: expected a list of texts"),
         ('[store]\nurl = "schedd.db"', "setting store.url (config.toml): not a database URL; use sqlite:///"),
         ('[store]\nurl = "mysql://h/d"', "not a database URL"),
         (
