@@ -54,6 +54,7 @@ def import_command(session: Session, /, crontab: Any, **given: Any) -> None:
 @click.command(name="sync")
 @click.argument("crontab", type=click.File("r", encoding="utf-8"), metavar="FILE")
 @_crontab_options
+@click.option("--allow-empty", is_flag=True, help="Delete all of them, too, if no line asks for runs.")
 @acts
 @common
 @prints(_FIELDS)
@@ -139,6 +140,7 @@ def _apply(
     overlap: str,
     no_mail: bool,
     dry_run: bool,
+    allow_empty: bool = False,
 ) -> None:
     from scheduler.operations import crontab as operations
 
@@ -153,7 +155,7 @@ def _apply(
         lines = operations.read(
             tx, text, named, zone=session.config.schedules.timezone, system=system, overlap=overlap, mail=not no_mail
         )
-    done = operations.apply(desk, lines, f"crontab:{named}", exact=exact, dry_run=dry_run)
+    done = operations.apply(desk, lines, f"crontab:{named}", exact=exact, dry_run=dry_run, allow_empty=allow_empty)
     actions = {name: action for action in ("added", "updated", "unchanged") for name in getattr(done, action)}
     rows = [
         {

@@ -10,10 +10,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from scheduler.errors import InvalidScheduleError, PayloadError
+from scheduler.errors import ConfigError, InvalidScheduleError, PayloadError
 from scheduler.model.recurrence import at_start, cron
 from scheduler.model.spec import EdgeSpec, TaskSpec
 from scheduler.model.state import Otherwise, When
+from scheduler.model.texts import counted
 from scheduler.operations.desk import Desk
 from scheduler.operations.kinds import get_kind
 from scheduler.operations.published import new_spec
@@ -99,16 +100,25 @@ def read(
     return found
 
 
-def apply(desk: Desk, lines: Sequence[CrontabLine], owner: str, *, exact: bool, dry_run: bool) -> SetChange:
+def apply(
+    desk: Desk, lines: Sequence[CrontabLine], owner: str, *, exact: bool, dry_run: bool, allow_empty: bool = False
+) -> SetChange:
     """Register the schedules, all or none. ``exact``: delete what the owner has besides.
 
-    Raises DuplicateScheduleError.
+    Raises DuplicateScheduleError; ConfigError if no line is left and schedules would be deleted, unless
+    ``allow_empty``: the file may have been lost, or cut short.
     """
     specs = [line.spec._replace(owner=owner) for line in lines]
 
     def work(tx: Tx) -> SetChange:
         if exact:
-            return schedule_sets.sync(tx, specs, owner, dry_run=dry_run)
+            done = schedule_sets.sync(tx, specs, owner, dry_run=dry_run)
+            if done.removed and not (specs or dry_run or allow_empty):
+                raise ConfigError(
+                    f"no line asks for runs, so all of {owner} would be deleted "
+                    f"({counted(len(done.removed), 'schedule')}): add --allow-empty if you mean that"
+                )
+            return done
         done = schedule_sets.sync(tx, specs, owner, dry_run=True)._replace(removed=())
         if not dry_run:
             schedule_sets.register_all(tx, specs)

@@ -45,6 +45,26 @@ def test_import_sync_and_dry_run(ctl: Ctl, tmp_path: Path) -> None:
     assert (one["recurrence"], one["catchup"], one["owner"]) == ("30 3 * * * UTC", "none", "crontab:ops")
 
 
+@pytest.mark.parametrize("text", ["", "# nothing today\nSHELL=/bin/bash\n"])
+def test_sync_of_a_file_without_lines_wants_to_be_meant(ctl: Ctl, tmp_path: Path, text: str) -> None:
+    tab = tmp_path / "ops"
+    tab.write_text(text)
+    assert actions(ctl, "sync", tab) == []  # there is nothing to delete
+    tab.write_text("0 2 * * * backup\n@hourly tidy\n")
+    made = {str(name) for _, name in actions(ctl, "sync", tab)}
+    tab.write_text(text)
+    error = ctl.fails(2, "cron", "sync", tab)
+    assert "all of crontab:ops would be deleted (2 schedules): add --allow-empty" in error
+    assert names(ctl) == made
+    planned = actions(ctl, "sync", tab, "--dry-run")
+    assert {action for action, _ in planned} == {"deleted"}
+    assert names(ctl) == made
+    assert actions(ctl, "import", tab) == []
+    assert names(ctl) == made
+    assert actions(ctl, "sync", tab, "--allow-empty") == planned
+    assert names(ctl) == set()
+
+
 def test_a_dry_run_waits_for_no_writer(ctl: Ctl, live: Bench, tmp_path: Path) -> None:
     tab = tmp_path / "ops"
     tab.write_text("0 2 * * * backup\n")
