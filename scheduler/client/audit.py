@@ -13,6 +13,7 @@ from scheduler.client.info import info
 from scheduler.client.threads import in_thread
 from scheduler.errors import ConfigError
 from scheduler.model.actor import acting_as
+from scheduler.model.names import check_whole
 from scheduler.model.spec import check_id
 from scheduler.model.texts import storable
 from scheduler.model.times import instant_us
@@ -84,15 +85,10 @@ class AuditOperations:
         for name, text in (("action", action), ("by", by), ("subject", subject), ("via", via), ("bulk", bulk)):
             if text is not None and (not isinstance(text, str) or text != storable(text)):
                 raise ConfigError(f"{name} must be a text, not {text!r:.80}")
-        for name, number, most in (
-            ("task", task, 2**63 - 1),
-            ("limit", limit, MAX_ENTRIES),
-            ("cursor", cursor, 2**63 - 1),
-        ):
-            if number is None and name != "limit":
-                continue
-            if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= most:
-                raise ConfigError(f"{name} must be a whole number from 1, not {number!r:.80}")
+        check_whole(limit, "limit", 1, MAX_ENTRIES)
+        for name, number in (("task", task), ("cursor", cursor)):
+            if number is not None:
+                check_whole(number, name)
         first = None if since is None else instant_us(since, "since")
         end = None if until is None else instant_us(until, "until")
         wanted = AuditFilter(task, action, by, subject, via, bulk, first, end)

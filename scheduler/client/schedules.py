@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 
 MAX_BACKFILL = 10_000
+MAX_NEXT = 100_000
 
 
 class BackfillInfo(NamedTuple):
@@ -145,11 +146,13 @@ class Schedules:
         self._owner._forget_schedule(name)
 
     def next(self, name: str, n: int = 1) -> Sequence[datetime]:
-        """Its next ``n`` fire times, UTC; of overdue ones only those that will still run.
+        """Its next ``n`` fire times (1 to 100,000), UTC; of overdue ones only those that will still run.
 
-        Raises UnknownScheduleError."""
+        Raises UnknownScheduleError, ConfigError."""
+        check_whole(n, "n", 1, MAX_NEXT)
         with self._owner.desk.read() as tx:
-            return [to_datetime(us) for us in schedules.upcoming(schedules.record(tx, name), n, tx.now)]
+            found, now = schedules.record(tx, name), tx.now
+        return [to_datetime(us) for us in schedules.upcoming(found, n, now)]
 
     get_async = in_thread(get)
     pause_async = in_thread(pause)

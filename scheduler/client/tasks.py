@@ -38,7 +38,7 @@ from scheduler.model.state import (
     WhenName,
     parse_states,
 )
-from scheduler.model.times import LONGEST, span_us
+from scheduler.model.times import LONGEST, brief, span_us
 from scheduler.model.typed import R
 from scheduler.operations import bulk, events, tasks, upkeep
 from scheduler.operations.desk import Desk
@@ -130,7 +130,7 @@ class TaskOperations:
         wanted = read_filter(self.desk.database, text, {"status": states, **filters}, bare=True)
         for name, number in (("limit", limit), ("cursor", 0 if cursor is None else cursor)):
             if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number < 2**63 - 1:
-                raise ConfigError(f"{name} must be a whole number from 0, not {number!r:.80}")
+                raise ConfigError(f"{name} must be a whole number from 0, not {brief(number)}")
         with self.database.read() as tx:
             found = search(tx, wanted, limit=limit, cursor=cursor, whole=True)
         return TaskPage(map(self._info, found.tasks), found.cursor)
@@ -434,5 +434,5 @@ def warn_done(done: bulk.Bulk) -> None:
 def _hours(given: float) -> int:
     """As microseconds. Raises ConfigError."""
     if not isinstance(given, (int, float)) or isinstance(given, bool) or not 0 <= given <= LONGEST / SECOND / 3600:
-        raise ConfigError(f"older_than_hours must be a number of hours from 0, not {given!r:.80}")
+        raise ConfigError(f"older_than_hours must be a number of hours from 0, not {brief(given)}")
     return round(given * 3600 * SECOND)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from scheduler.errors import ConfigError, PayloadError
 from scheduler.model.texts import storable
+from scheduler.model.times import brief
 
 _NAME = re.compile(r"[A-Za-z_][\w.:-]{0,199}\Z")
 
@@ -30,7 +31,7 @@ def check_whole(value: object, what: str, least: int = 1, most: int | None = Non
     highest = 2**63 - 1 if most is None else most
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= highest:
         bounds = f"from {least}" if most is None else f"from {least} to {most}"
-        raise ConfigError(f"{what} must be a whole number {bounds}, not {value!r:.80}")
+        raise ConfigError(f"{what} must be a whole number {bounds}, not {brief(value)}")
     return value
 
 

@@ -65,6 +65,21 @@ def test_ids_that_are_none(bench: Bench) -> None:
         ("kind must be a text, not 5", lambda jobs: jobs.dead_letters.list(kind=5)),
         ("fingerprint must be a text", lambda jobs: jobs.dead_letters.replay_all(fingerprint="\0")),
         ("limit must be a whole number from 1", lambda jobs: jobs.dead_letters.list(limit=2**70)),
+        ("limit must be a whole number from 1 to 100000", lambda jobs: jobs.audit(limit=10**9)),
+        *(
+            ("n must be a whole number from 1 to 100000", lambda jobs, n=n: jobs.schedules.next("tick", n))
+            for n in (10**9, 2**70, 0, -1, 2.0, "3", True, None)
+        ),
+        *(
+            (r"must be a .* from [01]( to 100000)?, not a number of thousands of digits", call)
+            for call in (
+                lambda jobs: jobs.list_tasks(limit=10**5000),
+                lambda jobs: jobs.dead_letters.list(limit=10**5000),
+                lambda jobs: jobs.schedules.next("tick", 10**5000),
+                lambda jobs: jobs.audit(10**5000),
+                lambda jobs: jobs.cleanup_completed_tasks(10**5000),
+            )
+        ),
         ("older_than_hours must be a number of hours", lambda jobs: jobs.cleanup_completed_tasks(float("nan"))),
         ("older_than_hours must be a number of hours", lambda jobs: jobs.cleanup_completed_tasks(1e300)),
         ("older_than_hours must be a number of hours", lambda jobs: jobs.cleanup_events("1")),
