@@ -107,7 +107,7 @@ def left_behind(tx: Tx, fleet: Fleet, queue: str, kind: str) -> LeftBehind:
             last = f"worker {row.host}:{row.pid} served it last, until {rfc3339(row.heartbeat_at, exact=False)}"
             break
     if not known:
-        give_up = f"`schedctl cancel --kind {shlex.quote(kind)}`"
+        give_up = f"`schedctl bulk plan cancel --kind {shlex.quote(kind)}`"  # which `bulk undo` can take back
         return LeftBehind(last, f"Start a worker whose program has kind {kind}, or give the tasks up: {give_up}.")
     others = sorted({q for worker in fleet.claiming if kind in worker.kinds for q in worker.queues})
     to = shlex.quote(others[0]) if others else "QUEUE"

@@ -163,7 +163,7 @@ def test_a_canary_that_no_worker_runs_stops_the_bulk_at_once(
     assert bench.states(*dead) == ["scheduled", "dead", "dead"], "the rest is as it was"
     words = {
         "queue": ("no live worker serves queue 'gone'", "`schedctl set task --queue gone --to-queue "),
-        "kind": ("no live worker serves kind 'Gone'", "`schedctl cancel --kind Gone`"),
+        "kind": ("no live worker serves kind 'Gone'", "`schedctl bulk plan cancel --kind Gone`"),
         "nobody": ("no worker is live", "`schedctl workers`"),
         "pause": ("kind Step is paused", "`schedctl resume --kind Step`"),
     }[hindrance]

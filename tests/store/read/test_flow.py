@@ -103,4 +103,4 @@ def test_a_kind_that_has_left_names_its_last_worker(fleet: Fleet) -> None:
     before.task(mail).schedule()
     (problem,) = [one for one in seen(after).stuck if one.name == "unserved"]
     assert "no live worker serves kind 'mail'; worker " in problem.text
-    assert "`schedctl cancel --kind mail`" in (problem.remedy or "")
+    assert "`schedctl bulk plan cancel --kind mail`" in (problem.remedy or "")
