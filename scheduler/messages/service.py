@@ -110,7 +110,7 @@ def redrive(config: Config, name: str, most: int) -> int:
         if not isinstance(source, Redrives) or not source.limits.has_dlq:
             raise ConfigError(
                 f"source {name} has no dead-letter queue that can be read from here: what schedd keeps itself is "
-                f"a dead task, see `schedctl dlq list --kind messages.unreadable`"
+                f"a dead task, see `schedctl dlq list --kind {UNREADABLE}`"
             )
         return source.redrive(most)
     finally:

@@ -8,7 +8,7 @@ from scheduler.model.state import StoredEnum
 INBOX = "schedd.inbox"
 """The queue of tasks that stand for messages which could not be read."""
 
-UNREADABLE = "messages.service"
+UNREADABLE = "messages.unreadable"
 """The kind of dead tasks that stand for messages of a source without a dead-letter queue."""
 
 

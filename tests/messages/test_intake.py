@@ -11,7 +11,7 @@ import pytest
 from scheduler import Context, RetryPolicy, Scheduler, Task
 from scheduler.config.messages import SourceSection
 from scheduler.errors import StoreUnavailableError
-from scheduler.messages.intake import UNREADABLE, Intake
+from scheduler.messages.intake import Intake
 from scheduler.messages.receiver import Receiver
 from scheduler.messages.service import UnreadableMessage
 from scheduler.model.inbox import InboxState
@@ -236,7 +236,7 @@ def test_a_source_without_a_dead_letter_queue_keeps_what_it_cannot_read_as_a_dea
     assert rig.queue.messages == []
     (row,) = rig.rows()
     task = rig.jobs.get_task(row.task_id or 0)
-    assert (task.kind, task.subject, row.state) == (UNREADABLE, "orders", InboxState.DEAD)
+    assert (task.kind, task.subject, row.state) == ("messages.unreadable", "orders", InboxState.DEAD)
     payload = msgspec.json.decode(task.payload) if isinstance(task.payload, str) else task.payload
     assert payload["headers"] == {"trace": "t-1"}
 
