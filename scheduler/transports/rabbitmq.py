@@ -189,7 +189,7 @@ class RabbitSource:
             self._prepare(self._line.link())
             found += _look_at(self._line, settings.queue)
         if settings.dead is None:
-            found.append(Finding(False, "no queue for dead messages: set dead"))
+            found.append(Finding(True, "dead messages are kept as dead tasks"))
         else:
             found.append(_find_queue(self._line, settings.dead))
         if settings.ack == "end":

@@ -142,6 +142,7 @@ class RedisSource:
             attempts=number,
             sent_at=int(name.partition("-")[0]) * 1000,
             headers=headers,
+            unreadable=None if BODY in fields else "the entry has no field body",
         )
 
     def settle(self, verdicts: Sequence[Verdict]) -> Sequence[Settled]:
@@ -196,7 +197,7 @@ class RedisSource:
             _make_group(client, settings.stream, settings.group)
             found = [Finding(True, f"stream {settings.stream} has {client.xlen(settings.stream):,} entries")]
             if settings.dead is None:
-                found.append(Finding(False, "no stream for dead messages: set dead"))
+                found.append(Finding(True, "dead messages are kept as dead tasks"))
             return [*found, _durability(client)]
 
         return self._server.ask(look)

@@ -348,7 +348,7 @@ def test_a_check_looks_at_the_queue(
     assert [there[0], is_quorum[0], no_exchange[0], dead[0]] == [True] * 4
     assert (is_quorum[1], "no dead-letter exchange" in no_exchange[1]) == (f"{rig.queue} is a quorum queue", True)
     assert findings(source(queue="other"))[0] == (False, "there is no queue other")
-    assert findings(source(dead=None))[-1] == (False, "no queue for dead messages: set dead")
+    assert findings(source(dead=None))[-1] == (True, "dead messages are kept as dead tasks")
     assert findings(source(dead="gone"))[-1] == (False, "there is no queue gone")
     assert "consumer_timeout" in findings(source(ack="end"))[-1][1]
     assert findings(sink(queue="other")) == [(False, "there is no queue other")]
