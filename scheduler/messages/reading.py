@@ -107,10 +107,20 @@ class SourceReader:
         except StoreUnavailableError:
             raise
         except SchedulerError as error:
-            return Letter(key, message, None, as_reason(str(error)))
+            return Letter(key, message, None, as_reason(f"{error}{self._hint(message)}"))
         except Exception as error:  # of a type's own upgrade() or serialize()
             log.exception("source %s: message %s cannot be read", self._name, as_reason(delivery.message_id))
-            return Letter(key, message, None, as_reason(f"it cannot be read: {describe(error).text}"))
+            return Letter(
+                key, message, None, as_reason(f"it cannot be read: {describe(error).text}{self._hint(message)}")
+            )
+
+    def _hint(self, message: Message | None) -> str:
+        """A sender's first mistake is a body that is the payload itself: its fields were taken for headers."""
+        lost = message is not None and message.headers and message.payload_inline is message.payload_ref is None
+        if self._section.body != "envelope" or not lost:
+            return ""
+        own = f'say body = "payload" in [sources.{self._name}] if the body is the payload itself'
+        return f"; the body has no payload_inline: {own}"
 
     def _message(self, delivery: Delivery) -> Message:
         if delivery.unreadable is not None:

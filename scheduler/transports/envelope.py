@@ -70,6 +70,8 @@ def decode(body: bytes, max_size: int = MAX_SIZE) -> Message:
 
 def json_of(body: bytes) -> Any:
     """The value of a JSON text. Raises EnvelopeError."""
+    if not body:
+        raise EnvelopeError("the message has no body")
     try:
         if not too_deep(body):
             return msgspec.json.decode(body)

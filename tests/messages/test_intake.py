@@ -241,6 +241,24 @@ def test_a_source_without_a_dead_letter_queue_keeps_what_it_cannot_read_as_a_dea
     assert payload["headers"] == {"trace": "t-1"}
 
 
+def test_a_payload_in_place_of_an_envelope_is_refused_with_the_setting_that_takes_it(make: Make) -> None:
+    rig = make(key_from="payload.order")
+    rig.queue.send({"order": 7})
+    rig.queue.send({"order": 8, "payload": {"order": 8}})
+    rig.queue.send({"schema_version": 2, "idempotency_key": "order-9", "order": 9})
+    rig.queue.send({"idempotency_key": "order-10", "order": 10})
+    rig.queue.send({"schema_version": 2, "idempotency_key": "order-11", "payload_inline": {"order": "x"}, "a": 1})
+    rig.queue.send(b"")
+    rig.turn()
+    no_key, other_name, no_payload, old, unfit, empty = (reason for _, reason in rig.queue.dead)
+    hint = 'the body has no payload_inline: say body = "payload" in [sources.orders] if the body is the payload itself'
+    assert no_key == other_name == f"it has no payload.order, which key_from says is its idempotency key; {hint}"
+    assert no_payload.endswith(f"Object missing required field `order`; {hint}")
+    assert old == f"it cannot be read: KeyError: 'number'; {hint}"
+    assert "payload_inline" not in unfit
+    assert empty == "the message has no body"
+
+
 def test_the_replay_of_a_dead_task_reads_its_message_again(make: Make) -> None:
     rig = make(dlq="none")
     UnreadableMessage.intakes = {"orders": rig.receiver._intake}
