@@ -92,6 +92,12 @@ def test_the_description_is_of_the_table() -> None:
     }
     table = {(one.method, PREFIX + one.path.replace(":int", "")): one.verb.value for one in ROUTES}
     assert described == {**table, ("GET", PREFIX + DOCUMENT): "look"}
+    answers = [
+        made["responses"]["200"]["content"]["application/json"]["schema"]
+        for of in found["paths"].values()
+        for made in of.values()
+    ]
+    assert all("items" in one for one in answers if one.get("type") == "array"), "generators leave out such an answer"
     ids = [made["operationId"] for of in found["paths"].values() for made in of.values()]
     assert len(set(ids)) == len(ids)
     text = msgspec.json.encode(found).decode()
