@@ -65,4 +65,8 @@ def _json(text: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise click.UsageError(f"{text[:60]!r} is not JSON: {error}; a text needs quotes: '\"text\"'") from None
+        from scheduler.model.json_text import json_fault
+
+        raise click.UsageError(
+            f"{text[:60]!r} is not JSON: {json_fault(text, error)}; a text needs quotes: '\"text\"'"
+        ) from None

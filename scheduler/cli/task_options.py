@@ -55,14 +55,18 @@ def read_json(option: str, text: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise click.UsageError(f"{option} is not JSON: {error}") from None
+        from scheduler.model.json_text import json_fault
+
+        raise click.UsageError(f"{option} is not JSON: {json_fault(text, error)}") from None
 
 
 def _json(name: str, text: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise click.UsageError(f"-P {name}:={text[:_SHOWN]}: not JSON: {error}") from None
+        from scheduler.model.json_text import json_fault
+
+        raise click.UsageError(f"-P {name}:={text[:_SHOWN]}: not JSON: {json_fault(text, error)}") from None
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from scheduler.messages.group_commit import Busy, PushedIntake
 from scheduler.messages.intake import Intake
 from scheduler.messages.reading import OwnKindError, refuse_own, refuse_results
 from scheduler.model.inbox import DOOR, sender_key
-from scheduler.model.json_text import MAX_DEPTH, too_deep
+from scheduler.model.json_text import MAX_DEPTH, json_fault, too_deep
 from scheduler.model.names import check_text
 from scheduler.model.spec import MAX_KEY
 from scheduler.model.webhooks import key_of, verify
@@ -168,7 +168,7 @@ class Door:
         try:
             wanted = msgspec.json.decode(body, type=PostedTask)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-            return _error(400, str(error))
+            return _error(400, json_fault(body, error))
         allowed = self._settings.kinds
         if "*" not in allowed and wanted.kind not in allowed:
             return _error(403, f"tasks of kind {wanted.kind[:80]} are not taken here")

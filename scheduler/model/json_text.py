@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from math import isfinite
 from typing import Any, NoReturn
 
@@ -32,6 +33,15 @@ def too_deep(text: bytes) -> bool:
         elif sign in (b"]", b"}"):
             depth -= 1
     return False
+
+
+def json_fault(text: str | bytes, error: Exception) -> str:
+    """What is wrong with a text that msgspec did not decode: of half a surrogate pair it says that the text ends."""
+    if "truncated" in str(error):
+        with suppress(ValueError, RecursionError):
+            json.loads(text if isinstance(text, str) else text.decode(), parse_constant=_refuse_constant)
+            return "a text has half a surrogate pair"
+    return str(error)
 
 
 def decode_leniently(text: bytes) -> Any:

@@ -257,7 +257,9 @@ def _json(path: str, text: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise FilterError(f"{path}:={text:.60}: not JSON: {error}") from None
+        from scheduler.model.json_text import json_fault
+
+        raise FilterError(f"{path}:={text:.60}: not JSON: {json_fault(text, error)}") from None
 
 
 def _refuse_hidden(path: str, hidden: Callable[[str], bool]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from scheduler.errors import SchedulerError
-from scheduler.model.json_text import MAX_DEPTH, too_deep
+from scheduler.model.json_text import MAX_DEPTH, json_fault, too_deep
 from scheduler.model.texts import storable
 
 MAX_SIZE = 1_048_576  # bytes of an envelope that is read, unless the source says less
@@ -76,7 +76,7 @@ def json_of(body: bytes) -> Any:
         if not too_deep(body):
             return msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise EnvelopeError(f"the message is no JSON: {error}") from None
+        raise EnvelopeError(f"the message is no JSON: {json_fault(body, error)}") from None
     except RecursionError:
         pass
     raise EnvelopeError(TOO_DEEP)

@@ -155,6 +155,7 @@ def test_a_key_is_one_task(ctl: Ctl, mail: Bench) -> None:
         (["to=x", 'tags:=["a", 1]'], "payload of Mail does not fit: Expected `str`, got `int` - at `$.tags[1]`"),
         (["to=x", "nope=1"], "does not fit: Object contains unknown field `nope`; there are "),
         (["to=x", "count:={"], "-P count:={: not JSON"),
+        (["to=x", r'tags:=["\ud800"]'], "not JSON: a text has half a surrogate pair"),
         (["to=\udcff"], "payload of Mail has a text with half a surrogate pair, or with a byte that is not UTF-8"),
         (["to"], "-P 'to' is neither NAME=TEXT nor NAME:=JSON"),
         (["to=x", "to=y"], "-P gives to twice"),

@@ -334,6 +334,11 @@ def test_what_is_wrong_is_named(gate: Gate) -> None:
     )
     assert "there are " in call(gate, "/tasks", {"kind": "Resize", "conflict": "error"}).json["error"]
     assert "such as 2026-" in call(gate, "/tasks", {"kind": "Resize", "at": "tomorrow"}).json["error"]
+    depends = {"kind": "Resize", "payload": {"path": "x"}, "depends_on": [999]}
+    assert (
+        'each is an object such as {"id": …}, which may have when, otherwise, name, too'
+        in call(gate, "/tasks", depends).json["error"]
+    )
     found = call(gate, "/tasks/cancel", {"idz": [1]}).json
     assert "idz" in found["error"]
     assert "POST /api/v1/tasks/cancel takes" in found["error"]
@@ -345,7 +350,9 @@ def test_a_body_is_json_and_bounded(gate: Gate) -> None:
     def to(body: bytes, **headers: str) -> Answer:
         return ask(gate, "POST", f"{PREFIX}/tasks/cancel", body=body, headers={**JSON, **headers})
 
-    assert to(b"{").status == 400
+    assert (to(b"{").status, "truncated" in to(b"{").json["error"]) == (400, True)
+    for half in (rb"\ud800", rb"\ud83d and more", rb"\udc00"):
+        assert "surrogate pair" in to(b'{"filter": "' + half + b'"}').json["error"]
     assert to(b"\xff").status == 400
     assert to(b"").status == 400
     assert to(b"[" * 100_000).status == 422

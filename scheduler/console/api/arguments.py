@@ -279,11 +279,26 @@ def _allowed(kind: type[Args], where: str, error: str) -> str:
     """The values that the argument takes, where its error does not name them."""
     if "RFC3339" in error:
         return ", such as 2026-03-01T02:30:00Z"
+    fields = inspect.type_info(kind).fields  # type: ignore[attr-defined]
+    if error.startswith("Expected `object`"):
+        return "".join(_form(field.type) for field in fields if field.encode_name == where.partition("[")[0])
     if not error.startswith("Invalid enum value"):
         return ""
-    fields = inspect.type_info(kind).fields  # type: ignore[attr-defined]
     values = [value for field in fields if field.encode_name == where for value in _values(field.type)]
     return f"; there are {', '.join(map(str, values))}" if values else ""
+
+
+def _form(kind: inspect.Type) -> str:
+    """What the elements of a list look like, if they are objects with names of their own."""
+    match kind:
+        case inspect.Metadata():
+            return _form(kind.type)
+        case inspect.ListType(item_type=inspect.StructType(fields=fields)):
+            needed = ", ".join(f'"{one.encode_name}": …' for one in fields if one.required)
+            others = ", ".join(one.encode_name for one in fields if not one.required)
+            return f"; each is an object such as {{{needed}}}, which may have {others}, too"
+        case _:
+            return ""
 
 
 def _values(kind: inspect.Type) -> list[object]:

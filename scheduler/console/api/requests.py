@@ -19,7 +19,7 @@ from scheduler.console.api.table import DOCUMENT, PREFIX, ApiRoute, document, fi
 from scheduler.console.inputs import MAX_BODY, body_of, query_of
 from scheduler.console.roles import Principal, Verb
 from scheduler.console.visit import Visit
-from scheduler.model.json_text import MAX_DEPTH, too_deep
+from scheduler.model.json_text import MAX_DEPTH, json_fault, too_deep
 
 MAX_CALLS = 64  # at once that wait for a thread, of callers who are known
 THREADS = 2  # calls that read or write the database at once
@@ -116,6 +116,6 @@ async def _body(request: Request) -> Any:
             raise Refusal(422, f"The body is nested more than {MAX_DEPTH} levels deep.", where="body")
         given = msgspec.json.decode(body)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise Refusal(400, f"The body is not JSON: {error}.", where="body") from None
+        raise Refusal(400, f"The body is not JSON: {json_fault(body, error)}.", where="body") from None
     check_texts(given)
     return given

@@ -12,6 +12,7 @@ from scheduler.console.render import ActionDone, RenderedPage
 from scheduler.console.roles import Verb
 from scheduler.console.routes import Nav, action, page
 from scheduler.console.visit import BadInputError, Visit
+from scheduler.model.json_text import json_fault
 from scheduler.operations import events as operations
 
 ROWS = 100
@@ -65,7 +66,7 @@ def emit(visit: Visit) -> ActionDone:
     try:
         payload = msgspec.json.decode(text) if text else None
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise BadInputError(f"the payload is not JSON: {error}; a text needs quotes") from None
+        raise BadInputError(f"the payload is not JSON: {json_fault(text, error)}; a text needs quotes") from None
     if operations.emit(visit.jobs.desk, name, payload).first:
         return ActionDone(f"Event {name} is emitted.", data={"first": True, "payload": masked(payload)})
     return ActionDone(f"Event {name} was emitted before: its first payload stays.", ok=False, data={"first": False})

@@ -14,6 +14,7 @@ from scheduler.console.roles import Verb
 from scheduler.console.routes import action
 from scheduler.console.visit import BadInputError, Visit
 from scheduler.errors import ConfigError
+from scheduler.model.json_text import json_fault
 from scheduler.model.task_filter import TaskFilter, Term
 from scheduler.model.texts import counted
 from scheduler.model.times import to_datetime
@@ -174,4 +175,4 @@ def field_value(text: str, *, as_json: bool) -> Any:
     try:
         return msgspec.json.decode(text)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise BadInputError(f"the value is not JSON: {error}") from None
+        raise BadInputError(f"the value is not JSON: {json_fault(text, error)}") from None
