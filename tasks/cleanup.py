@@ -58,9 +58,8 @@ class TempFileCleanupTask(
             os.close(directory)
         found = sweep.result()
         if sweep.failed:
-            raise OSError(
-                f"{len(sweep.failed)} entries could not be removed: {', '.join(sweep.failed[:MAX_FAILURES_LISTED])}"
-            )
+            many = "1 entry" if len(sweep.failed) == 1 else f"{len(sweep.failed)} entries"
+            raise OSError(f"{many} could not be removed: {', '.join(sweep.failed[:MAX_FAILURES_LISTED])}")
         return found
 
 

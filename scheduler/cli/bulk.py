@@ -14,6 +14,7 @@ from scheduler.cli.filters import filter_options, filter_text, task_filter
 from scheduler.cli.options import Number, acts, common
 from scheduler.cli.output import masks_of, print_object, print_rows
 from scheduler.cli.session import Session, note, note_stale, prints
+from scheduler.model.texts import counted
 
 if TYPE_CHECKING:
     from scheduler.operations.desk import Tx
@@ -140,7 +141,8 @@ def _end(session: Session, done: BulkRecord) -> int:
     note_stale(stale, option=False)
     if done.state is not BulkState.DONE:
         why = f"it is {done.state}" if canary is None else canary.describe()
-        note(f"{done.total - done.position} tasks are left: {why}")
+        rest = done.total - done.position
+        note(f"{counted(rest, 'task')} {'is' if rest == 1 else 'are'} left: {why}")
         if canary is not None and canary.end is None:
             note(f"`schedctl bulk run {done.name} --canary` looks at it again, and goes on once it has succeeded")
         return exits.FAILED

@@ -13,6 +13,7 @@ from scheduler.cli.options import INSTANT, TASK_ID, Number, acts, common
 from scheduler.cli.output import masks_of, print_object, print_rows, print_table, time
 from scheduler.cli.polling import watchable
 from scheduler.cli.session import Session, note, note_no_worker, prints
+from scheduler.model.texts import counted
 
 if TYPE_CHECKING:
     from scheduler.operations.schedules import ScheduleRecord
@@ -232,8 +233,8 @@ def backfill(session: Session, /, name: str, start: int, end: int | None, limit:
         for slot, action in sorted([(one, verb) for one in done.run] + [(one, "has run") for one in done.left_out])
     ]
     print_rows(session, rows, ("slot", "action"))
-    left = f", {len(done.left_out)} have run already" if done.left_out else ""
-    note(f"{len(done.run)} slots {verb}{left}")
+    left = f", and {counted(len(done.left_out), 'slot')} ran before" if done.left_out else ""
+    note(f"{counted(len(done.run), 'slot')} to run{left}")
 
 
 @cron_command.command()

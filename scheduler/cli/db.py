@@ -178,7 +178,7 @@ def _print_summary(session: Session, written: Sequence[TableSummary]) -> None:
 
 
 def _say_progress(table: str, rows: int) -> None:
-    note(f"{table}: {rows:,} rows")
+    note(f"{table}: {rows:,} {'row' if rows == 1 else 'rows'}")
 
 
 @contextlib.contextmanager

@@ -143,7 +143,7 @@ class RayExecutor:
         found = [Finding(True, f"Ray {version.get('ray_version')}, {version.get('session_name')}")]
         records = self._list()
         waiting = sum(record.phase is PlacementPhase.QUEUED for record in records)
-        found.append(Finding(True, f"it has {len(records)} jobs of schedd; {waiting} wait"))
+        found.append(Finding(True, f"jobs of schedd: {len(records)}, of which wait: {waiting}"))
         if self._settings.token is not None and self._base.startswith("http://"):
             found.append(Finding(True, "the token goes over plain HTTP: it can be read on the way"))
         return found

@@ -17,6 +17,7 @@ from functools import lru_cache
 import msgspec
 
 from scheduler.errors import InvalidScheduleError
+from scheduler.model.texts import counted
 
 DAY = 1440  # minutes
 EPOCH_DAY = date(1970, 1, 1).toordinal()
@@ -237,7 +238,8 @@ def parse(expression: str) -> CronFields:
     parts = text.split()
     if len(parts) != 5:
         raise InvalidScheduleError(
-            f"{prefix}{len(parts)} fields; write exactly five: minute, hour, day of month, month, day of week"
+            f"{prefix}{counted(len(parts), 'field')}; write exactly five: minute, hour, day of month, month, "
+            "day of week"
         )
     try:
         numbers = [field.numbers(part) for field, part in zip(_FIELDS, parts, strict=True)]

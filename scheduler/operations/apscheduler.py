@@ -18,7 +18,7 @@ from zoneinfo import ZoneInfo
 from scheduler.errors import InvalidScheduleError, PayloadError, SchedulerError, UnregisteredKindError
 from scheduler.model.recurrence import Recurrence, cron, every
 from scheduler.model.spec import TaskSpec
-from scheduler.model.texts import rfc3339
+from scheduler.model.texts import counted, rfc3339
 from scheduler.model.times import instant_us, span_us
 from scheduler.model.zoned import zone_of
 from scheduler.operations.desk import Desk
@@ -233,7 +233,9 @@ def _task(tx: Tx, kind: str, job: ApschedulerJob) -> TaskSpec:
     payload = dict(job.kwargs)
     names = list(root_of(record.schema).get("properties", {}))
     if len(job.args) > len(names):
-        raise PayloadError(f"{len(job.args)} positional arguments, and {kind} has {len(names)} fields")
+        raise PayloadError(
+            f"{counted(len(job.args), 'positional argument')}, and {kind} has {counted(len(names), 'field')}"
+        )
     payload.update(zip(names, job.args, strict=False))
     return PublishedKind(record).spec(payload)
 

@@ -173,7 +173,7 @@ class NatsSource:
             info = await stream.stream_info(settings.stream)
         except NotFoundError:
             return [Finding(False, f"there is no stream {settings.stream}")]
-        found = [Finding(True, f"stream {settings.stream} has {info.state.messages:,} messages")]
+        found = [Finding(True, f"stream {settings.stream} is there; messages: {info.state.messages:,}")]
         try:
             consumer = (await stream.consumer_info(settings.stream, settings.consumer)).config
         except NotFoundError:

@@ -330,7 +330,7 @@ def _find_queue(line: AmqpLine, queue: str) -> Finding:
         waiting = _ask_for(line.link(), queue)
     except LinkEnded as error:
         return _found(error, f"there is no queue {queue}")
-    return Finding(True, f"the queue {queue} is there, with {waiting:,} messages that wait")
+    return Finding(True, f"the queue {queue} is there; messages that wait: {waiting:,}")
 
 
 def _find_exchange(line: AmqpLine, exchange: str) -> Finding:

@@ -195,7 +195,7 @@ class RedisSource:
         def look(client: Any) -> list[Finding]:
             settings = self._settings
             _make_group(client, settings.stream, settings.group)
-            found = [Finding(True, f"stream {settings.stream} has {client.xlen(settings.stream):,} entries")]
+            found = [Finding(True, f"stream {settings.stream} is there; entries: {client.xlen(settings.stream):,}")]
             if settings.dead is None:
                 found.append(Finding(True, "dead messages are kept as dead tasks"))
             return [*found, _durability(client)]

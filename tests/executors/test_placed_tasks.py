@@ -419,7 +419,7 @@ def test_a_store_with_jobs_does_not_move(jobs: Scheduler, empty_database: Databa
     placer.step()
     jobs.stop_now()
     target = Store(empty_database.url, FakeClock(), auto_migrate=True)
-    with pytest.raises(Exception, match="1 tasks have jobs of executors"):
+    with pytest.raises(Exception, match="1 task has a job of an executor"):
         transfer.copy(jobs.database, target)
     target.dispose()
 

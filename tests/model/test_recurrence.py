@@ -91,7 +91,7 @@ def test_29_february_leaps_over_2100() -> None:
         ("* * * *", "4 fields"),
         ("0 0 12 * * *", "6 fields"),
         ("@daily", "write '0 0 \\* \\* \\*'"),
-        ("@reboot", "1 fields"),
+        ("@reboot", "1 field; write exactly five"),
         ("60 * * * *", "minute field '60': 60 is not one of 0-59"),
         ("* 24 * * *", "hour field"),
         ("* * 0 * *", "day-of-month field"),

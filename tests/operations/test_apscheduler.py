@@ -137,7 +137,7 @@ def test_another_kind_and_a_scheduler_that_never_started(published: Bench) -> No
     assert [one.kind for one in published.jobs.schedules.list()] == ["other"]
     theirs.modify_job("five", args=["a", 2])
     (line,) = move(published.jobs, theirs, kinds={"report": "other"})
-    assert str(line) == f"five ({WHERE}): left out; 2 positional arguments, and other has 1 fields"
+    assert str(line) == f"five ({WHERE}): left out; 2 positional arguments, and other has 1 field"
 
 
 TRIGGERS = [

@@ -116,7 +116,7 @@ def test_what_cannot_be_removed_is_reported_and_stops_no_other(tmp_path: Path, m
         unlink(name, dir_fd=dir_fd)
 
     monkeypatch.setattr(os, "unlink", refuse)
-    with pytest.raises(OSError, match=r"1 entries could not be removed: b \(Operation not permitted\)"):
+    with pytest.raises(OSError, match=r"1 entry could not be removed: b \(Operation not permitted\)"):
         clean(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
 

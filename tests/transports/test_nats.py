@@ -243,7 +243,7 @@ def test_what_a_check_of_a_source_finds(rig: NatsRig, source: Any) -> None:
         return [(one.ok, one.text.replace(rig.stream, "S")) for one in source(**settings).check()]
 
     assert found(stream="none") == [(False, "there is no stream none")]
-    assert found() == [(True, "stream S has 0 messages"), (True, "dead messages go to S-dead in stream S-dead")]
+    assert found() == [(True, "stream S is there; messages: 0"), (True, "dead messages go to S-dead in stream S-dead")]
     assert found(dead="nowhere")[1] == (False, "no stream takes the subject nowhere of dead messages")
     assert found(dead=f"{rig.stream}.x")[1] == (
         False,

@@ -17,6 +17,7 @@ from scheduler.backoff import LogOnce
 from scheduler.engine.attempt.attempt import Attempt
 from scheduler.engine.maintenance import lost_spans
 from scheduler.engine.state import EngineState
+from scheduler.model.texts import counted
 from scheduler.model.worker_states import DRAINING, LIVE
 from scheduler.ports import SECOND, Spawner
 from scheduler.store import reaper, workers
@@ -226,7 +227,7 @@ class WorkerLease:
         if self.engine_state.rollups is not None:
             reaper.count_lost(self.engine_state.rollups, self.engine_state.now(), found)
         for one in found:
-            log.warning("worker %s died or lost its lease: %d tasks reclaimed", one.label, one.tasks)
+            log.warning("worker %s died or lost its lease: %s reclaimed", one.label, counted(one.tasks, "task"))
             for task in one.poisoned:
                 log.error("task killed its worker again and again, alone: set aside as dead", extra={"task": task})
             for task in one.spent:

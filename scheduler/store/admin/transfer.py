@@ -131,14 +131,15 @@ def _refuse_use(tx: Tx) -> None:
     placed = sum(pending + running for pending, running in placements.counts(tx).values())
     if placed:
         raise SchedulerError(
-            f"{placed} tasks have jobs of executors, which would go on with this store: wait until they end, or cancel "
-            "them and let schedd run until they have (`schedctl executors list` counts them)"
+            f"{'1 task has a job of an executor' if placed == 1 else f'{placed} tasks have jobs of executors'}, which "
+            "would go on with this store: wait until they end, or cancel them and let schedd run until they have "
+            "(`schedctl executors list` counts them)"
         )
     (held,) = tx.run(f"SELECT count(*) FROM schedd_tasks WHERE {HELD}").one()
     if held:
         raise SchedulerError(
-            f"{held} tasks are held by workers that died: start schedd once on this store, which takes them back, and "
-            "stop it again"
+            f"{'1 task is held by a worker' if held == 1 else f'{held} tasks are held by workers'} that died: start "
+            "schedd once on this store, which takes back what they held, and stop it again"
         )
 
 

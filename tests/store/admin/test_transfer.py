@@ -141,7 +141,7 @@ def test_what_a_dead_worker_holds_is_refused(bench: Bench, database: Database, f
     task_id = int(bench.step("a").schedule())
     bench.jobs.close()
     bench.execute("UPDATE schedd_tasks SET state = 4, worker = 1 WHERE id = :id", id=task_id)
-    with opened(database) as source, pytest.raises(SchedulerError, match="1 tasks are held by workers that died"):
+    with opened(database) as source, pytest.raises(SchedulerError, match="1 task is held by a worker that died"):
         transfer.copy(source, fresh(other(database)))
 
 
