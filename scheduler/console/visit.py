@@ -104,7 +104,7 @@ class Visit:
         return self.jobs.desk
 
     def read(self) -> AbstractContextManager[Tx]:
-        """A transaction that only reads, none of whose statements takes longer than two seconds."""
+        """A transaction that only reads, and computes for no longer than two seconds."""
         return self.jobs.desk.bounded_read(STATEMENT_SECONDS)
 
     def filter(self, tx: Tx, text: str) -> TaskFilter:
