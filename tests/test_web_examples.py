@@ -91,6 +91,8 @@ def test_a_shop_on_fastapi(database: Database, tmp_path: Path) -> None:
             assert client.post(path, params={"item": "nothing"}).status_code == 422
         mailed = client.post("/mails", params={"to": "me"}).json()
         assert client.get(f"/results/{mailed['task']}", timeout=60).json() == "to me: hello"
+        unknown = client.get("/results/999999", timeout=60)
+        assert (unknown.status_code, unknown.json()) == (404, {"detail": "there is no task 999999"})
 
         assert client.get("/jobs/").status_code == 401
         known = {"authorization": f"Bearer {TOKEN}"}

@@ -10,7 +10,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from scheduler import Context, Scheduler, console, task
+from scheduler import Context, Scheduler, UnknownTaskError, console, task
 from scheduler.console.roles import Principal
 from scheduler.fastapi import Background, Jobs, lifespan
 
@@ -101,5 +101,8 @@ def mail(to: str, background: Background) -> dict[str, int]:
 
 @app.get("/results/{task_id}")
 async def result(task_id: int, jobs: Jobs) -> str:
-    found: str = await jobs.result_async(task_id, timeout=30)
+    try:
+        found: str = await jobs.result_async(task_id, timeout=30)
+    except UnknownTaskError as error:
+        raise HTTPException(404, str(error)) from None
     return found
