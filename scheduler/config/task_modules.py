@@ -238,8 +238,9 @@ def _import(name: str, setting: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name and (name + ".").startswith(error.name + ".") and not _frames(error.__traceback__):
+            hint = f" (did you mean {name.removesuffix('.py')!r}?)" if name.endswith(".py") else ""
             raise ConfigError(
-                f"{setting}: there is no module {error.name!r}; [tasks] path is put in front of sys.path, "
+                f"{setting}: there is no module {error.name!r}{hint}; [tasks] path is put in front of sys.path, "
                 f"and the current directory, {os.getcwd()}, is on it only if path says so"
             ) from error
         _refuse(f"module {name} cannot be imported", error)

@@ -258,6 +258,7 @@ def test_a_module_that_is_not_there() -> None:
     assert message.startswith("[tasks] modules: there is no module 'nowhere'; ")
     module("", "there.__init__")
     assert "there is no module 'there.jobs'" in refused("there.jobs")
+    assert "there is no module 'there.py' (did you mean 'there'?); " in refused("there.py")
 
 
 @pytest.mark.parametrize(
