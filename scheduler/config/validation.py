@@ -19,7 +19,7 @@ from scheduler.errors import ConfigError
 from scheduler.model.defaults import NO_SLOT
 from scheduler.model.limits import parse_size
 from scheduler.model.names import is_name
-from scheduler.model.redact import RAW_AT, has_raw_at
+from scheduler.model.redact import RAW_AT, TWO_SLASHES, has_raw_at
 
 
 def check(config: Config) -> None:
@@ -39,6 +39,8 @@ def check(config: Config) -> None:
         refuse(
             "store.url", "an in-memory SQLite database does not survive a restart; name a file (sqlite:///schedd.db)"
         )
+    if scheme[1].startswith("sqlite") and not place.startswith("/"):
+        refuse("store.url", TWO_SLASHES.format(place))
     if scheme[1].startswith("sqlite") and (other := _beside(config, unquote(place[1:]))) is not None:
         refuse(
             "store.url",

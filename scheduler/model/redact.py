@@ -10,6 +10,7 @@ _SECRET = "pass|pwd|secret|token|key"
 _SHOWABLE = frozenset({"sslkey"})  # the path of a file
 _USER_INFO = r"(://[^:/?@\s]*):.*@"
 _HOST = r"://(?:[^:/]*(?::[^@]*)?@)?([^/?]*)"  # as SQLAlchemy reads it: a password ends at the first @
+TWO_SLASHES = "the path begins after a third slash: sqlite:///{0}, or sqlite:////{0} from the root"
 RAW_AT = "its password has an @: write it as %40 there, and a percent sign as %25"
 _NAMED = (  # the patterns are compiled at the first text
     rf"(?i)((?<![\w-])(?!(?:{'|'.join(_SHOWABLE)})\b)[\w-]*(?:{_SECRET})\w*=)"

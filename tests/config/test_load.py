@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from scheduler import Scheduler
 from scheduler.config.load import changed, describe, load
 from scheduler.config.model import KINDS, Config
 from scheduler.config.scheduler_options import scheduler_options
@@ -372,6 +373,10 @@ def test_a_byte_order_mark_is_no_mistake() -> None:
         ('[batch]\nfunctions = ["f"]', 'setting batch.functions (config.toml): expected "module:function", not "f"'),
         ('[store]\nurl = "sqlite://"', "an in-memory SQLite database does not survive a restart"),
         ('[store]\nurl = "sqlite:///:memory:"', "an in-memory SQLite database does not survive a restart"),
+        (
+            '[store]\nurl = "sqlite://data/shop.db"',
+            "the path begins after a third slash: sqlite:///data/shop.db, or sqlite:////data/shop.db from the root",
+        ),
         ("[store]\nurl = 5", "setting store.url: expected text, not the value there, in config.toml"),
         ('[store]\nurl = ""', "setting store.url: expected text, not empty"),
         ('[store]\nurl = "sqlite:///a\\u0000b"', "setting store.url: expected text without NUL, not the value there"),
@@ -532,3 +537,8 @@ def test_the_types_of_fields_are_those_of_pythons_own_reading() -> None:
     for section in (Config, *_sections(Section)):
         hints = typing.get_type_hints(section, include_extras=True)
         assert list(fields_of(section).items()) == list(hints.items())
+
+
+def test_a_program_hears_of_the_third_slash_too() -> None:
+    with pytest.raises(ConfigError, match="third slash: sqlite:///data/shop"):
+        Scheduler("sqlite://data/shop.db")

@@ -6,7 +6,7 @@ import os
 from urllib.parse import quote, quote_plus
 
 from scheduler.errors import ConfigError
-from scheduler.model.redact import RAW_AT, has_raw_at, is_secret, shown_url
+from scheduler.model.redact import RAW_AT, TWO_SLASHES, has_raw_at, is_secret, shown_url
 from scheduler.store.db.dialect import dialect_named
 from scheduler.store.db.lazy import sa
 
@@ -35,6 +35,8 @@ def parse_url(url: str) -> sa.URL:
             parsed.get_dialect()().create_connect_args(parsed)
         except (sa.exc.ArgumentError, ValueError) as error:
             raise ConfigError(f"store url: {error}; several hosts are host=a,b&port=1,2 or host=a:1&host=b:2") from None
+    if backend == "sqlite" and parsed.host:
+        raise ConfigError(f"store url: {TWO_SLASHES.format('/'.join(filter(None, (parsed.host, parsed.database))))}")
     if backend == "sqlite" and parsed.database in (None, "", ":memory:"):
         raise ConfigError(
             "store url: an in-memory SQLite database does not survive a restart; "
