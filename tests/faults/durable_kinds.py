@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from faults import kinds
-from scheduler import Context, RetryPolicy, Task
+from scheduler import AsyncContext, Context, RetryPolicy, Task
 
 EVER = RetryPolicy(min_wait=0, max_wait=0, max_attempts=None, jitter=0.0, strategy="fixed")
 MOVE = sa.text("UPDATE accounts SET balance = balance + :amount WHERE id = :id")
@@ -42,7 +42,7 @@ class Workflow(Task, retry=EVER):
         how: Any = {"durable": "grouped"} if self.grouped else {}
         return sum(ctx.step(f"step {number}", self._do, ctx, number, **how) for number in range(self.steps))
 
-    def _do(self, ctx: Context, number: int) -> int:
+    def _do(self, ctx: Context | AsyncContext, number: int) -> int:
         claim = ctx._attempt.claimed.claim
         line = f"{number} {claim}\n".encode()
         fd = os.open(kinds._link().notes / str(ctx.id), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC)
@@ -52,4 +52,13 @@ class Workflow(Task, retry=EVER):
         return number
 
 
-ALL: tuple[Any, ...] = (Transfer, Workflow)
+class AsyncWorkflow(Workflow, retry=EVER):
+    async def run(self, ctx: AsyncContext) -> int:  # type: ignore[override]
+        return sum([await ctx.step(f"step {number}", self._do, ctx, number) for number in range(self.steps)])
+
+
+class ChildWorkflow(Workflow, retry=EVER, isolation="process"):
+    """In a child process of the worker."""
+
+
+ALL: tuple[Any, ...] = (Transfer, Workflow, AsyncWorkflow, ChildWorkflow)

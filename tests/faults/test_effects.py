@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from faults.durable_kinds import Transfer, Workflow
+from faults.durable_kinds import AsyncWorkflow, ChildWorkflow, Transfer, Workflow
 from faults.harness import Fleet, Process, all_ended, freeze, rows, unfinished, until
 from scheduler import Scheduler
 from scheduler.model.outcome import AttemptEnd
@@ -54,7 +54,7 @@ class Crew:
         self.kills = self.freezes = 0
 
     def start(self, arm: str = "") -> Process:
-        options = {"lease": self.form.lease, "pools": dict.fromkeys(("high", "medium", "low"), (4, 0))}
+        options = {"lease": self.form.lease, "pools": dict.fromkeys(("high", "medium", "low"), (4, 4)), "processes": 4}
         return self.fleet.worker(ready=False, arm=arm, options=options)
 
     def pick(self) -> int | None:
@@ -175,13 +175,14 @@ def effects_of(fleet: Fleet, task_id: int) -> list[tuple[int, int]]:
 
 @pytest.mark.case(6, 52)
 @pytest.mark.parametrize("form", FLOWS)
+@pytest.mark.parametrize("kind", [Workflow, AsyncWorkflow, ChildWorkflow])
 def test_a_steps_effect_is_repeated_only_if_its_worker_died_in_front_of_the_checkpoint(
-    fleet: Fleet, jobs: Scheduler, form: Form, tell: Tell
+    fleet: Fleet, jobs: Scheduler, kind: type[Workflow], form: Form, tell: Tell
 ) -> None:
     steps = 10
     with jobs.batch() as batch:
         for _ in range(form.tasks):
-            batch.task(Workflow(steps, ms=5.0))
+            batch.task(kind(steps, ms=5.0))
     crew = Crew(fleet, jobs, form, tell)
     seconds = crew.run(crew.succeeded)
     assert crew.succeeded() == form.tasks
