@@ -69,7 +69,9 @@ def full_reason(
     ``capped``: workers that do not claim it, whatever slots they have. ``suspects``: reads the tasks that are due to
     run alone, and wait for nothing else.
     """
-    able = fleet.serving(row.queue, row.kind, row.schema_version)
+    able, slot_type = fleet.serving(row.queue, row.kind, row.schema_version), fleet.slot_types.get(row.kind)
+    if slot_type is not None:
+        able = [w for w in able if not w.capacity.lacks(row.priority, slot_type)]
     here = _with_its_body(able, row)
     others = [w for w in able if w not in here]
     text = _taken(tx, fleet, row, others, capped, suspects) if others else None
