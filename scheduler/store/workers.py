@@ -15,7 +15,7 @@ import msgspec
 from scheduler.errors import InvalidTransitionError, UnknownWorkerError
 from scheduler.model.capacity import SLOT_TYPES, Capacity
 from scheduler.model.worker_states import DEAD, STOPPED, WORKER_STATES
-from scheduler.ports import FOREVER
+from scheduler.ports import FOREVER, SECOND
 from scheduler.store import audit
 from scheduler.store.db.schema_version import VERSION
 from scheduler.store.db.tx import Tx
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from scheduler.model.registry import Kind
 
+_AHEAD = 60 * SECOND  # of the clock: a lease that begins later is one of before it was set back
 SUSPECT_TWICE = 2
 DEATHS_ALONE = 3
 EXECUTOR_HOST = "executor"  # of the row of an executor, which has no process and no lease
@@ -148,6 +149,19 @@ def renew(
         **bound,
     )
     return bool(done.rowcount == 1)
+
+
+def shorten_leases(tx: Tx, but: int) -> None:
+    """Let leases that begin ahead of the clock begin now: it was set back. A worker that lives renews its own in time;
+    without this one that has died would hold its tasks until the clock has come so far again."""
+    tx.run(
+        "UPDATE schedd_workers SET lease_until = :now + lease_until - heartbeat_at, heartbeat_at = :now WHERE id IN "
+        f"(SELECT t.id FROM schedd_workers t WHERE t.id <> :but AND t.state < {STOPPED} "
+        f"AND t.heartbeat_at > :latest AND t.lease_until < {FOREVER} {tx.dialect.skip_locked})",
+        now=tx.now,
+        latest=tx.now + _AHEAD,
+        but=but,
+    )
 
 
 def renewals(tx: Tx, but: int) -> dict[str, int]:

@@ -177,6 +177,8 @@ class WorkerLease:
             self.heed_others(tx, worker)
             database.dialect.forget_plans(tx.connection)
             tx = tx.at(self.engine_state.now())  # the clock was measured anew
+            if database.path is None and begun < self.no_reaping_until:  # locks tell of a file's
+                workers.shorten_leases(tx, worker)
             held = workers.renew(tx, worker, round(lease * SECOND), state, database.offset, incarnation)
             if held and self.engine_state.moves:
                 self.engine_state.moves.write(tx, worker)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from scheduler import Scheduler
+from scheduler import Context, Scheduler, Task
 from scheduler.engine.attempt.attempt import Attempt
 from scheduler.engine.attempt.outcomes import outcome_of_external_end
 from scheduler.engine.durable.calls import Durable
@@ -23,7 +24,11 @@ from scheduler.store.db.statements import run
 from scheduler.store.db.tx import Tx
 from scheduler.testing import FakeClock, engine_of
 from support.bench import Bench, notify_and_step
-from support.fleet import Fleet, let_notifier_work
+from support.fleet import Fleet, let_notifier_work, let_pass, rows
+
+
+class Once(Task):
+    def run(self, ctx: Context) -> None: ...
 
 
 @pytest.mark.case(2, 4)
@@ -323,6 +328,26 @@ def test_patience_after_an_outage_shortens_none_that_there_is(bench: Bench) -> N
     assert engine.lease.no_reaping_until == until
     engine.lease.postpone_reaping()
     assert engine.lease.no_reaping_until == until
+
+
+@pytest.mark.case(9, 47)
+@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("days", [-1, 1])
+def test_a_dead_workers_tasks_are_reclaimed_soon_though_the_clock_was_set(
+    fleet: Fleet, clock: FakeClock, days: int
+) -> None:
+    dead, living, other = (fleet.worker(Once, lease=lease) for lease in (30.0, 30.0, 300.0))
+    for jobs in (dead, living, other):
+        notify_and_step(jobs)
+    task_id, gone = dead.task(Once()).schedule(), engine_of(dead).worker
+    notify_and_step(dead)
+    fleet.kill(dead)
+    clock.jump(timedelta(days=days))
+    let_pass(clock, 90, living, other)
+    (row,) = rows(living, "SELECT worker FROM schedd_tasks WHERE id = :id", id=task_id)
+    assert row.worker != gone
+    found = {one.id: one.state for one in living.workers.list(every=True)}
+    assert [found[engine_of(one).worker] for one in (living, other)] == ["live", "live"]
 
 
 @pytest.mark.case(10)
