@@ -244,6 +244,7 @@ def test_processes_that_stream_tell_of_each_task(database: Database) -> None:
         assert program.returncode == 0
 
 
+@pytest.mark.posix
 def test_moments_of_two_stores_are_told_apart() -> None:
     one, same, other, alone = (Notified(name) for name in ("a store", "a store", "another one", None))
     one.tell(12.5)
@@ -251,6 +252,7 @@ def test_moments_of_two_stores_are_told_apart() -> None:
     assert other.last() == alone.last() == float("-inf")
 
 
+@pytest.mark.posix
 @pytest.mark.parametrize("found", ["a directory", "another user's", "a link", "no room"])
 def test_a_page_that_cannot_be_shared_is_a_processs_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: str
