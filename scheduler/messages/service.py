@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from scheduler.app import Scheduler
 from scheduler.config.model import Config
@@ -27,6 +27,9 @@ from scheduler.model.webhooks import key_of
 from scheduler.store import inbox
 from scheduler.transports.ports import Delivery, Finding, PushSource, Redrives, Sink, Source, TransportError
 from scheduler.transports.types import make_sink, make_source
+
+if TYPE_CHECKING:
+    from scheduler.messages.door import Door
 
 PURGE_EVERY = 3600.0  # seconds between removals of messages whose time is over
 AT_ONCE = 8  # sources and sinks that are examined at a time
@@ -215,20 +218,19 @@ class MessageService:
                 self._jobs.register(make_kind(outlet, self._jobs.database))
                 self.outlets[name] = outlet
 
-    def _make_door(self, config: Config, pushed: Mapping[str, tuple[PushSource, Intake]]) -> object:
+    def _make_door(self, config: Config, pushed: Mapping[str, tuple[PushSource, Intake]]) -> Door | None:
         if config.door.listen is None:
             return None
-        from scheduler.messages.door import Door
         from scheduler.transports.ports import require
 
         require("uvicorn", "door", "[door] listen")
+        from scheduler.messages.door import Door
+
         return Door(config, self._jobs, pushed)
 
     def start(self) -> None:
         """Start the threads. Raises ConfigError if the door's address cannot be taken."""
-        from scheduler.messages.door import Door
-
-        if isinstance(self.door, Door):
+        if self.door is not None:
             self.door.start()
         for receiver in self.receivers.values():
             receiver.start()
@@ -264,13 +266,11 @@ class MessageService:
         return change
 
     def _change(self, config: Config, sources: Mapping[str, Source | PushSource], changed: Collection[str]) -> None:
-        from scheduler.messages.door import Door
-
         self._end([self.receivers.pop(name) for name in changed if name in self.receivers])
         for name in changed:
             self._rereading.pop(name, None)
         receivers, pushed = self._receiving(config, sources)
-        if isinstance(self.door, Door):
+        if self.door is not None:
             self.door.replace(pushed, changed)
         self.receivers |= receivers
         for receiver in receivers.values():
@@ -281,8 +281,6 @@ class MessageService:
 
         Returns within ``STOP_WITHIN`` seconds or so, whatever sources and sinks do.
         """
-        from scheduler.messages.door import Door
-
         deadline = time.monotonic() + STOP_WITHIN
         self._stopping.set()
         with self._changing:  # a change that is under way comes to its end
@@ -291,7 +289,7 @@ class MessageService:
             publisher.stop()
         for receiver in receivers:
             receiver.stop()
-        if isinstance(self.door, Door):
+        if self.door is not None:
             self.door.stop()
         self._end(receivers, deadline)
         for name, publisher in self.publishers.items():

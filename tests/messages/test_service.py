@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ import msgspec
 import pytest
 
 from scheduler import Context, Scheduler, Task
-from scheduler.config.messages import SinkSection, SourceSection
+from scheduler.config.messages import DoorSection, SinkSection, SourceSection
 from scheduler.config.model import Config, StoreSection
 from scheduler.errors import ConfigError
 from scheduler.messages.service import MessageService, check_source, examine
@@ -113,6 +114,21 @@ def config(database: Database, sources: Mapping[str, str], sinks: Sequence[str] 
 
 def outgoing(number: int) -> Outgoing:
     return Outgoing(key=str(number), body=b"{}", message=Message(idempotency_key=str(number)))
+
+
+def test_sources_need_no_uvicorn_and_the_door_asks_for_it(
+    database: Database, jobs: Scheduler, ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("scheduler.messages.door", "scheduler.http_server"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)  # as if it were not installed
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    service = MessageService(config(database, {"orders": "q"}), jobs)
+    service.start()
+    service.stop()
+    wanted = msgspec.structs.replace(config(database, {}), door=DoorSection(listen="127.0.0.1:0", token="t"))
+    with pytest.raises(ConfigError, match=r"\[door\] listen needs uvicorn: pip install 'schedd\[door\]'"):
+        MessageService(wanted, jobs)
 
 
 def test_a_stop_ends_the_wait_of_an_idle_source(
