@@ -26,11 +26,16 @@ def shown_as(public: type[SchedulerError]) -> Callable[[type[E]], type[E]]:
     return rename
 
 
+def _number(given: int) -> str:
+    """Python refuses to write out an integer of thousands of digits."""
+    return str(given) if abs(given) < 2**128 else "of more than 38 digits"
+
+
 class UnknownTaskError(SchedulerError):
     """No task has this id. ``gone``: one had it, and a failover or a restore has lost it."""
 
     def __init__(self, task_id: int, gone: str | None = None, *, lost: bool = True) -> None:
-        text = f"there is no task {task_id}"
+        text = f"there is no task {_number(task_id)}"
         if gone is not None:
             text = f"task {task_id} is gone: {gone}" if lost else f"{text} any more: {gone}"
         super().__init__(text)
@@ -42,7 +47,7 @@ class UnknownDependencyError(SchedulerError):
     """A dependency names an id that no task ever had."""
 
     def __init__(self, parent_ids: Sequence[int]) -> None:
-        ids = ", ".join(str(i) for i in parent_ids)
+        ids = ", ".join(map(_number, parent_ids))
         super().__init__(f"cannot depend on {ids}: no such task; depend on the id that schedule() returned")
         self.parent_ids = tuple(parent_ids)
 

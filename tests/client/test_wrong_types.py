@@ -42,7 +42,7 @@ IDS: list[Callable[[Scheduler, Any], Any]] = [
 @pytest.mark.case(23)
 def test_ids_that_are_none(bench: Bench) -> None:
     for call in IDS:
-        for given in (2**70, -1, 0):
+        for given in (2**70, 10**5000, -1, 0):
             with pytest.raises(UnknownTaskError):
                 call(bench.jobs, given)
         for given in ("1", None, True, 1.0):
@@ -50,6 +50,8 @@ def test_ids_that_are_none(bench: Bench) -> None:
                 call(bench.jobs, given)
     with pytest.raises(UnknownDependencyError):
         bench.jobs.add_dependency(1, 2**70)
+    with pytest.raises(UnknownDependencyError, match="of more than 38 digits"):
+        bench.jobs.add_dependency(1, 10**5000)
 
 
 @pytest.mark.parametrize(
@@ -83,6 +85,10 @@ def test_ids_that_are_none(bench: Bench) -> None:
         ("older_than_hours must be a number of hours", lambda jobs: jobs.cleanup_completed_tasks(float("nan"))),
         ("older_than_hours must be a number of hours", lambda jobs: jobs.cleanup_completed_tasks(1e300)),
         ("older_than_hours must be a number of hours", lambda jobs: jobs.cleanup_events("1")),
+        *(
+            ("hours must be a number above 0", lambda jobs, hours=hours: jobs.forecast(hours))
+            for hours in ("24", None, True, float("nan"), 10**5000)
+        ),
         ("there is no state 5; there are", lambda jobs: jobs.list_tasks(5)),
         ("there is no state 5; there are", lambda jobs: jobs.list_tasks(status=5)),
         ("there is no state None; there are", lambda jobs: jobs.cleanup_tasks(None, 1)),

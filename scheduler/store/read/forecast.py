@@ -13,6 +13,7 @@ from scheduler.model.critical_path import Expected
 from scheduler.model.defaults import POOLS
 from scheduler.model.demand import Collision, Use, collisions, load
 from scheduler.model.spec import TaskSpec
+from scheduler.model.times import brief
 from scheduler.model.zoned import offset_us, zone_of
 from scheduler.ports import FOREVER, SECOND
 from scheduler.store.db.tx import Tx
@@ -96,8 +97,8 @@ class _Run(NamedTuple):
 
 def forecast(tx: Tx, hours: float = 24.0) -> Forecast:
     """What the schedules will run in the next ``hours``, 168 at most. Raises ConfigError."""
-    if not 0 < hours <= MAX_HOURS:
-        raise ConfigError(f"hours must be above 0 and at most {MAX_HOURS:g}, not {hours!r:.80}")
+    if not isinstance(hours, (int, float)) or isinstance(hours, bool) or not 0 < hours <= MAX_HOURS:
+        raise ConfigError(f"hours must be a number above 0 and at most {MAX_HOURS:g}, not {brief(hours)}")
     now = tx.now
     until = now + round(hours * 3600 * SECOND)
     fleet, schedules = read_fleet(tx), records(tx)
