@@ -26,7 +26,10 @@ def config_command() -> None:
 @common
 @prints(("setting", "value", "source"))
 def check(session: Session, /) -> None:
-    """Show each setting in effect and where it comes from, without passwords."""
+    """Show each setting in effect and where it comes from, without passwords.
+
+    `schedd --check` also imports the task modules and makes sources, sinks and executors, as the daemon does.
+    """
     from scheduler.config import user_modules
     from scheduler.config.load import describe
     from scheduler.config.messages import warnings
