@@ -28,7 +28,7 @@ class Notified:
         number = int.from_bytes(hashlib.sha256((store or "").encode()).digest()[:4], "big")
         self._mark, slot = number >> _MARK_BITS, number % _SLOTS
         self._offset = slot * _SLOT.size
-        self._page = _shared_page() if store is not None else bytearray(_SIZE)
+        self._page: mmap.mmap | bytearray = _shared_page() if store is not None else bytearray(_SIZE)
 
     def tell(self, moment: float) -> None:
         """Now (by the monotonic clock) all workers are notified."""
@@ -39,6 +39,10 @@ class Notified:
         (value,) = _SLOT.unpack_from(self._page, self._offset)
         moment, mark = divmod(value, 1 << _MARK_BITS)
         return moment / 1e6 if moment and mark == self._mark else float("-inf")
+
+    def close(self) -> None:
+        """Share no more: the file is closed."""
+        self._page = bytearray(_SIZE)
 
 
 def _shared_page() -> mmap.mmap | bytearray:

@@ -438,6 +438,7 @@ class PgNotifier(_Apart):
         with contextlib.suppress(RuntimeError):  # it was closed before
             self._open.release()
         self._closed.set()
+        self._notified.close()
         self._ends_due.set()
         connection, self._connection = self._connection, None
         if connection is not None:

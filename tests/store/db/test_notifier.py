@@ -217,7 +217,9 @@ sys.stdin.readline()
 @pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
 def test_processes_that_stream_tell_of_each_task(database: Database) -> None:
     """None of them ends meanwhile. By the last notification that comes, all is stored."""
-    Scheduler(database.url).database.open()
+    jobs = Scheduler(database.url)
+    jobs.database.open()
+    jobs.close()
     programs = [
         subprocess.Popen(
             [sys.executable, "-c", PROGRAM, database.url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
