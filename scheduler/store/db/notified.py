@@ -13,7 +13,7 @@ import stat
 import struct
 from contextlib import suppress
 
-from scheduler.system import files
+from scheduler.system import files, processes
 
 _SLOT = struct.Struct("=Q")  # a moment in microseconds, and the mark of its store
 _SLOTS = 512
@@ -47,15 +47,15 @@ class Notified:
 
 def _shared_page() -> mmap.mmap | bytearray:
     """Of the processes of this user; of this one alone where there can be no such file."""
-    if hasattr(os, "geteuid"):
-        path = files.of_this_run() / f"schedd-{os.geteuid()}.notified"
-        with suppress(OSError):
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | files.CLOEXEC | files.NOFOLLOW, 0o600)
-            try:
-                found = os.fstat(fd)
-                if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
-                    files.allocate(fd, _SIZE)  # or a full disk would end the process at a note
-                    return mmap.mmap(fd, _SIZE)
-            finally:
-                os.close(fd)
+    user = processes.user_id()
+    with suppress(OSError):
+        path = files.of_this_run() / f"schedd-{user}.notified"
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | files.CLOEXEC | files.NOFOLLOW, 0o600)
+        try:
+            found = os.fstat(fd)
+            if stat.S_ISREG(found.st_mode) and found.st_uid == user:
+                files.allocate(fd, _SIZE)  # or a full disk would end the process at a note
+                return mmap.mmap(fd, _SIZE)
+        finally:
+            os.close(fd)
     return bytearray(_SIZE)

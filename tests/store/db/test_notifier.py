@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import functools
 import gc
-import os
 import queue
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from scheduler.ports import SystemClock, spawn_thread
 from scheduler.store.db import notifier as notifiers
 from scheduler.store.db.database import Database as Store
 from scheduler.store.db.notified import Notified
+from scheduler.system import processes
 from support.databases import Database
 
 APART = 0.2
@@ -261,9 +261,9 @@ def test_a_page_that_cannot_be_shared_is_a_processs_own(
 ) -> None:
     monkeypatch.setattr("scheduler.system.files.of_this_run", lambda: tmp_path)
     if found == "another user's":
-        user = os.geteuid() + 1
-        monkeypatch.setattr(os, "geteuid", lambda: user)
-    page = tmp_path / f"schedd-{os.geteuid()}.notified"
+        user = 4242
+        monkeypatch.setattr(processes, "user_id", lambda: user)
+    page = tmp_path / f"schedd-{processes.user_id()}.notified"
     if found == "a directory":
         page.mkdir()
     elif found == "a link":
