@@ -21,7 +21,6 @@ from scheduler.ports import Spawner, spawn_thread
 from scheduler.store.db.database import Database
 from scheduler.store.db.engines import server_arguments
 from scheduler.store.db.errors import driver_text
-from scheduler.store.db.notified import Notified
 from scheduler.store.db.pg_connections import shut_down, through_pooler
 from scheduler.store.db.sqlite_files import make_socket_directory
 from scheduler.store.db.statements import Notice
@@ -225,10 +224,8 @@ class PgNotifier(_Apart):
         self._last = float("-inf")
         self._apart = _DEBOUNCE  # seconds from there to the next one, at least
         self._asked = 0  # how many callers have asked
-        self._asked_at = float("-inf")  # when the last of them did
         self._told = 0  # and for how many of them it has notified
         self._looks = False  # a thread checks, within _LATE, whether a caller has asked
-        self._notified = Notified(_name(database))
         self._mutex = threading.Lock()
         self._open = threading.Lock()  # held until it closes: to wait for an event takes twice the processor time
         self._open.acquire()
@@ -331,14 +328,11 @@ class PgNotifier(_Apart):
 
     def notify(self) -> None:
         with self._mutex:
-            now = time.monotonic()
-            self._hear_others(now)
             self._asked += 1
             if self._looks or self._closed.is_set():
-                self._asked_at = now
                 return
+            now = time.monotonic()
             if now < self._last + self._apart:
-                self._asked_at = now
                 with contextlib.suppress(RuntimeError):  # no thread can be started: it notifies now
                     self._looks = True
                     self._spawn(self._notify_late, "schedd-notifier")
@@ -351,25 +345,12 @@ class PgNotifier(_Apart):
     def _begin(self, now: float) -> None:
         """A notification goes now. In a stream they go further apart: eight callers that each stored a task every 4 ms
         spent half of their time, and of the server's, on NOTIFY."""
-        self._apart = min(_STREAM * _DEBOUNCE, _GROWTH * self._apart) if self._streams(now) else _DEBOUNCE
-        self._last = self._asked_at = now
-        if not self._own:  # else its own engine is not woken, which another process's task may need
-            self._notified.tell(now)
-
-    def _streams(self, now: float) -> bool:
-        return now < self._asked_at + 2 * self._apart
-
-    def _hear_others(self, now: float) -> None:
-        """In a stream a notification of another process of this machine serves this one as well as its own."""
-        if self._apart > _DEBOUNCE and self._streams(now) and self._last < (last := self._notified.last()) <= now:
-            self._last = last
-            if last >= self._asked_at:
-                self._told = self._asked
+        streams = now < self._last + 2 * self._apart
+        self._last, self._apart = now, min(_STREAM * _DEBOUNCE, _GROWTH * self._apart) if streams else _DEBOUNCE
 
     def carried(self) -> Carried | None:
         with self._mutex:
             now = time.monotonic()
-            self._hear_others(now)
             if self._closed.is_set() or now < self._last + self._apart:
                 return None
             self._begin(now)
@@ -393,7 +374,6 @@ class PgNotifier(_Apart):
                 return
             with self._mutex:
                 now = time.monotonic()
-                self._hear_others(now)
                 due = self._asked > self._told and now >= self._last + self._apart + _LATE * _DEBOUNCE
                 if due:
                     self._told = self._asked
@@ -438,7 +418,6 @@ class PgNotifier(_Apart):
         with contextlib.suppress(RuntimeError):  # it was closed before
             self._open.release()
         self._closed.set()
-        self._notified.close()
         self._ends_due.set()
         connection, self._connection = self._connection, None
         if connection is not None:
@@ -446,14 +425,6 @@ class PgNotifier(_Apart):
 
 
 Notifier = NullNotifier | SocketNotifier | PgNotifier
-
-
-def _name(database: Database) -> str | None:
-    """What the processes of a machine that use this database call it; None while its identity is not known."""
-    identity = database.same.identity
-    if identity is None:
-        return None
-    return f"{identity.store} {identity.server} {identity.timeline} {database.url.database}"
 
 
 def make_notifier(database: Database, spawn: Spawner = spawn_thread, *, quiet: bool = False) -> Notifier:

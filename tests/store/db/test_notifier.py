@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import functools
 import gc
 import queue
-import subprocess
-import sys
 import threading
 import time
 import warnings
@@ -24,8 +21,6 @@ from scheduler import Context, Scheduler, task
 from scheduler.ports import SystemClock, spawn_thread
 from scheduler.store.db import notifier as notifiers
 from scheduler.store.db.database import Database as Store
-from scheduler.store.db.notified import Notified
-from scheduler.system import processes
 from support.databases import Database
 
 APART = 0.2
@@ -112,172 +107,6 @@ def test_notifications_of_a_stream_go_further_apart(database: Database, monkeypa
     assert {*found[-6:]} <= {12, 13}
     now[0] += 1000
     assert spans(7, 196) == [7] * 27, "none of them waits, now that the stream has ended"
-
-
-class Machine:
-    """Processes of one machine that use one store, by a clock that is set: milliseconds."""
-
-    def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 0
-        self._store = store
-        monkeypatch.setattr(notifiers, "time", SimpleNamespace(monotonic=lambda: self.now / 1000))
-        monkeypatch.setattr(notifiers, "_name", lambda database: database.url.database)
-
-    def process(self) -> notifiers.PgNotifier:
-        def none(*_: Any) -> threading.Thread:
-            raise RuntimeError("can't start new thread")
-
-        made = notifiers.PgNotifier(self._store, none)
-        made._notified._page[:] = bytes(len(made._notified._page))  # another test's
-        return made
-
-    def carry(self, *processes: notifiers.PgNotifier, every: int, until: int) -> list[int]:
-        """When statements carry one, if each process stores a task in so many milliseconds, one after the other."""
-        sent = []
-        for turn in range(0, until, every):
-            self.now += every
-            notifier = processes[turn // every % len(processes)]
-            if notifier.carried() is not None:
-                sent.append(self.now)
-            else:
-                notifier._asked += 1
-                notifier._asked_at = self.now / 1000
-        return sent
-
-
-@pytest.fixture
-def machine(database: Database, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    return Machine(Store(database.url, SystemClock()), monkeypatch)
-
-
-@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
-def test_one_notification_serves_the_streams_of_all_processes(machine: Machine) -> None:
-    processes = [machine.process() for _ in range(4)]
-    sent = machine.carry(*processes, every=1, until=600)
-    assert {after - before for before, after in pairwise(sent[-10:])} <= {12, 13}
-
-
-@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
-def test_who_stores_a_task_now_and_then_waits_for_no_stream_of_others(machine: Machine) -> None:
-    stream, rare = machine.process(), machine.process()
-    for _ in range(5):
-        machine.carry(stream, every=1, until=50)
-        assert rare.carried() is not None
-    machine.carry(rare, every=1, until=50)  # once it streams, too, it does until it pauses
-    machine.carry(stream, every=1, until=50)
-    assert rare.carried() is not None
-
-
-@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
-def test_what_another_process_sent_before_a_task_does_not_tell_of_it(machine: Machine) -> None:
-    ours, theirs = machine.process(), machine.process()
-    machine.carry(ours, theirs, every=1, until=200)
-    for before in (True, False):
-        machine.now += 13
-        if before:
-            assert theirs.carried() is not None
-        machine.now += 1
-        ours._asked, ours._asked_at = ours._asked + 1, machine.now / 1000
-        if not before:
-            machine.now += 1
-            theirs._begin(machine.now / 1000)
-        machine.now += 1
-        ours._hear_others(machine.now / 1000)
-        assert (ours._told < ours._asked) is before
-
-
-@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
-def test_a_worker_that_its_own_notification_does_not_wake_serves_no_other(machine: Machine) -> None:
-    worker, caller = machine.process(), machine.process()
-    worker._own = "worker"
-    machine.carry(worker, every=1, until=200)
-    assert caller._notified.last() == float("-inf")
-    machine.carry(caller, every=1, until=200)
-    assert worker._notified.last() == caller._last
-
-
-PROGRAM = """
-import sys, time
-from scheduler import Context, Scheduler, task
-
-@task
-def work(ctx: Context) -> None: ...
-
-jobs = Scheduler(sys.argv[1])
-jobs.register(work)
-print("ready", flush=True)
-sys.stdin.readline()
-for _ in range(300):
-    jobs.task(work).schedule()
-print("stored", flush=True)
-sys.stdin.readline()
-"""
-
-
-@pytest.mark.parametrize("dialect", ["postgresql"], indirect=True)
-def test_processes_that_stream_tell_of_each_task(database: Database) -> None:
-    """None of them ends meanwhile. By the last notification that comes, all is stored."""
-    jobs = Scheduler(database.url)
-    jobs.database.open()
-    jobs.close()
-    programs = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, database.url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        for _ in range(4)
-    ]
-    for program in programs:
-        assert program.stdout is not None
-        assert program.stdout.readline() == "ready\n"
-    with psycopg.connect(plain(database.url), autocommit=True) as ear:
-        ear.execute(f"LISTEN {notifiers.CHANNEL}")
-        for program in programs:
-            assert program.stdin is not None
-            print(file=program.stdin, flush=True)
-        received, seen = 0, 0
-        while seen < 1200:
-            coming = sum(1 for _ in ear.notifies(timeout=20, stop_after=1))
-            assert coming, f"{seen} tasks told of, by {received} notifications"
-            received += coming
-            ((seen,),) = ear.execute("SELECT count(*) FROM schedd_tasks").fetchall()
-    assert received < 1200
-    for program in programs:
-        assert program.communicate("\n", timeout=60)[0] == "stored\n"
-        assert program.returncode == 0
-
-
-@pytest.mark.posix
-def test_moments_of_two_stores_are_told_apart() -> None:
-    one, same, other, alone = (Notified(name) for name in ("a store", "a store", "another one", None))
-    one.tell(12.5)
-    assert same.last() == 12.5
-    assert other.last() == alone.last() == float("-inf")
-
-
-@pytest.mark.posix
-@pytest.mark.parametrize("found", ["a directory", "another user's", "a link", "no room"])
-def test_a_page_that_cannot_be_shared_is_a_processs_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: str
-) -> None:
-    monkeypatch.setattr("scheduler.system.files.of_this_run", lambda: tmp_path)
-    if found == "another user's":
-        user = 4242
-        monkeypatch.setattr(processes, "user_id", lambda: user)
-    page = tmp_path / f"schedd-{processes.user_id()}.notified"
-    if found == "a directory":
-        page.mkdir()
-    elif found == "a link":
-        (tmp_path / "target").touch()
-        page.symlink_to(tmp_path / "target")
-    elif found == "no room":
-
-        def full(*_: Any) -> None:
-            raise OSError(errno.ENOSPC, "no space left")
-
-        monkeypatch.setattr("scheduler.system.files.allocate", full)
-    one, same = Notified("a store"), Notified("a store")
-    one.tell(1.0)
-    assert (one.last(), same.last()) == (1.0, float("-inf"))
 
 
 def expect_notifications(ear: psycopg.Connection[Any], count: int) -> None:

@@ -252,13 +252,13 @@ def test_a_carried_notification_tells_for_all_that_had_asked(store: Store, monke
     assert notifier.carried() is None, "too soon"
     notifier.was_carried(first)
     notifier.notify()  # too soon, too: a thread waits
-    notifier._last = notifier._asked_at = float("-inf")
+    notifier._last = float("-inf")
     second = notifier.carried()
     assert second is not None
     notifier.notify()  # it may not be carried by what was sent before
     notifier.was_carried(second)
     assert (notifier._asked, notifier._told) == (2, 1)
-    notifier._last = notifier._asked_at = float("-inf")
+    notifier._last = float("-inf")
     third = notifier.carried()
     assert third is not None
     notifier.was_carried(third)
