@@ -36,7 +36,7 @@ def too_deep(text: bytes) -> bool:
 
 
 def json_fault(text: str | bytes, error: Exception) -> str:
-    """What is wrong with a text that msgspec did not decode: of half a surrogate pair it says that the text ends."""
+    """The fault of a text that msgspec did not decode: of half a surrogate pair it says that the text ends."""
     if "truncated" in str(error):
         with suppress(ValueError, RecursionError):
             json.loads(text if isinstance(text, str) else text.decode(), parse_constant=_refuse_constant)

@@ -289,14 +289,15 @@ def _allowed(kind: type[Args], where: str, error: str) -> str:
 
 
 def _form(kind: inspect.Type) -> str:
-    """What the elements of a list look like, if they are objects with names of their own."""
+    """The form of a list's elements, if they are objects with names of their own."""
     match kind:
         case inspect.Metadata():
             return _form(kind.type)
         case inspect.ListType(item_type=inspect.StructType(fields=fields)):
             needed = ", ".join(f'"{one.encode_name}": …' for one in fields if one.required)
             others = ", ".join(one.encode_name for one in fields if not one.required)
-            return f"; each is an object such as {{{needed}}}, which may have {others}, too"
+            more = f", which may have {others}, too" if others else ""
+            return f"; each is an object such as {{{needed}}}{more}"
         case _:
             return ""
 

@@ -1,8 +1,8 @@
 """What a handler changes of its child process is put back for the next one.
 
 That is the directory, the umask, the environment, the import path, signal handlers, blocked signals, the cores, the
-streams, logging, warnings, the locale and such. What modules keep in themselves stays; where an attempt has imported
-some, so does what they have added to the import path, for they may need it later.
+streams, logging, warnings, the locale and such. The state of modules stays; where an attempt has imported some, so do
+their additions to the import path, for they may need them later.
 """
 
 from __future__ import annotations
